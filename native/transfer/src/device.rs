@@ -1,0 +1,60 @@
+//! The one interface to anything that stores blocks.
+
+use crate::{Buffer, IoError};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    pub size_bytes: u64,
+    /// Logical block; offsets and lengths of requests are multiples of it.
+    pub block_bytes: u32,
+    /// Longest single transfer that the device takes without splitting; requests may be longer, the device splits them.
+    pub max_transfer_bytes: u64,
+    /// Writes are durable only after a flush, or with `fua`.
+    pub volatile_cache: bool,
+    pub read_only: bool,
+}
+
+pub enum Op {
+    /// Fill `into` from `offset`.
+    Read { into: Buffer },
+    Write {
+        from: Buffer,
+        fua: bool,
+    },
+    Flush,
+    Deallocate {
+        length: u64,
+    },
+}
+
+/// Where results go. Called on an I/O thread, exactly once a request, in any order: it must not block.
+pub trait Sink: Send + Sync {
+    fn complete(&self, token: u64, result: Result<(), IoError>);
+}
+
+pub struct Request {
+    pub op: Op,
+    pub offset: u64,
+    pub token: u64,
+    pub sink: Arc<dyn Sink>,
+}
+
+pub trait BlockDevice: Send + Sync {
+    fn info(&self) -> DeviceInfo;
+
+    /// Associations lost since the device was opened; see "When is it durable".
+    fn loss_count(&self) -> u64;
+
+    /// Queue all requests and wake the I/O thread once. Never blocks for I/O; every request is completed through its
+    /// sink by the device's own deadline, whatever happens. Requests that cannot be queued complete with an error.
+    /// Unaligned or out-of-range requests complete with `ErrorKind::Usage`.
+    fn submit(&self, requests: Vec<Request>);
+
+    /// One JSON object: transport, engine, address, digests, queues, depth, state, associations_lost, counters.
+    fn describe(&self) -> serde_json::Value;
+
+    /// Orderly end: what is queued gets `timeout` to finish, the rest completes with `ErrorKind::Closed`. Idempotent.
+    fn close(&self, timeout: Duration);
+}

@@ -1,0 +1,1 @@
+"""headrace: storage over NVMe-oF under multi-node LLM training."""

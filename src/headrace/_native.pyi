@@ -1,0 +1,92 @@
+"""The native engine (Rust, `native/py`). One class or function a verb; only `headrace.device` (and `fabric`) import it.
+
+Raises the exceptions of `headrace.errors`, with where, expected, found and next step filled in.
+"""
+
+from collections.abc import Sequence
+
+from headrace.device.protocol import U32, U64, Buffer
+
+class Device:
+    """An open device. All methods release the GIL while they wait."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def max_transfer_bytes(self) -> int: ...
+    @property
+    def volatile_cache(self) -> bool: ...
+    @property
+    def read_only(self) -> bool: ...
+    def loss_count(self) -> int: ...
+    def read_into(self, offset: int, buffer: Buffer) -> None: ...
+    def write(self, offset: int, data: Buffer, fua: bool) -> None: ...
+    def flush(self) -> None: ...
+    def deallocate(self, offset: int, length: int) -> None: ...
+    def close(self, timeout_s: float = 5.0) -> None: ...
+    def describe(self) -> str:
+        """JSON: transport, engine, address, digests, queues, depth, state, associations_lost, counters."""
+
+class Transfer:
+    """A batch under way. Dropping it waits for nothing and frees nothing early: buffers stay alive until the last segment."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout_s: float | None) -> bool:
+        """True when complete; False when the time passed; raises the first error of the batch once all segments ended."""
+    def failed_segment(self) -> int | None: ...
+
+def open_nvme_tcp(
+    host: str,
+    port: int,
+    subsysnqn: str,
+    nsid: int,
+    *,
+    hostnqn: str,
+    hostid: bytes,
+    header_digest: bool,
+    data_digest: bool,
+    queues: int,
+    depth: int,
+    keep_alive_s: float,
+    connect_timeout_s: float,
+    io_timeout_s: float,
+    loss_timeout_s: float,
+) -> Device:
+    """`io_timeout_s`: deadline of one command while connected. `loss_timeout_s`: how long I/O waits for a lost target to come
+    back (reconnecting all the while) before it fails with DeviceGone; then every later call fails at once."""
+
+def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
+    """An existing file or block device. `io_engine`: "auto", "io_uring" or "pread"."""
+
+def open_memory(size_bytes: int, *, block_bytes: int) -> Device: ...
+def submit_read(
+    devices: Sequence[Device], member: U32, offset: U64, length: U64, skip: U64, take: U64, buffer: U32, buffer_offset: U64,
+    birth: U64, first_block: U64, checksum_block_bytes: int, volume_id: bytes, buffers: Sequence[Buffer],
+    checksums: U32 | None,
+) -> Transfer:
+    """Columns as in `headrace.device.batch`. With `checksums` given (and checksum_block_bytes > 0) every block is verified."""
+
+def submit_write(
+    devices: Sequence[Device], member: U32, offset: U64, length: U64, buffer: U32, buffer_offset: U64,
+    birth: U64, first_block: U64, checksum_block_bytes: int, volume_id: bytes, buffers: Sequence[Buffer],
+    checksums: U32 | None,
+) -> Transfer:
+    """`checksums` (writable) receives the checksum of every block; it is complete when the transfer is."""
+
+def discover(host: str, port: int, *, hostnqn: str, hostid: bytes, connect_timeout_s: float) -> str:
+    """The discovery log page as JSON: {"generation": int, "records": [{trtype, adrfam, subtype, traddr, trsvcid, subnqn, ...}]}."""
+
+def crc32c(data: Buffer, seed: int = 0) -> int:
+    """CRC32C (Castagnoli) of `data`, going on from `seed` (0 to start; crc32c(b, crc32c(a)) == crc32c(a + b))."""
+
+class Target:
+    """The embedded NVMe/TCP target, its threads in this process."""
+
+    def __init__(self, config: str) -> None:
+        """JSON: see `headrace.fabric.serve.TargetOptions`. Binds its ports; raises UsageError or DeviceError."""
+    @property
+    def addresses(self) -> list[tuple[str, int]]: ...
+    def status(self) -> str: ...
+    def stop(self, timeout_s: float) -> None: ...

@@ -1,0 +1,186 @@
+"""Every exception of headrace, on one page.
+
+An error says what happened, where, what was expected and found, what to do next, and whose fault it is.
+The command line prints `str(error)` and exits with `error.exit_status`; no traceback reaches a user.
+
+`fault` is one of:
+  "caller"  what was asked for cannot be done (wrong argument, wrong name, corpus empty)
+  "peer"    the target or the network did not do its part
+  "media"   the bytes at rest are not what they should be
+  "host"    this machine lacks something (permission, memory, kernel feature)
+  "headrace" a defect of ours: please report it
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of all. `HeadraceError("what", where="...", expected="...", found="...", next_step="...")`."""
+
+    fault: str = "headrace"
+    exit_status: int = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        next_step: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.found = found
+        self.next_step = next_step
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.where:
+            text += f" at {self.where}"
+        if self.expected and self.found:
+            text += f": expected {self.expected}, found {self.found}"
+        elif self.expected:
+            text += f": expected {self.expected}"
+        elif self.found:
+            text += f": found {self.found}"
+        if self.next_step:
+            text += f"; {self.next_step}"
+        return text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments need help to cross a process boundary.
+        return (_rebuild, (type(self), self.what, self.where, self.expected, self.found, self.next_step))
+
+
+def _rebuild(
+    kind: type[HeadraceError], what: str, where: str | None, expected: str | None, found: str | None, next_step: str | None
+) -> HeadraceError:
+    return kind(what, where=where, expected=expected, found=found, next_step=next_step)
+
+
+# ---- the caller ---------------------------------------------------------------------------------------------------
+
+
+class UsageError(HeadraceError):
+    """An argument, option, address or setting that cannot be meant."""
+
+    fault = "caller"
+    exit_status = 2
+
+
+# ---- devices and the fabric -----------------------------------------------------------------------------------------
+
+
+class DeviceError(HeadraceError):
+    """A device could not be opened or did not do what it was asked for."""
+
+    fault = "peer"
+
+
+class ConnectRefused(DeviceError):
+    """Nobody listens there, or the target refused: wrong NQN, host not allowed, no such namespace."""
+
+
+class DeviceTimeout(DeviceError):
+    """The deadline of a command or connection passed; a late answer never touches the buffer."""
+
+
+class DeviceGone(DeviceError):
+    """The target is lost for good: the time allowed for reconnecting passed, or it refused us for good."""
+
+
+class ProtocolError(DeviceError):
+    """The peer broke the rules of NVMe/TCP; the connection was closed."""
+
+
+class CommandFailed(DeviceError):
+    """The device completed a command with an error status; the message names the status, namespace and LBA."""
+
+
+class DeviceClosed(DeviceError):
+    """The device was closed on this side, perhaps while a command was under way."""
+
+    fault = "caller"
+
+
+# ---- the volume -----------------------------------------------------------------------------------------------------
+
+
+class VolumeError(HeadraceError):
+    """Something about a volume."""
+
+    fault = "media"
+
+
+class NotAVolume(VolumeError):
+    """The device holds no volume (or not all of its members were given)."""
+
+    fault = "caller"
+
+
+class VolumeTooNew(VolumeError):
+    """The volume was written by a newer headrace, or uses a feature that this one does not know."""
+
+    fault = "caller"
+
+
+class ChecksumMismatch(VolumeError):
+    """Bytes read do not match their checksum: the message names object, offset and member."""
+
+
+class VolumeDamaged(VolumeError):
+    """A structure of the volume is damaged beyond its copies."""
+
+
+class VolumeFull(VolumeError):
+    """There is not enough free space; nothing was written."""
+
+    fault = "caller"
+
+
+class ObjectNotFound(VolumeError):
+    """No committed object has this name."""
+
+    fault = "caller"
+
+
+class ObjectExists(VolumeError):
+    """An object of this name is committed already; objects are immutable."""
+
+    fault = "caller"
+
+
+class WriterActive(VolumeError):
+    """Another session holds the volume and its heart beats; the message says who, where, since when."""
+
+    fault = "caller"
+
+
+class SessionLost(VolumeError):
+    """This session no longer holds the volume; nothing more can be committed by it."""
+
+    fault = "peer"
+
+
+# ---- datasets, checkpoints, models ----------------------------------------------------------------------------------
+
+
+class DatasetError(HeadraceError):
+    """Corpus, tokenizer, token stream or loader state."""
+
+    fault = "caller"
+
+
+class CheckpointFailed(HeadraceError):
+    """A save or restore did not happen; what was committed before is untouched."""
+
+    fault = "peer"
+
+
+class ModelError(HeadraceError):
+    """A safetensors header or tensor that is not what it should be."""
+
+    fault = "media"
