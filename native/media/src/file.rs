@@ -1,0 +1,184 @@
+//! Blocks in a file or a block device.
+
+use crate::{check, check_geometry, check_write, system, Media};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How bytes move between a file and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Engine {
+    /// io_uring where the system allows it and it is worth it, else `pread`. See [`FileMedia::open`].
+    #[default]
+    Auto,
+    IoUring,
+    Pread,
+}
+
+/// A file, or a block device, as media. The page cache makes it volatile: a write is durable after `fdatasync`.
+pub struct FileMedia {
+    file: File,
+    size_bytes: u64,
+    block_bytes: u32,
+    read_only: bool,
+    /// An `fdatasync` failed: the kernel has dropped dirty pages and will not say so twice.
+    sync_failed: AtomicBool,
+    /// The file system answers `RWF_NOWAIT`.
+    nowait: AtomicBool,
+}
+
+impl FileMedia {
+    /// The size is the file's, cut to whole blocks.
+    pub fn open(path: &Path, block_bytes: u32, read_only: bool, engine: Engine) -> io::Result<Self> {
+        let mut file = OpenOptions::new().read(true).write(!read_only).open(path)?;
+        let length = file.seek(SeekFrom::End(0))?;
+        if length < u64::from(block_bytes) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{} has {length} bytes, less than one block of {block_bytes}",
+                    path.display()
+                ),
+            ));
+        }
+        let size_bytes = length - length % u64::from(block_bytes.max(1));
+        check_geometry(size_bytes, block_bytes)?;
+        if engine == Engine::IoUring {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "io_uring is not available here",
+            ));
+        }
+        Ok(FileMedia {
+            file,
+            size_bytes,
+            block_bytes,
+            read_only,
+            sync_failed: AtomicBool::new(false),
+            nowait: AtomicBool::new(true),
+        })
+    }
+
+    /// Make a new sparse file of `size_bytes`; refuses one that exists.
+    pub fn create(path: &Path, size_bytes: u64) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        file.set_len(size_bytes)?;
+        file.sync_all()
+    }
+
+    fn check_synced(&self) -> io::Result<()> {
+        if self.sync_failed.load(Ordering::Acquire) {
+            return Err(io::Error::other(
+                "an earlier sync failed, so writes may be lost; open the media again",
+            ));
+        }
+        Ok(())
+    }
+
+    fn sync_result(&self, result: io::Result<()>) -> io::Result<()> {
+        if result.is_err() {
+            self.sync_failed.store(true, Ordering::Release);
+        }
+        result
+    }
+}
+
+impl Media for FileMedia {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+    fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+    fn volatile_cache(&self) -> bool {
+        true
+    }
+    fn engine(&self) -> &'static str {
+        "pread"
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        check(self, offset, into.len() as u64)?;
+        self.file.read_exact_at(into, offset)
+    }
+
+    fn write(&self, offset: u64, from: &[u8], fua: bool) -> io::Result<()> {
+        check_write(self, offset, from.len() as u64)?;
+        if !fua {
+            return self.file.write_all_at(from, offset);
+        }
+        self.check_synced()?;
+        match system::write_durably(&self.file, offset, from) {
+            Err(error) if system::unsupported(&error) => {
+                self.file.write_all_at(from, offset)?;
+                self.flush()
+            }
+            result => self.sync_result(result),
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.check_synced()?;
+        if self.read_only {
+            return Ok(());
+        }
+        self.sync_result(self.file.sync_data())
+    }
+
+    fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        check_write(self, offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        match system::fallocate(&self.file, libc::FALLOC_FL_PUNCH_HOLE, offset, length) {
+            // It is a hint: a file system without holes keeps the bytes.
+            Err(error) if system::unsupported(&error) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> io::Result<()> {
+        check_write(self, offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        match system::fallocate(&self.file, libc::FALLOC_FL_PUNCH_HOLE, offset, length) {
+            Err(error) if system::unsupported(&error) => {
+                let zeros = vec![0; length.min(1 << 20) as usize];
+                let mut at = 0;
+                while at < length {
+                    let piece = (length - at).min(zeros.len() as u64);
+                    self.file.write_all_at(&zeros[..piece as usize], offset + at)?;
+                    at += piece;
+                }
+            }
+            result => result?,
+        }
+        if fua {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn try_read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
+        check(self, offset, into.len() as u64)?;
+        if !self.nowait.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        match system::read_cached(&self.file, offset, into) {
+            Ok(count) => Ok(count == into.len()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if system::unsupported(&error) => {
+                self.nowait.store(false, Ordering::Relaxed);
+                Ok(false)
+            }
+            // A real error will come again from `read`, with all of its context.
+            Err(_) => Ok(false),
+        }
+    }
+}

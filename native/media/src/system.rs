@@ -1,0 +1,81 @@
+//! System calls that the standard library does not offer, each behind a safe function.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Write all of `from` at `offset` and return when it is durable: `pwritev2` with `RWF_DSYNC`.
+pub(crate) fn write_durably(file: &File, mut offset: u64, mut from: &[u8]) -> io::Result<()> {
+    while !from.is_empty() {
+        let part = libc::iovec {
+            iov_base: from.as_ptr().cast_mut().cast(),
+            iov_len: from.len(),
+        };
+        // SAFETY: one iovec over a live slice, which the kernel only reads.
+        let written =
+            unsafe { libc::pwritev2(file.as_raw_fd(), &part, 1, offset as libc::off_t, libc::RWF_DSYNC) };
+        match written {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            n if n > 0 => {
+                from = &from[n as usize..];
+                offset += n as u64;
+            }
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Read what is in the page cache without waiting for a device: `preadv2` with `RWF_NOWAIT`. Returns bytes read.
+pub(crate) fn read_cached(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+    let part = libc::iovec {
+        iov_base: into.as_mut_ptr().cast(),
+        iov_len: into.len(),
+    };
+    // SAFETY: one iovec over a live exclusive slice.
+    let read = unsafe {
+        libc::preadv2(
+            file.as_raw_fd(),
+            &part,
+            1,
+            offset as libc::off_t,
+            libc::RWF_NOWAIT,
+        )
+    };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// `fallocate` that keeps the file's size; `mode` is `FALLOC_FL_PUNCH_HOLE` or `FALLOC_FL_ZERO_RANGE`.
+pub(crate) fn fallocate(file: &File, mode: libc::c_int, offset: u64, length: u64) -> io::Result<()> {
+    loop {
+        // SAFETY: a system call on an open descriptor without pointers.
+        let result = unsafe {
+            libc::fallocate(
+                file.as_raw_fd(),
+                mode | libc::FALLOC_FL_KEEP_SIZE,
+                offset as libc::off_t,
+                length as libc::off_t,
+            )
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// The error means "this file system or kernel cannot", not "it failed".
+pub(crate) fn unsupported(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::EPERM)
+    )
+}
