@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.serve import serving
+from headrace.testing.serve import serving
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -1,16 +1,30 @@
-"""`headrace serve` as a process of its own, for the length of a `with` block."""
+"""`headrace serve` as a process of its own, for tests and benchmarks that want a real target."""
 
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tests.interop.kernel import free_port
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _accepts(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 0.5):
+            return True
+    except OSError:
+        return False
 
 
 class ServeProcess:
@@ -21,7 +35,7 @@ class ServeProcess:
         self.port = port
         self.process = process
         self._lines: list[str] = []
-        self._reader = threading.Thread(target=self._follow)
+        self._reader = threading.Thread(target=self._follow, name="headrace-serve-output")
         self._reader.start()
 
     def _follow(self) -> None:
@@ -33,10 +47,12 @@ class ServeProcess:
         return "".join(self._lines)
 
     def uri(self, nsid: int = 1, **options: object) -> str:
+        """The address of one namespace; options are those of `headrace.device.open_device`."""
         query = "&".join([f"nsid={nsid}", *(f"{key}={value}" for key, value in options.items())])
         return f"nvme+tcp://127.0.0.1:{self.port}/{self.nqn}?{query}"
 
     def stop(self, timeout_s: float = 10) -> int:
+        """SIGTERM, and SIGKILL when the time has passed; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -48,35 +64,34 @@ class ServeProcess:
         return self.process.returncode
 
 
-def accepts(port: int) -> bool:
-    import socket
-
-    try:
-        with socket.create_connection(("127.0.0.1", port), 0.5):
-            return True
-    except OSError:
-        return False
-
-
 @contextmanager
 def serving(
     nqn: str,
     *namespaces: str,
-    options: tuple[str, ...] = (),
-    prefix: tuple[str, ...] = (),
+    options: Sequence[str] = (),
+    prefix: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    start_timeout_s: float = 20,
 ) -> Iterator[ServeProcess]:
-    """Namespaces as `headrace serve` takes them; `prefix`: a command that runs it (setpriv, ...)."""
+    """Namespaces as `headrace serve` takes them; `options`: more of its options; `prefix`: a command that runs it.
+
+    Raises RuntimeError, with all that the process printed, when nobody listens after `start_timeout_s`.
+    """
     port = free_port()
-    arguments = ["--listen", f"127.0.0.1:{port}", "--nqn", nqn]
-    command = [*prefix, sys.executable, "-m", "headrace.cli", "serve", *namespaces, *arguments, *options]
+    command = [*prefix, sys.executable, "-m", "headrace.cli", "serve", *namespaces]
+    command += ["--listen", f"127.0.0.1:{port}", "--nqn", nqn, *options]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=None if env is None else dict(env),
     )
     target = ServeProcess(nqn, port, process)
     try:
-        deadline = time.monotonic() + 20
-        while not accepts(port):
+        deadline = time.monotonic() + start_timeout_s
+        while not _accepts(port):
             if process.poll() is not None or time.monotonic() > deadline:
                 target.stop()
                 raise RuntimeError(f"headrace serve did not start: {' '.join(command)}\n{target.output()}")

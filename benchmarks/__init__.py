@@ -1,0 +1,1 @@
+"""Runnable measurements: `python -m benchmarks SUITE [--quick] [--json]`."""

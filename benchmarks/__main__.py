@@ -1,0 +1,40 @@
+"""`python -m benchmarks SUITE [--quick] [--json]`: JSON lines on standard output, a table on standard error.
+
+Exit status 1 when a figure misses its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from benchmarks import figures
+
+SUITES = {
+    "fabric": "the NVMe/TCP host and target beside a bare socket",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("suite", choices=[*SUITES, "all"], help="; ".join(f"{k}: {v}" for k, v in SUITES.items()))
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, under 30 s a suite")
+    parser.add_argument("--json", action="store_true", help="only the JSON lines, no table")
+    options = parser.parse_args(arguments)
+    got: list[figures.Figure] = []
+    for suite in SUITES if options.suite == "all" else [options.suite]:
+        module = importlib.import_module(f"benchmarks.{suite}")
+        for figure in module.run(options.quick):
+            print(figure.json_line(), flush=True)
+            got.append(figure)
+    if not options.json:
+        figures.show(got)
+    missed = [f"{figure.suite}/{figure.figure}" for figure in got if not figure.holds]
+    if missed:
+        print(f"missed its bound: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""What a figure was measured on; a figure without it means nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+@cache
+def environment() -> dict[str, object]:
+    """CPU, cores usable by this process, memory, kernel, Python and headrace versions."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_bytes / 2**30),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "headrace": metadata.version("headrace"),
+    }

@@ -1,0 +1,69 @@
+"""A figure: one number with its unit, its bound where it has one, its samples, and what it was measured on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.environment import environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """`at_least`/`at_most`: what must hold; `samples`: the single measurements that `value` is the median of."""
+
+    suite: str
+    figure: str
+    value: float
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+    samples: list[float] = field(default_factory=list)
+    #: Half the distance between the quartiles of pairs of the *same* thing: differences below it say nothing.
+    noise: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return (self.at_least is None or self.value >= self.at_least) and (
+            self.at_most is None or self.value <= self.at_most
+        )
+
+    def json_line(self) -> str:
+        """One line; bounds that do not exist are left out."""
+        shown = {key: value for key, value in asdict(self).items() if value is not None}
+        shown["value"] = _rounded(self.value)
+        shown["samples"] = [_rounded(sample) for sample in self.samples]
+        if self.noise is not None:
+            shown["noise"] = _rounded(self.noise)
+        return json.dumps({**shown, "environment": environment()}, ensure_ascii=False)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def table(figures: Iterable[Figure]) -> Table:
+    view = Table(title="headrace benchmarks", title_justify="left")
+    for name in ("suite", "figure"):
+        view.add_column(name)
+    for name in ("value", "unit", "bound", "noise", "n"):
+        view.add_column(name, justify="right")
+    view.add_column("verdict")
+    for item in figures:
+        bound = f">= {item.at_least:g}" if item.at_least is not None else ""
+        bound += f"<= {item.at_most:g}" if item.at_most is not None else ""
+        verdict = ("holds" if item.holds else "[bold red]missed[/]") if bound else ""
+        noise = f"{item.noise:.2g}" if item.noise is not None else ""
+        view.add_row(
+            item.suite, item.figure, f"{item.value:.3g}", item.unit, bound, noise, str(len(item.samples)), verdict
+        )
+    return view
+
+
+def show(figures: Iterable[Figure]) -> None:
+    """The table, on standard error: standard output carries the JSON lines."""
+    Console(stderr=True, width=None if Console(stderr=True).is_terminal else 140).print(table(figures))

@@ -1,0 +1,63 @@
+"""The measuring itself: bounds, ratios, the JSON line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.bare_socket import BareSocket
+from benchmarks.figures import Figure
+from benchmarks.pairs import interleaved, quartile_spread
+
+
+@pytest.mark.parametrize(
+    ("bounds", "holds"),
+    [
+        ({}, True),
+        ({"at_least": 0.7}, True),
+        ({"at_least": 0.71}, False),
+        ({"at_most": 0.7}, True),
+        ({"at_most": 0.69}, False),
+    ],
+)
+def test_a_bound_is_kept_or_missed(bounds: dict[str, float], holds: bool) -> None:
+    assert Figure(suite="s", figure="f", value=0.7, unit="ratio", **bounds).holds is holds
+
+
+def test_the_json_line_has_the_agreed_keys() -> None:
+    line = Figure(suite="s", figure="f", value=1 / 3, unit="ratio", at_least=0.2, samples=[1 / 3]).json_line()
+    assert "\n" not in line
+    got = json.loads(line)
+    assert set(got) == {"suite", "figure", "value", "unit", "at_least", "samples", "environment"}
+    assert got["value"] == 0.3333
+    assert {"cpu", "cores", "kernel", "python", "headrace"} <= set(got["environment"])
+
+
+def test_interleaved_pairs_cancel_a_drift() -> None:
+    clock = iter(range(1, 1000))  # Each measurement finds the machine faster than the one before.
+    pairs = interleaved(lambda: 0.8 * (100 + next(clock)), lambda: 100.0 + next(clock), rounds=9)
+    assert len(pairs.ratios) == 9
+    assert pairs.median_ratio == pytest.approx(0.8, abs=0.01)
+    assert pairs.noise < 0.05
+
+
+def test_too_few_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 3"):
+        interleaved(lambda: 1.0, lambda: 1.0, rounds=2)
+
+
+def test_quartile_spread() -> None:
+    assert quartile_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == 1.0
+
+
+def test_the_bare_socket_moves_the_bytes() -> None:
+    size = 8 << 20
+    bare = BareSocket(size)
+    try:
+        found = np.zeros(size, np.uint8)
+        bare.read(memoryview(found).cast("B"), 1 << 20, 4)
+    finally:
+        bare.close()
+    assert np.array_equal(found, np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8))
