@@ -110,7 +110,7 @@ class StepClock:
     def _category(self, name: str) -> Iterator[None]:
         if self._in_category is not None:
             raise UsageError(
-                f"StepClock.{name}", expected="categories one after the other", found=f"{name} in {self._in_category}"
+                f"StepClock.{name}", expected="one category after the other", found=f"{name} in {self._in_category}"
             )
         self._in_category = name
         started = self._now()

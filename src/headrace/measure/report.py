@@ -1,0 +1,142 @@
+"""One HTML page that needs nothing but itself: no network, no script, no font; light, dark and on paper.
+
+page = Page("headrace demo", verdict="Storage cost 2.1 % ...")
+page.section("Loss", line_chart(...), note="Both runs lie on each other.")
+page.table("Checkpoints", ["step", "time"], [["6", "0.4 s"]])
+Path("report.html").write_text(page.html())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Html:
+    """Text that is HTML already (a badge in a table's cell); everything else is escaped."""
+
+    text: str
+
+
+def badge(good: bool, text: str) -> Html:
+    """A proof, held or not: a mark and a word, so that it does not hang on colour."""
+    return Html(text=f'<span class="badge {"good" if good else "bad"}">{"✓" if good else "✗"} {escape(text)}</span>')
+
+
+class Page:
+    """A page in the making; `html()` gives it. Text is escaped; charts (which are markup) are taken as they are."""
+
+    def __init__(self, title: str, *, verdict: str, subtitle: str = "") -> None:
+        self._title = title
+        self._verdict = verdict
+        self._subtitle = subtitle
+        self._parts: list[str] = []
+
+    def cards(self, cards: Sequence[tuple[str, str, str]]) -> None:
+        """(figure, what it is, a small remark) each."""
+        cells = "".join(
+            f'<div class="card"><b>{escape(figure)}</b><span>{escape(name)}</span><small>{escape(remark)}</small></div>'
+            for figure, name, remark in cards
+        )
+        self._parts.append(f'<div class="cards">{cells}</div>')
+
+    def section(self, heading: str, *markup: str, note: str = "") -> None:
+        about = f'<p class="quiet">{escape(note)}</p>' if note else ""
+        self._parts.append(f"<section><h2>{escape(heading)}</h2>{about}{''.join(markup)}</section>")
+
+    def table(
+        self, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str | Html]], *, note: str = ""
+    ) -> None:
+        self.section(heading, table(columns, rows), note=note)
+
+    def facts(self, heading: str, facts: Mapping[str, str]) -> None:
+        """Names and values, two columns."""
+        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
+        self.section(heading, f'<div class="scroll"><table class="facts">{rows}</table></div>')
+
+    def html(self) -> str:
+        subtitle = f'<p class="subtitle">{escape(self._subtitle)}</p>' if self._subtitle else ""
+        return (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{escape(self._title)}</title><style>{_STYLE}</style></head><body><main>"
+            f"<header><h1>{escape(self._title)}</h1>{subtitle}</header>"
+            f'<p class="verdict">{escape(self._verdict)}</p>'
+            f"{''.join(self._parts)}</main></body></html>\n"
+        )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Html]]) -> str:
+    """A table as markup, for a section of several parts."""
+    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(value: str | Html) -> str:
+    return value.text if isinstance(value, Html) else escape(value)
+
+
+#: Colours are told apart by people who do not see red and green, and in grey on paper.
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fbfbfa;--fg:#1d2126;--soft:#5d6670;--line:#e1e3e6;--panel:#fff;--accent:#0b6e8f;
+--compute:#9fb8c8;--wait:#d9480f;--checkpoint:#7048c8;--restart:#0d9488;--good:#187a45;--bad:#c92a2a;--idle:#c8ccd1;
+--s0:#0b6e8f;--s1:#d9480f;--s2:#7048c8;--s3:#8a939c;--s4:#0d9488;--s5:#b08900}
+@media (prefers-color-scheme:dark){:root{--bg:#14171a;--fg:#e6e8ea;--soft:#9aa4ae;--line:#2c3238;--panel:#1b1f23;
+--accent:#5cc3e4;--compute:#4d6576;--wait:#ff8a50;--checkpoint:#a78bfa;--restart:#2dd4bf;--good:#4ade80;--bad:#ff7b7b;
+--idle:#454c53;--s0:#5cc3e4;--s1:#ff8a50;--s2:#a78bfa;--s3:#8a939c;--s4:#2dd4bf;--s5:#e3b341}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+main{max-width:880px;margin:0 auto;padding:36px 20px 60px}
+h1{font-size:26px;margin:0;letter-spacing:-.01em}
+h2{font-size:17px;margin:0 0 6px}
+.subtitle{margin:2px 0 0;color:var(--soft)}
+.verdict{margin:20px 0;padding:16px 20px;background:var(--panel);border:1px solid var(--line);
+border-left:5px solid var(--accent);border-radius:6px;font-size:18px;line-height:1.45}
+section{margin:18px 0;padding:18px 20px;background:var(--panel);border:1px solid var(--line);border-radius:6px;
+break-inside:avoid}
+.quiet{color:var(--soft);margin:0 0 10px}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
+.card{padding:12px 14px;background:var(--panel);border:1px solid var(--line);border-radius:6px;break-inside:avoid}
+.card b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
+.card span{display:block}
+.card small{color:var(--soft)}
+svg{display:block;width:100%;height:auto;font:11px system-ui,sans-serif}
+svg text{fill:var(--soft)}
+svg .lane,svg .note{fill:var(--fg)}
+svg .inside{fill:#fff;text-anchor:middle;font-weight:600}
+.grid{stroke:var(--line);stroke-width:1}
+.base{stroke:var(--soft);stroke-width:1}
+.event{stroke-width:1.3;stroke-dasharray:4 3}
+.event.good{stroke:var(--good)}.event.bad{stroke:var(--bad)}.event.idle{stroke:var(--soft)}
+.curve{fill:none;stroke-width:2;stroke-linejoin:round}
+.curve.s0{stroke:var(--s0)}.curve.s1{stroke:var(--s1)}.curve.s2{stroke:var(--s2)}.curve.s3{stroke:var(--s3);stroke-width:6;
+stroke-opacity:.45}.curve.s4{stroke:var(--s4)}.curve.s5{stroke:var(--s5)}
+.dot.s0,rect.s0,i.s0{fill:var(--s0);background:var(--s0)}.dot.s1,rect.s1,i.s1{fill:var(--s1);background:var(--s1)}
+.dot.s2,rect.s2,i.s2{fill:var(--s2);background:var(--s2)}.dot.s3,rect.s3,i.s3{fill:var(--s3);background:var(--s3)}
+.dot.s4,rect.s4,i.s4{fill:var(--s4);background:var(--s4)}.dot.s5,rect.s5,i.s5{fill:var(--s5);background:var(--s5)}
+rect.data_wait,i.data_wait{fill:var(--wait);background:var(--wait)}
+rect.compute,i.compute{fill:var(--compute);background:var(--compute)}
+rect.checkpoint,i.checkpoint{fill:var(--checkpoint);background:var(--checkpoint)}
+rect.restart,i.restart{fill:var(--restart);background:var(--restart)}
+rect.good,i.good{fill:var(--good);background:var(--good)}
+rect.bad,i.bad{fill:var(--bad);background:var(--bad)}
+rect.idle,i.idle{fill:var(--idle);background:var(--idle)}
+.legend{display:flex;flex-wrap:wrap;gap:4px 18px;margin:2px 0 8px;font-size:13px;color:var(--soft)}
+.key{display:inline-flex;align-items:center;gap:6px}
+i.box{width:12px;height:12px;border-radius:2px}
+i.line{width:18px;height:4px;border-radius:2px}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:6px 12px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
+thead th{color:var(--soft);font-weight:600;white-space:nowrap}
+tr:last-child th,tr:last-child td{border-bottom:0}
+.facts th{width:11em;color:var(--soft);font-weight:600}
+.facts td{overflow-wrap:anywhere}
+.badge{font-weight:600;white-space:nowrap}
+.badge.good{color:var(--good)}.badge.bad{color:var(--bad)}
+@media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}section,.card,.verdict{background:#fff}
+*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+""".replace("\n", "")
