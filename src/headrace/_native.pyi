@@ -60,6 +60,9 @@ def open_nvme_tcp(
 def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
     """An existing file or block device. `io_engine`: "auto", "io_uring" or "pread"."""
 
+def create_file(path: str, size_bytes: int) -> None:
+    """A new sparse file; an existing one is an error."""
+
 def open_memory(size_bytes: int, *, block_bytes: int) -> Device: ...
 def submit_read(
     devices: Sequence[Device], member: U32, offset: U64, length: U64, skip: U64, take: U64, buffer: U32, buffer_offset: U64,

@@ -1,0 +1,26 @@
+//! The Python module `headrace._native`: glue, one file a verb, no logic.
+
+use pyo3::prelude::*;
+
+mod crc32c;
+mod device;
+mod errors;
+mod memory;
+mod open_file;
+mod open_memory;
+mod submit;
+mod transfer;
+mod wait;
+
+#[pymodule(gil_used = true)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<device::Device>()?;
+    module.add_class::<transfer::Transfer>()?;
+    module.add_function(wrap_pyfunction!(open_file::open_file, module)?)?;
+    module.add_function(wrap_pyfunction!(open_file::create_file, module)?)?;
+    module.add_function(wrap_pyfunction!(open_memory::open_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(submit::submit_read, module)?)?;
+    module.add_function(wrap_pyfunction!(submit::submit_write, module)?)?;
+    module.add_function(wrap_pyfunction!(crc32c::crc32c, module)?)?;
+    Ok(())
+}

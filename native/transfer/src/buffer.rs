@@ -53,7 +53,11 @@ pub struct Buffer {
 impl Buffer {
     pub fn from_owner(owner: Arc<dyn MemoryOwner>) -> Self {
         let length = owner.len();
-        Buffer { owner, start: 0, length }
+        Buffer {
+            owner,
+            start: 0,
+            length,
+        }
     }
 
     pub fn from_vec(bytes: Vec<u8>) -> Self {
@@ -77,7 +81,11 @@ impl Buffer {
         if start.checked_add(length)? > self.length {
             return None;
         }
-        Some(Buffer { owner: self.owner.clone(), start: self.start + start, length })
+        Some(Buffer {
+            owner: self.owner.clone(),
+            start: self.start + start,
+            length,
+        })
     }
 
     /// For `readv`/`writev`: valid for `len()` bytes while `self` (or a clone) lives.
@@ -103,16 +111,26 @@ impl Buffer {
 
     /// Copy `source` to `at`; panics if it does not fit.
     pub fn copy_from(&self, at: usize, source: &[u8]) {
-        assert!(at.checked_add(source.len()).is_some_and(|end| end <= self.length), "copy_from out of range");
+        assert!(
+            at.checked_add(source.len()).is_some_and(|end| end <= self.length),
+            "copy_from out of range"
+        );
         // SAFETY: the destination is in bounds; `source` is a distinct Rust slice, so the ranges cannot overlap.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.as_ptr().wrapping_add(at), source.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(source.as_ptr(), self.as_ptr().wrapping_add(at), source.len())
+        }
     }
 
     /// Copy from `at` into `target`; panics if it does not fit.
     pub fn copy_to(&self, at: usize, target: &mut [u8]) {
-        assert!(at.checked_add(target.len()).is_some_and(|end| end <= self.length), "copy_to out of range");
+        assert!(
+            at.checked_add(target.len()).is_some_and(|end| end <= self.length),
+            "copy_to out of range"
+        );
         // SAFETY: the source is in bounds; `target` is a distinct exclusive slice.
-        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr().wrapping_add(at), target.as_mut_ptr(), target.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.as_ptr().wrapping_add(at), target.as_mut_ptr(), target.len())
+        }
     }
 }
 

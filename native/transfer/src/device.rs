@@ -18,7 +18,9 @@ pub struct DeviceInfo {
 
 pub enum Op {
     /// Fill `into` from `offset`.
-    Read { into: Buffer },
+    Read {
+        into: Buffer,
+    },
     Write {
         from: Buffer,
         fua: bool,
@@ -30,6 +32,10 @@ pub enum Op {
 }
 
 /// Where results go. Called on an I/O thread, exactly once a request, in any order: it must not block.
+///
+/// What a device owes to a sink: it has dropped its own clones of the request's `Buffer` before the call, and holds no
+/// lock during it. A batch submits its next requests from here, to the same device too, and the last reference to the
+/// device may be dropped here (so a device's `Drop` must not join the thread it runs on).
 pub trait Sink: Send + Sync {
     fn complete(&self, token: u64, result: Result<(), IoError>);
 }

@@ -1,13 +1,28 @@
 //! Transfers: what a device is, who owns the memory while a command is under way, and batches over many devices.
 //!
-//! * [`buffer`]: memory that stays alive until the last command on it ended (the one unsafe module here)
+//! * [`buffer`]: memory that stays alive until the last command on it ended (unsafe lives here, and where it is asked for bytes)
 //! * [`device`]: the [`BlockDevice`] trait; NVMe/TCP hosts and local media both implement it
 //! * [`error`]: what can go wrong, and whose fault it was
+//! * [`single`]: one request and its waiter
+//! * [`segment`], [`piece`], [`engine`]: a batch's rows, how they are cut into requests, and how these move
+//! * [`checksum`]: CRC32C with the block's identity mixed in
+//! * [`local`]: files and memory as block devices
 
 pub mod buffer;
+pub mod checksum;
 pub mod device;
+pub mod engine;
 pub mod error;
+pub mod local;
+pub mod piece;
+pub mod segment;
+pub mod single;
 
 pub use buffer::{Buffer, MemoryOwner};
+pub use checksum::ChecksumSpec;
 pub use device::{BlockDevice, DeviceInfo, Op, Request, Sink};
+pub use engine::{submit_read, submit_write, Plan, Transfer};
 pub use error::{ErrorKind, IoError};
+pub use local::MediaDevice;
+pub use segment::Segment;
+pub use single::{submit_one, Pending};

@@ -1,0 +1,28 @@
+"""Block devices by address, and batches of transfers over many of them. Everything above sees a `BlockDevice`, never NVMe."""
+
+from headrace._native import crc32c
+from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, parse_address
+from headrace.device.batch import Batch
+from headrace.device.native import NativeDevice
+from headrace.device.open import open_device
+from headrace.device.protocol import BlockDevice, Buffer
+from headrace.device.transfer import Transfer, read_batch, submit_read, submit_write, write_batch
+
+__all__ = [
+    "Batch",
+    "BlockDevice",
+    "Buffer",
+    "FileAddress",
+    "MemoryAddress",
+    "NativeDevice",
+    "NvmeTcpAddress",
+    "NvmeTcpOptions",
+    "Transfer",
+    "crc32c",
+    "open_device",
+    "parse_address",
+    "read_batch",
+    "submit_read",
+    "submit_write",
+    "write_batch",
+]

@@ -1,0 +1,446 @@
+//! Batches over many devices: one call, one future, no heap per segment.
+//!
+//! # How a batch moves
+//!
+//! A batch is cut into [pieces](crate::piece) as it goes, never all at once. A window bounds what is under way (requests,
+//! and memory for bounces); each completion makes room, and whichever thread finds enough room *pumps*: it cuts the next
+//! pieces and submits them, one call a device. Only one thread pumps at a time, and it holds no lock while it submits;
+//! another that would like to leaves a note (`again`) instead of waiting, so completions may come from inside `submit`
+//! itself without recursion.
+//!
+//! A completion carries the number of a *slot*, which says what the request was. Reads are verified, and bounces copied
+//! out, on the thread that completed them, in parallel where devices have several.
+//!
+//! The first error ends the batch: nothing new is submitted, and once the last request under way has ended the waiter
+//! gets that error. So when a wait has returned, no device holds the caller's buffers.
+
+use crate::checksum::ChecksumSpec;
+use crate::piece::{Cursor, Cutter, Piece};
+use crate::segment::{check, Direction, Segment, Surroundings};
+use crate::{BlockDevice, Buffer, ErrorKind, IoError, Op, Request, Sink};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Bounce memory under way in one transfer.
+pub const BOUNCE_LIMIT_BYTES: u64 = 64 << 20;
+/// Requests under way in one transfer: at least this many, and more where there are many devices.
+const MIN_WINDOW: usize = 512;
+const WINDOW_PER_DEVICE: usize = 128;
+
+/// A batch, ready to go.
+pub struct Plan {
+    pub devices: Vec<Arc<dyn BlockDevice>>,
+    pub segments: Vec<Segment>,
+    pub buffers: Vec<Buffer>,
+    pub checksum: ChecksumSpec,
+}
+
+struct Slot {
+    piece: Piece,
+    /// What the device reads into; `None` for writes.
+    memory: Option<Buffer>,
+}
+
+#[derive(Default)]
+struct State {
+    cursor: Cursor,
+    exhausted: bool,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    in_flight: usize,
+    bounce_bytes: u64,
+    pumping: bool,
+    again: bool,
+    error: Option<(IoError, usize)>,
+    finished: bool,
+    /// Taken when the batch ends, so that the caller's memory is let go then and not when the transfer is dropped.
+    buffers: Vec<Buffer>,
+}
+
+struct Shared {
+    /// Itself, for pumping from a completion.
+    this: Weak<Shared>,
+    devices: Vec<Arc<dyn BlockDevice>>,
+    block_bytes: Vec<u64>,
+    segments: Vec<Segment>,
+    checksum: ChecksumSpec,
+    /// Reads: what the blocks should have.
+    expected: Option<Vec<u32>>,
+    direction: Direction,
+    window: usize,
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+/// A batch under way. Dropping it cancels nothing: what is under way ends by itself, with its buffers alive.
+pub struct Transfer {
+    shared: Arc<Shared>,
+}
+
+/// Read every segment of `plan`. With `checksums` (one a block, in segment order) every block is verified.
+///
+/// Fails at once, with nothing submitted, where [`check`] finds fault.
+pub fn submit_read(plan: Plan, checksums: Option<Vec<u32>>) -> Result<Transfer, IoError> {
+    let given = checksums.as_ref().map(Vec::len);
+    let (shared, buffers) = Shared::new(plan, Direction::Read, given, checksums)?;
+    Ok(shared.start(buffers))
+}
+
+/// Write every segment of `plan`; the end of the last block is padded with zeros. `checksums` (4 bytes a block, native
+/// byte order) is filled by the calling thread while the first requests are under way.
+pub fn submit_write(mut plan: Plan, checksums: Option<&Buffer>) -> Result<Transfer, IoError> {
+    for segment in &mut plan.segments {
+        (segment.skip, segment.take) = (0, segment.length);
+    }
+    let given = checksums.map(|array| array.len() / 4);
+    let (shared, buffers) = Shared::new(plan, Direction::Write, given, None)?;
+    let sources = checksums.map(|array| (array, buffers.clone()));
+    let transfer = shared.start(buffers);
+    if let Some((array, sources)) = sources {
+        transfer.shared.compute(array, &sources);
+    }
+    Ok(transfer)
+}
+
+impl Shared {
+    fn new(
+        plan: Plan,
+        direction: Direction,
+        checksums: Option<usize>,
+        expected: Option<Vec<u32>>,
+    ) -> Result<(Arc<Self>, Vec<Buffer>), IoError> {
+        let Plan {
+            devices,
+            mut segments,
+            buffers,
+            checksum,
+        } = plan;
+        let infos: Vec<_> = devices.iter().map(|device| device.info()).collect();
+        let around = Surroundings {
+            devices: &infos,
+            buffers: &buffers,
+            checksum,
+            checksums,
+            direction,
+        };
+        check(&mut segments, &around)?;
+        let shared = Arc::new_cyclic(|this| Shared {
+            this: this.clone(),
+            window: MIN_WINDOW.max(WINDOW_PER_DEVICE * devices.len()),
+            devices,
+            block_bytes: infos.iter().map(|info| u64::from(info.block_bytes)).collect(),
+            segments,
+            checksum,
+            expected,
+            direction,
+            state: Mutex::default(),
+            ended: Condvar::new(),
+        });
+        Ok((shared, buffers))
+    }
+
+    fn start(self: Arc<Self>, buffers: Vec<Buffer>) -> Transfer {
+        self.lock().buffers = buffers;
+        self.pump();
+        Transfer { shared: self }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under this lock is a defect that the test suite would show; the data behind it stay consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cutter(&self) -> Cutter<'_> {
+        Cutter {
+            segments: &self.segments,
+            block_bytes: &self.block_bytes,
+            checksum_block_bytes: if self.expected.is_some() {
+                self.checksum.block_bytes
+            } else {
+                0
+            },
+            direction: self.direction,
+        }
+    }
+
+    /// Submit as much as the window allows.
+    fn pump(self: &Arc<Self>) {
+        {
+            let mut state = self.lock();
+            if state.pumping {
+                state.again = true;
+                return;
+            }
+            state.pumping = true;
+        }
+        let mut requests: Vec<Vec<Request>> = self.devices.iter().map(|_| Vec::new()).collect();
+        loop {
+            {
+                let mut state = self.lock();
+                state.again = false;
+                self.fill(&mut state, &mut requests);
+            }
+            for (device, requests) in self.devices.iter().zip(&mut requests) {
+                if !requests.is_empty() {
+                    device.submit(std::mem::take(requests));
+                }
+            }
+            let mut state = self.lock();
+            if !state.again {
+                state.pumping = false;
+                self.finish_if_done(&mut state);
+                return;
+            }
+        }
+    }
+
+    /// Cut pieces into requests until the window is full.
+    fn fill(self: &Arc<Self>, state: &mut State, requests: &mut [Vec<Request>]) {
+        let cutter = self.cutter();
+        while !state.exhausted && state.error.is_none() && state.in_flight < self.window {
+            let Some((piece, next)) = cutter.next(state.cursor) else {
+                state.exhausted = true;
+                break;
+            };
+            let bounce = if piece.bounced { piece.device_length } else { 0 };
+            if bounce > 0 && state.bounce_bytes > 0 && state.bounce_bytes + bounce > BOUNCE_LIMIT_BYTES {
+                break;
+            }
+            let segment = &self.segments[piece.segment];
+            let memory = match self.memory(&piece, segment, &state.buffers) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    state.error = Some((error, piece.segment));
+                    break;
+                }
+            };
+            state.cursor = next;
+            state.bounce_bytes += bounce;
+            state.in_flight += 1;
+            let kept = (self.direction == Direction::Read).then(|| memory.clone());
+            let slot = Some(Slot { piece, memory: kept });
+            let number = match state.free.pop() {
+                Some(number) => {
+                    state.slots[number as usize] = slot;
+                    number
+                }
+                None => {
+                    state.slots.push(slot);
+                    (state.slots.len() - 1) as u32
+                }
+            };
+            let op = match self.direction {
+                Direction::Read => Op::Read { into: memory },
+                Direction::Write => Op::Write {
+                    from: memory,
+                    fua: false,
+                },
+            };
+            let offset = segment.offset + piece.start;
+            let sink: Arc<dyn Sink> = self.clone();
+            requests[segment.member as usize].push(Request {
+                op,
+                offset,
+                token: u64::from(number),
+                sink,
+            });
+        }
+    }
+
+    /// The memory that a piece moves to or from.
+    fn memory(&self, piece: &Piece, segment: &Segment, buffers: &[Buffer]) -> Result<Buffer, IoError> {
+        // `check` proved that the range is inside; an error here would be a defect of ours, and is not a crash.
+        let inside = |start: usize, length: u64| {
+            buffers[segment.buffer as usize]
+                .slice(start, length as usize)
+                .ok_or_else(|| {
+                    IoError::new(ErrorKind::Failed, "a piece left its buffer")
+                        .at(format!("segment {}", piece.segment))
+                })
+        };
+        if !piece.bounced {
+            return inside(segment.buffer_position(piece.start), piece.length);
+        }
+        let mut bounce = vec![0; piece.device_length as usize];
+        if self.direction == Direction::Write {
+            let source = inside(segment.buffer_position(piece.start), piece.length)?;
+            source.copy_to(0, &mut bounce[..piece.length as usize]);
+        }
+        Ok(Buffer::from_vec(bounce))
+    }
+
+    /// Verify a piece that was read and hand its wanted part over.
+    fn accept(
+        &self,
+        piece: &Piece,
+        memory: &Buffer,
+        target: Option<&Buffer>,
+    ) -> Result<(), (IoError, usize)> {
+        // SAFETY: the device gave the range up with the completion, and the waiter does not look before the end.
+        let data = unsafe { memory.bytes() };
+        if let Some(expected) = &self.expected {
+            self.verify(piece, &data[..piece.length as usize], expected)?;
+        }
+        if let Some(target) = target {
+            let segment = &self.segments[piece.segment];
+            let first = piece.start.max(segment.skip);
+            let last = (piece.start + piece.length).min(segment.skip + segment.take);
+            if first < last {
+                let part = &data[(first - piece.start) as usize..(last - piece.start) as usize];
+                target.copy_from(segment.buffer_position(first), part);
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self, piece: &Piece, mut data: &[u8], expected: &[u32]) -> Result<(), (IoError, usize)> {
+        let unit = self.checksum.block_bytes;
+        let (mut index, mut position) = (piece.segment, piece.start);
+        while !data.is_empty() {
+            let segment = &self.segments[index];
+            let mut left = (segment.length - position).min(data.len() as u64);
+            while left > 0 {
+                let (block, rest) = data.split_at(left.min(unit) as usize);
+                let number = position / unit;
+                let identity = segment.first_block.wrapping_add(number);
+                let found = self.checksum.of(segment.birth, identity, block);
+                let wanted = expected[(segment.first_checksum + number) as usize];
+                if found != wanted {
+                    let place = format!(
+                        "segment {index}, member {}, offset {}, block {identity}",
+                        segment.member,
+                        segment.offset + position
+                    );
+                    let error = IoError::new(ErrorKind::Checksum, "data do not match their checksum")
+                        .at(place)
+                        .expected(format!("crc32c {wanted:#010x}"))
+                        .found(format!("{found:#010x}"));
+                    return Err((error, index));
+                }
+                position += block.len() as u64;
+                left -= block.len() as u64;
+                data = rest;
+            }
+            index += 1;
+            position = 0;
+        }
+        Ok(())
+    }
+
+    /// Compute the checksums of a write into `array`.
+    fn compute(&self, array: &Buffer, sources: &[Buffer]) {
+        for segment in &self.segments {
+            let Some(source) = sources[segment.buffer as usize]
+                .slice(segment.buffer_offset as usize, segment.length as usize)
+            else {
+                unreachable!("`check` bounded every segment by its buffer");
+            };
+            // SAFETY: the caller leaves the source alone until the transfer ends; devices only read it.
+            let data = unsafe { source.bytes() };
+            for (number, block) in data.chunks(self.checksum.block_bytes as usize).enumerate() {
+                let number = number as u64;
+                let sum = self
+                    .checksum
+                    .of(segment.birth, segment.first_block.wrapping_add(number), block);
+                array.copy_from((segment.first_checksum + number) as usize * 4, &sum.to_ne_bytes());
+            }
+        }
+    }
+
+    fn finish_if_done(&self, state: &mut State) {
+        if !state.finished
+            && state.in_flight == 0
+            && !state.pumping
+            && (state.exhausted || state.error.is_some())
+        {
+            state.finished = true;
+            state.buffers = Vec::new();
+            state.slots = Vec::new();
+            self.ended.notify_all();
+        }
+    }
+}
+
+/// The sink of a batch is the batch itself: tokens are numbers of slots.
+impl Sink for Shared {
+    fn complete(&self, token: u64, result: Result<(), IoError>) {
+        let (slot, target) = {
+            let mut state = self.lock();
+            let slot = state.slots.get_mut(token as usize).and_then(Option::take);
+            let Some(slot) = slot else {
+                // A second completion of one request: a defect of the device, of which nothing may follow.
+                return;
+            };
+            let target = slot
+                .piece
+                .bounced
+                .then(|| state.buffers[self.segments[slot.piece.segment].buffer as usize].clone());
+            (slot, target)
+        };
+        let Slot { piece, memory } = slot;
+        let result = match (result, &memory) {
+            (Ok(()), Some(memory)) => self.accept(&piece, memory, target.as_ref()),
+            (Ok(()), None) => Ok(()),
+            (Err(error), _) => Err((error, piece.segment)),
+        };
+        drop((memory, target));
+        let mut state = self.lock();
+        state.free.push(token as u32);
+        state.in_flight -= 1;
+        if piece.bounced {
+            state.bounce_bytes -= piece.device_length;
+        }
+        if let Err(error) = result {
+            state.error.get_or_insert(error);
+        }
+        let more = !state.exhausted && state.error.is_none();
+        // Wait until there is room for a handful, so that devices are woken for several requests at once.
+        let room =
+            state.in_flight <= self.window - self.window / 4 || state.bounce_bytes <= BOUNCE_LIMIT_BYTES / 2;
+        if more && room && !state.pumping {
+            drop(state);
+            // Whoever completes a request holds its sink, so this cannot fail while requests are under way.
+            if let Some(this) = self.this.upgrade() {
+                this.pump();
+            }
+        } else {
+            state.again |= more && state.pumping;
+            self.finish_if_done(&mut state);
+        }
+    }
+}
+
+impl Transfer {
+    /// All segments ended, well or not.
+    pub fn done(&self) -> bool {
+        self.shared.lock().finished
+    }
+
+    /// Wait at most `timeout`; `None` when it passed, else the first error of the batch, if any.
+    pub fn wait(&self, timeout: Duration) -> Option<Result<(), IoError>> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.shared.lock();
+        while !state.finished {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let ended = &self.shared.ended;
+            state = ended
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        Some(
+            state
+                .error
+                .as_ref()
+                .map_or(Ok(()), |(error, _)| Err(error.clone())),
+        )
+    }
+
+    /// The segment of the first error.
+    pub fn failed_segment(&self) -> Option<usize> {
+        self.shared.lock().error.as_ref().map(|(_, segment)| *segment)
+    }
+}

@@ -1,0 +1,311 @@
+//! Local media as a block device: `file:` and `mem:`.
+//!
+//! Media calls block, so a few threads of the device's own make them; `submit` only queues. There is no deadline here: a
+//! local disk either answers or hangs the thread in the kernel, and no code of ours can call such a thread back.
+
+use crate::{BlockDevice, Buffer, DeviceInfo, ErrorKind, IoError, Op, Request};
+use headrace_media::Media;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Requests may be of any length; this is only a hint for whoever cuts.
+const MAX_TRANSFER_BYTES: u64 = 1 << 20;
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Request>,
+    running: usize,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Counters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    flushes: AtomicU64,
+    errors: AtomicU64,
+}
+
+struct Inner {
+    media: Box<dyn Media>,
+    /// For messages and `describe`.
+    transport: &'static str,
+    address: String,
+    queue: Mutex<Queue>,
+    /// Signalled when something was queued, and when a worker went idle or the queue was closed.
+    changed: Condvar,
+    counters: Counters,
+}
+
+/// A [`Media`] behind the [`BlockDevice`] interface.
+pub struct MediaDevice {
+    inner: Arc<Inner>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl MediaDevice {
+    /// `transport`: "file" or "memory"; `address`: what a person would call it. `workers`: how many media calls may be
+    /// under way at a time.
+    pub fn start(
+        media: Box<dyn Media>,
+        transport: &'static str,
+        address: impl Into<String>,
+        workers: usize,
+    ) -> Result<Arc<Self>, IoError> {
+        let inner = Arc::new(Inner {
+            media,
+            transport,
+            address: address.into(),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            counters: Counters::default(),
+        });
+        let device = MediaDevice {
+            inner: inner.clone(),
+            workers: Mutex::default(),
+        };
+        for number in 0..workers.max(1) {
+            let inner = inner.clone();
+            let worker = std::thread::Builder::new()
+                .name(format!("headrace-{transport}-{number}"))
+                .spawn(move || inner.work())
+                .map_err(|error| {
+                    IoError::new(ErrorKind::Failed, "cannot start a thread")
+                        .at(&device.inner.address)
+                        .found(error.to_string())
+                })?;
+            device.workers().push(worker);
+        }
+        Ok(Arc::new(device))
+    }
+
+    fn workers(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue();
+        loop {
+            let Some(request) = queue.waiting.pop_front() else {
+                if queue.closed {
+                    return;
+                }
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            queue.running += 1;
+            drop(queue);
+            let Request {
+                op,
+                offset,
+                token,
+                sink,
+            } = request;
+            let result = self.perform(op, offset);
+            if result.is_err() {
+                self.counters.errors.fetch_add(1, Ordering::Relaxed);
+            }
+            sink.complete(token, result);
+            drop(sink);
+            queue = self.queue();
+            queue.running -= 1;
+            if queue.closed {
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Do it, and let go of the buffer.
+    fn perform(&self, op: Op, offset: u64) -> Result<(), IoError> {
+        let counters = &self.counters;
+        let (verb, result) = match op {
+            Op::Read { into } => {
+                self.check(offset, &into)?;
+                counters.reads.fetch_add(1, Ordering::Relaxed);
+                counters
+                    .read_bytes
+                    .fetch_add(into.len() as u64, Ordering::Relaxed);
+                // SAFETY: the range is this request's alone until it completes (see `buffer`).
+                ("read", self.media.read(offset, unsafe { into.bytes_mut() }))
+            }
+            Op::Write { from, fua } => {
+                self.check(offset, &from)?;
+                self.check_writable()?;
+                counters.writes.fetch_add(1, Ordering::Relaxed);
+                counters
+                    .written_bytes
+                    .fetch_add(from.len() as u64, Ordering::Relaxed);
+                // SAFETY: the caller leaves the range alone until the request completes.
+                ("write", self.media.write(offset, unsafe { from.bytes() }, fua))
+            }
+            Op::Flush => {
+                counters.flushes.fetch_add(1, Ordering::Relaxed);
+                (
+                    "flush",
+                    if self.media.read_only() {
+                        Ok(())
+                    } else {
+                        self.media.flush()
+                    },
+                )
+            }
+            Op::Deallocate { length } => {
+                self.check_range(offset, length)?;
+                self.check_writable()?;
+                ("deallocate", self.media.deallocate(offset, length))
+            }
+        };
+        result.map_err(|error| {
+            IoError::new(ErrorKind::Failed, format!("{verb} failed"))
+                .at(format!("{}, offset {offset}", self.address))
+                .found(error.to_string())
+        })
+    }
+
+    fn check(&self, offset: u64, buffer: &Buffer) -> Result<(), IoError> {
+        self.check_range(offset, buffer.len() as u64)
+    }
+
+    fn check_range(&self, offset: u64, length: u64) -> Result<(), IoError> {
+        let (size, block) = (self.media.size_bytes(), u64::from(self.media.block_bytes()));
+        if offset % block != 0 || length % block != 0 {
+            return Err(IoError::new(ErrorKind::Usage, "the request is not aligned")
+                .at(&self.address)
+                .expected(format!("multiples of {block}"))
+                .found(format!("offset {offset}, length {length}")));
+        }
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(IoError::new(ErrorKind::Usage, "the request leaves the device")
+                .at(&self.address)
+                .expected(format!("an end of at most {size}"))
+                .found(format!("{offset} + {length}")));
+        }
+        Ok(())
+    }
+
+    fn check_writable(&self) -> Result<(), IoError> {
+        if self.media.read_only() {
+            return Err(
+                IoError::new(ErrorKind::Usage, "the device is open for reading only").at(&self.address),
+            );
+        }
+        Ok(())
+    }
+
+    fn closed(&self) -> IoError {
+        IoError::new(ErrorKind::Closed, "the device is closed").at(&self.address)
+    }
+}
+
+impl BlockDevice for MediaDevice {
+    fn info(&self) -> DeviceInfo {
+        let media = &self.inner.media;
+        DeviceInfo {
+            size_bytes: media.size_bytes(),
+            block_bytes: media.block_bytes(),
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+            volatile_cache: media.volatile_cache(),
+            read_only: media.read_only(),
+        }
+    }
+
+    fn loss_count(&self) -> u64 {
+        0
+    }
+
+    fn submit(&self, requests: Vec<Request>) {
+        {
+            let mut queue = self.inner.queue();
+            if !queue.closed {
+                queue.waiting.extend(requests);
+                drop(queue);
+                self.inner.changed.notify_all();
+                return;
+            }
+        }
+        for request in requests {
+            let Request { op, token, sink, .. } = request;
+            drop(op);
+            sink.complete(token, Err(self.inner.closed()));
+        }
+    }
+
+    fn describe(&self) -> serde_json::Value {
+        let inner = &self.inner;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &inner.counters;
+        serde_json::json!({
+            "transport": inner.transport,
+            "engine": inner.media.engine(),
+            "address": inner.address,
+            "state": if inner.queue().closed { "closed" } else { "open" },
+            "associations_lost": 0,
+            "counters": {
+                "reads": count(&counters.reads),
+                "read_bytes": count(&counters.read_bytes),
+                "writes": count(&counters.writes),
+                "written_bytes": count(&counters.written_bytes),
+                "flushes": count(&counters.flushes),
+                "errors": count(&counters.errors),
+            },
+        })
+    }
+
+    fn close(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let me = std::thread::current().id();
+        let mut workers = self.workers();
+        // The last reference may be let go by a completion, on a worker: that one cannot wait for itself.
+        let on_worker = workers.iter().any(|worker| worker.thread().id() == me);
+        let rest: Vec<Request> = {
+            let mut queue = self.inner.queue();
+            queue.closed = true;
+            self.inner.changed.notify_all();
+            while !on_worker && (queue.running > 0 || !queue.waiting.is_empty()) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                queue = self
+                    .inner
+                    .changed
+                    .wait_timeout(queue, left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
+            }
+            queue.waiting.drain(..).collect()
+        };
+        for request in rest {
+            let Request { op, token, sink, .. } = request;
+            drop(op);
+            sink.complete(token, Err(self.inner.closed()));
+        }
+        if on_worker {
+            return;
+        }
+        let hung = self.inner.queue().running > 0;
+        for worker in workers.drain(..) {
+            // A thread that hangs in the kernel cannot be joined without hanging too; it keeps what it needs alive.
+            if !hung {
+                let _ = worker.join();
+            }
+        }
+    }
+}
+
+impl Drop for MediaDevice {
+    fn drop(&mut self) {
+        self.close(Duration::from_secs(5));
+    }
+}

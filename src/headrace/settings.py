@@ -1,0 +1,87 @@
+"""Every environment variable that headrace reads, on one page.
+
+| variable | meaning | default |
+|---|---|---|
+| `HEADRACE_HOSTNQN` | the name of this host in NVMe's eyes (`hostnqn`) | `/etc/nvme/hostnqn`, else made for this process |
+| `HEADRACE_HOSTID` | the identifier of this host, a UUID (`hostid`) | `/etc/nvme/hostid`, else made for this process |
+
+An option in an address or argument always wins over the environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import UsageError
+
+HOSTNQN = "HEADRACE_HOSTNQN"
+HOSTID = "HEADRACE_HOSTID"
+
+#: Where nvme-cli and the kernel's tools keep the identity of a machine.
+ETC_NVME = Path("/etc/nvme")
+
+#: NVMe Base Specification 2.0, section 4.5: an NQN is at most 223 bytes of UTF-8.
+NQN_MAX_BYTES = 223
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostIdentity:
+    """Who this host is for a target. Targets that admit hosts by name compare `hostnqn`."""
+
+    #: NVMe qualified name.
+    hostnqn: str
+    #: 128 bits; NVMe forbids all zeros over fabrics.
+    hostid: uuid.UUID
+
+    def __post_init__(self) -> None:
+        check_nqn("hostnqn", self.hostnqn)
+        if self.hostid.int == 0:
+            raise UsageError("hostid is all zeros, which NVMe over Fabrics forbids", next_step=f"unset {HOSTID}")
+
+
+def check_nqn(field: str, nqn: str) -> None:
+    """Raise `UsageError` where `nqn` cannot be an NVMe qualified name."""
+    if not nqn.startswith("nqn.") or len(nqn.encode()) > NQN_MAX_BYTES or re.search(r"[\x00-\x20\x7f]", nqn):
+        raise UsageError(
+            f"{field} is not an NVMe qualified name",
+            expected=f"nqn.YYYY-MM.DOMAIN:NAME, at most {NQN_MAX_BYTES} bytes",
+            found=repr(nqn),
+        )
+
+
+@functools.cache
+def _generated(process: int) -> uuid.UUID:
+    # One for each process: two processes that share a hostid would share reservations.
+    return uuid.uuid4()
+
+
+def _etc(name: str) -> str | None:
+    try:
+        text = (ETC_NVME / name).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        # Unreadable for this user is as good as absent: the files are optional.
+        return None
+    return text or None
+
+
+def host_identity() -> HostIdentity:
+    """Environment, else `/etc/nvme`, else a random identifier that this process keeps for its life.
+
+    Each of the two is looked up by itself; a name that has to be made has the UUID form
+    `nqn.2014-08.org.nvmexpress:uuid:HOSTID`.
+    """
+    text = os.environ.get(HOSTID) or _etc("hostid")
+    if text is None:
+        hostid = _generated(os.getpid())
+    else:
+        try:
+            hostid = uuid.UUID(text)
+        except ValueError:
+            raise UsageError("hostid is not a UUID", where=HOSTID, found=repr(text)) from None
+    hostnqn = os.environ.get(HOSTNQN) or _etc("hostnqn") or f"nqn.2014-08.org.nvmexpress:uuid:{hostid}"
+    return HostIdentity(hostnqn=hostnqn, hostid=hostid)
