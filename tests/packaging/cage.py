@@ -2,8 +2,8 @@
 
     unshare --mount --propagation private python cage.py VISIBLE_DIRECTORY... -- PROGRAM ARGUMENT...
 
-Every file system read-only, /dev/shm 64 MB and the only place to write, user nobody, no capabilities, no new privileges,
-io_uring refused by seccomp as the default profiles of container engines do. VISIBLE_DIRECTORIES stay readable for nobody
+Every file system is read-only, /dev/shm has 64 MB and is the only place to write; user nobody, no capabilities, no new
+privileges, io_uring refused by seccomp as container engines do by default. VISIBLE_DIRECTORIES stay readable for nobody
 even where a parent of theirs (a home) is closed to others.
 """
 

@@ -1,4 +1,4 @@
-"""What a user does with the wheel alone, inside the cage: serve a namespace, make a volume on it, write, read, verify."""
+"""What a user does with the wheel alone, inside the cage: serve, make a volume, write, read, verify."""
 
 from __future__ import annotations
 

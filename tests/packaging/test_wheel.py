@@ -87,7 +87,7 @@ def test_it_needs_no_framework(fresh_python: Path) -> None:
     said = run(
         fresh_python,
         "-c",
-        "import sys, headrace.volume, headrace.device, headrace.dataset, headrace.checkpoint, headrace.model, headrace.cli\n"
+        "import sys, headrace.volume, headrace.dataset, headrace.checkpoint, headrace.model, headrace.cli\n"
         "print(*sorted(set(sys.modules) & {'torch', 'pyarrow', 'tokenizers', 'safetensors'}), 'END')",
         env={"PATH": "/nowhere"},
     )
