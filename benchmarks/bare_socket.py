@@ -31,7 +31,7 @@ def _receive_exactly(connection: socket.socket, view: memoryview) -> bool:
 
 def serve(size_bytes: int) -> None:
     """Print the port, then answer one client after the other until killed."""
-    memory = memoryview(np.random.default_rng(1).integers(0, 256, size_bytes, dtype=np.uint8)).cast("B")
+    memory = np.random.default_rng(1).integers(0, 256, size_bytes, dtype=np.uint8).data
     header = bytes(HEADER_BYTES)
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
@@ -42,12 +42,13 @@ def serve(size_bytes: int) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while _receive_exactly(connection, request):
                 offset, length = REQUEST.unpack(request)
-                parts = [header, memory[offset : offset + length]]
-                sent = connection.sendmsg(parts)
+                data = memory[offset : offset + length]
+                sent = connection.sendmsg([header, data])
                 while sent < HEADER_BYTES + length:  # A blocking sendmsg seldom sends less; then the rest follows.
-                    done = max(sent - HEADER_BYTES, 0)
-                    rest = [header[sent:], parts[1][done:]] if sent < HEADER_BYTES else [parts[1][done:]]
-                    sent += connection.sendmsg(rest)
+                    if sent < HEADER_BYTES:
+                        sent += connection.sendmsg([header[sent:], data])
+                    else:
+                        sent += connection.send(data[sent - HEADER_BYTES :])
 
 
 class BareSocket:

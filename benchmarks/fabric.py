@@ -26,7 +26,7 @@ def _cpu_s(server_pid: int) -> float:
     """CPU seconds spent so far by this process, all its threads, and by the server process."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     server = psutil.Process(server_pid).cpu_times()
-    return own.ru_utime + own.ru_stime + server.user + server.system
+    return float(own.ru_utime + own.ru_stime + server.user + server.system)
 
 
 class _Metered:
@@ -63,7 +63,6 @@ def read_1mib(quick: bool) -> Iterator[Figure]:
     size_bytes = (128 if quick else 256) * MIB
     rounds = 7 if quick else 21
     destination = np.zeros(size_bytes, np.uint8)
-    view = memoryview(destination).cast("B")
     batch = _sequential(size_bytes)
     with serving(NQN, f"mem:{size_bytes // MIB}MiB") as target:
         device = open_device(target.uri(queues=1, depth=DEPTH))
@@ -78,7 +77,7 @@ def read_1mib(quick: bool) -> Iterator[Figure]:
                 read_batch([device], batch, [destination])
 
             def peer() -> None:
-                bare.read(view, BLOCK_BYTES, DEPTH)
+                bare.read(destination.data, BLOCK_BYTES, DEPTH)
 
             for transfer, name in ((ours, "headrace"), (peer, "the bare socket")):
                 destination[:] = 0
