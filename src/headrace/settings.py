@@ -2,10 +2,10 @@
 
 | variable | meaning | default |
 |---|---|---|
-| `HEADRACE_HOSTNQN` | the name of this host in NVMe's eyes (`hostnqn`) | `/etc/nvme/hostnqn`, else made for this process |
+| `HEADRACE_HOSTNQN` | the name of this host in NVMe's eyes (`hostnqn`) | `/etc/nvme/hostnqn`, else made from `hostid` |
 | `HEADRACE_HOSTID` | the identifier of this host, a UUID (`hostid`) | `/etc/nvme/hostid`, else made for this process |
 
-An option in an address or argument always wins over the environment.
+In the table, "made for this process" means a random UUID that lives as long as the process.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ pub fn check<M: Media + ?Sized>(media: &M, offset: u64, length: u64) -> io::Resu
             format!("offset {offset} and length {length} must be multiples of the block, {block} bytes"),
         ));
     }
-    if !offset.checked_add(length).is_some_and(|end| end <= size) {
+    if offset.checked_add(length).is_none_or(|end| end > size) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("offset {offset} and length {length} leave the media, which has {size} bytes"),

@@ -27,12 +27,10 @@ fn build(py: Python<'_>, error: &IoError) -> PyResult<PyErr> {
         ("next_step", &error.next_step),
     ] {
         if !text.is_empty() {
-            details.set_item(name, text)?;
+            details.set_item(name, &**text)?;
         }
     }
-    Ok(PyErr::from_value(
-        class.call((error.what.as_str(),), Some(&details))?,
-    ))
+    Ok(PyErr::from_value(class.call((&*error.what,), Some(&details))?))
 }
 
 /// The exception for `error`.

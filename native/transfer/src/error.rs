@@ -26,38 +26,38 @@ pub enum ErrorKind {
 #[derive(Clone, Debug)]
 pub struct IoError {
     pub kind: ErrorKind,
-    pub what: String,
-    pub place: String,
-    pub expected: String,
-    pub found: String,
-    pub next_step: String,
+    pub what: Box<str>,
+    pub place: Box<str>,
+    pub expected: Box<str>,
+    pub found: Box<str>,
+    pub next_step: Box<str>,
 }
 
 impl IoError {
     pub fn new(kind: ErrorKind, what: impl Into<String>) -> Self {
         IoError {
             kind,
-            what: what.into(),
-            place: String::new(),
-            expected: String::new(),
-            found: String::new(),
-            next_step: String::new(),
+            what: what.into().into(),
+            place: Box::default(),
+            expected: Box::default(),
+            found: Box::default(),
+            next_step: Box::default(),
         }
     }
     pub fn at(mut self, place: impl Into<String>) -> Self {
-        self.place = place.into();
+        self.place = place.into().into();
         self
     }
     pub fn expected(mut self, expected: impl Into<String>) -> Self {
-        self.expected = expected.into();
+        self.expected = expected.into().into();
         self
     }
     pub fn found(mut self, found: impl Into<String>) -> Self {
-        self.found = found.into();
+        self.found = found.into().into();
         self
     }
     pub fn next(mut self, step: impl Into<String>) -> Self {
-        self.next_step = step.into();
+        self.next_step = step.into().into();
         self
     }
 }

@@ -1,4 +1,7 @@
-"""Block devices by address, and batches of transfers over many of them. Everything above sees a `BlockDevice`, never NVMe."""
+"""Block devices by address, and batches of transfers over many of them.
+
+Everything above sees a `BlockDevice`, never NVMe.
+"""
 
 from headrace._native import crc32c
 from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, parse_address

@@ -2,7 +2,8 @@
 
 | form | options (`?name=value&...`) |
 |---|---|
-| `nvme+tcp://HOST[:PORT]/NQN` | `nsid`, `hdgst`, `ddgst` (0 or 1), `queues`, `depth`, `keepalive`, `connect_timeout`, `io_timeout`, `loss_timeout` (seconds) |
+| `nvme+tcp://HOST[:PORT]/NQN` | `nsid`, `hdgst`, `ddgst` (0 or 1), `queues`, `depth` |
+| | `keepalive`, `connect_timeout`, `io_timeout`, `loss_timeout` (seconds) |
 | `file:/PATH` | `block` (512 or 4096), `create` (a size), `engine` (`auto`, `io_uring`, `pread`) |
 | `mem:SIZE` | `block` |
 
@@ -49,14 +50,14 @@ class NvmeTcpOptions:
     queues: int = 1
     #: [depth] Commands under way on each queue; the target may allow fewer.
     depth: int = 128
-    #: [keepalive] Seconds: the target drops the association after this long without a sign of life; we send twice as often.
+    #: [keepalive] Seconds without a sign of life after which the target drops the association; we send twice as often.
     keep_alive_s: float = 5.0
     #: [connect_timeout] Seconds for one attempt to connect, all handshakes included.
     connect_timeout_s: float = 10.0
     #: [io_timeout] Seconds that one command may take while connected; then the association is given up.
     io_timeout_s: float = 30.0
-    #: [loss_timeout] Seconds that I/O waits for a lost target to come back, reconnecting all the while. Long for a training
-    #: run that should outlive a target's restart, short for a tool that should fail.
+    #: [loss_timeout] Seconds that I/O waits for a lost target to come back, reconnecting all the while. Long for a
+    #: training run that should outlive a target's restart, short for a tool that should fail.
     loss_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Many transfers in one call: the shape of every plan above the device.
 
-A `Batch` is a table with one row a segment, each column one numpy array. It is built by vector arithmetic, handed to the
-native engine once, and no Python runs per segment or per block.
+A `Batch` is a table with one row a segment, each column one numpy array. It is built by vector arithmetic, handed to
+the native engine once, and no Python runs per segment or per block.
 
     member   offset        length      skip   take      buffer  buffer_offset   birth   first_block
     uint32   uint64        uint64      uint64 uint64    uint32  uint64          uint64  uint64
@@ -12,8 +12,9 @@ native engine once, and no Python runs per segment or per block.
                              |           +------+-- reads: the part of the segment that is wanted
                              +-- bytes of data; may end inside a block (reads are cut, writes padded with zeros)
 
-Checksums: CRC32C over each `checksum_block_bytes` of a segment's data (the last one may be shorter), seeded with the identity
-`volume_id (16 bytes) || birth (u64 LE) || first_block + k (u64 LE)`, so that a stale or misdirected block cannot match.
+Checksums: CRC32C over each `checksum_block_bytes` of a segment's data (the last one may be shorter), seeded with the
+identity `volume_id (16 bytes) || birth (u64 LE) || first_block + k (u64 LE)`, so that a stale or misdirected block
+cannot match.
 They lie in one flat uint32 array in segment order: segment i owns ceil(length[i] / checksum_block_bytes) of them.
 """
 

@@ -6,6 +6,7 @@ Both raise `UsageError` for the same batches, with the same words (`tests/device
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ def check_checksums(batch: Batch, checksums: U32 | None, *, writable: bool) -> N
 
 
 def check_batch(
-    devices: Sequence[BlockDevice], batch: Batch, buffers: Sequence[Buffer], *, write: bool, checksums: bool
+    devices: Sequence[BlockDevice], batch: Batch, buffers: Sequence[Buffer], checksums: U32 | None, *, write: bool
 ) -> None:
     """Every segment lies inside of its device and buffer."""
     if batch.checksum_block_bytes > MAX_CHECKSUM_BLOCK_BYTES:
@@ -49,8 +50,6 @@ def check_batch(
             expected=f"at most {MAX_CHECKSUM_BLOCK_BYTES}",
             found=str(batch.checksum_block_bytes),
         )
-    if not len(batch):
-        return
     views = [_view(buffer, writable=not write) for buffer in buffers]
     _first(
         batch.member >= len(devices), "no such member", lambda i: (f"less than {len(devices)}", str(batch.member[i]))
@@ -72,7 +71,14 @@ def check_batch(
     _inside("the range leaves the device", batch.offset, length, size, "an end of at most")
     _inside("the wanted part leaves the segment", skip, take, length, "skip + take of at most")
     _inside("the segment leaves its buffer", batch.buffer_offset, take, room, "an end of at most")
-    if checksums:
+    if checksums is not None:
+        if len(checksums) != batch.checksum_count:
+            raise UsageError(
+                "the checksum array has the wrong length",
+                where="checksums",
+                expected=str(batch.checksum_count),
+                found=str(len(checksums)),
+            )
         unit = np.uint64(batch.checksum_block_bytes)
         _first(
             (unit % block != 0) & (block % unit != 0),
@@ -83,7 +89,7 @@ def check_batch(
 
 def _view(buffer: Buffer, *, writable: bool) -> memoryview:
     try:
-        view = memoryview(buffer)
+        view = memoryview(cast(bytes, buffer))
     except TypeError as error:
         raise UsageError("this object cannot be used as a buffer", found=str(error)) from error
     if not view.c_contiguous or (writable and view.readonly):

@@ -115,7 +115,7 @@ class NativeDevice:
         self.handle.deallocate(offset, length)
 
     def close(self) -> None:
-        """Let queued requests end (at most 5 s), then fail the rest with `DeviceClosed`. A second close does nothing."""
+        """Let queued requests end (at most 5 s), then fail the rest with `DeviceClosed`. Again: does nothing."""
         if self._pid != os.getpid():
             self._lock = threading.Lock()
             self._handle = None

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-
 #: Anything with the buffer protocol, C-contiguous; writable where it is read into.
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 

@@ -1,8 +1,8 @@
 """Batches under way: one call starts any number of reads or writes, one wait ends them.
 
 The columns of a batch are in `headrace.device.batch`. Devices of the native engine move their bytes without Python and
-without the GIL; if any device of a call is of another kind (the fakes of `headrace.testing`), the whole call runs on the
-plain reference engine, `headrace.device.reference`, before it returns.
+without the GIL; if any device of a call is of another kind (the fakes of `headrace.testing`), the whole call runs on
+the plain reference engine, `headrace.device.reference`, before it returns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headrace import _native
+from headrace.device import reference
 from headrace.device.batch import Batch
 from headrace.device.check import check_batch, check_checksums
 from headrace.device.native import NativeDevice, buffer_error
@@ -59,20 +60,19 @@ def submit_read(
     `checksums`: uint32[batch.checksum_count]; with it every block of every segment is read and verified, and
     `ChecksumMismatch` names segment, member, offset and block. Without it only wanted blocks are read.
 
-    `UsageError`, before anything moves: a segment that leaves its device or buffer, an offset that is not a multiple of the
-    device's `block_bytes`, a buffer that cannot be written to, checksums of the wrong length.
+    `UsageError`, before anything moves: a segment that leaves its device or buffer, an offset that is not a multiple of
+    the device's `block_bytes`, a buffer that cannot be written to, checksums of the wrong length.
     """
     check_checksums(batch, checksums, writable=False)
     handles = _handles(devices)
     if handles is None:
-        check_batch(devices, batch, buffers, write=False, checksums=checksums is not None)
-        from headrace.device import reference
-
+        check_batch(devices, batch, buffers, checksums, write=False)
         return _now(lambda: reference.read(devices, batch, buffers, checksums))
     try:
         native = _native.submit_read(
-            handles, batch.member, batch.offset, batch.length, batch.skip, batch.take, batch.buffer, batch.buffer_offset,
-            batch.birth, batch.first_block, batch.checksum_block_bytes, batch.volume_id, buffers, checksums,
+            handles, batch.member, batch.offset, batch.length, batch.skip, batch.take, batch.buffer,
+            batch.buffer_offset, batch.birth, batch.first_block, batch.checksum_block_bytes, batch.volume_id, buffers,
+            checksums,
         )  # fmt: skip
     except (BufferError, TypeError, ValueError) as error:
         raise buffer_error(error, writable=True) from error
@@ -84,9 +84,9 @@ def submit_write(
 ) -> Transfer:
     """Start to write every segment of `batch` from `buffers`; `skip` and `take` mean nothing here.
 
-    The rest of a segment's last logical block is filled with zeros. `checksums`: writable uint32[batch.checksum_count], it
-    receives the checksum of every block and is complete when the transfer is. A write is durable after a flush
-    (`volume.md`, "When is it durable"); this call does not flush.
+    The rest of a segment's last logical block is filled with zeros. `checksums`: writable uint32[batch.checksum_count],
+    it receives the checksum of every block and is complete when the transfer is. A write is durable after a flush
+    (`docs/volume-format.md`, "When is it durable"); this call does not flush.
 
     `UsageError` as for `submit_read`, and where a member is open for reading only.
     """
@@ -96,9 +96,7 @@ def submit_write(
             raise UsageError("the device is open for reading only", where=f"member {index}, {device.uri}")
     handles = _handles(devices)
     if handles is None:
-        check_batch(devices, batch, buffers, write=True, checksums=checksums is not None)
-        from headrace.device import reference
-
+        check_batch(devices, batch, buffers, checksums, write=True)
         return _now(lambda: reference.write(devices, batch, buffers, checksums))
     try:
         native = _native.submit_write(
