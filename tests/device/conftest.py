@@ -1,0 +1,54 @@
+"""Every kind of device, one fixture: a test that takes `device` runs on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.device import NativeDevice, open_device
+from headrace.errors import DeviceError
+
+SIZE_BYTES = 4 << 20
+
+#: Gives a fresh, zeroed device of 4 MiB, with the logical block that was asked for.
+Opener = Callable[[int], NativeDevice]
+
+
+def _file(path: Path, engine: str, block_bytes: int) -> NativeDevice:
+    return open_device(f"file:{path}?block={block_bytes}&create={SIZE_BYTES}&engine={engine}")
+
+
+@pytest.fixture(scope="session")
+def io_uring(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Empty where io_uring is allowed, else why it is not: the usual container profile forbids it."""
+    try:
+        _file(tmp_path_factory.mktemp("io_uring") / "probe", "io_uring", 4096).close()
+    except DeviceError as error:
+        return str(error.found)
+    return ""
+
+
+@pytest.fixture(params=["mem", "file-pread", "file-io_uring"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path, io_uring: str) -> Iterator[Opener]:
+    if request.param == "file-io_uring" and io_uring:
+        pytest.skip(io_uring)
+    opened: list[NativeDevice] = []
+
+    def open_one(block_bytes: int = 4096) -> NativeDevice:
+        if request.param == "mem":
+            device = open_device(f"mem:{SIZE_BYTES}?block={block_bytes}")
+        else:
+            device = _file(tmp_path / f"device-{len(opened)}", request.param.removeprefix("file-"), block_bytes)
+        opened.append(device)
+        return device
+
+    yield open_one
+    for device in opened:
+        device.close()
+
+
+@pytest.fixture
+def device(opener: Opener) -> NativeDevice:
+    return opener(4096)

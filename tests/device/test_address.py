@@ -1,0 +1,124 @@
+"""Addresses: what is taken, what is refused, and that writing one back gives the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.device import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, open_device, parse_address
+from headrace.errors import HeadraceError, UsageError
+
+NQN = "nqn.2026-01.io.example:disk"
+
+
+@pytest.mark.parametrize(
+    ("uri", "host", "port"),
+    [
+        (f"nvme+tcp://127.0.0.1:4421/{NQN}?nsid=1", "127.0.0.1", 4421),
+        (f"nvme+tcp://[::1]:4421/{NQN}", "::1", 4421),
+        (f"nvme+tcp://[fe80::1%eth0]/{NQN}", "fe80::1%eth0", 4420),
+        (f"nvme+tcp://storage.example/{NQN}", "storage.example", 4420),
+    ],
+)
+def test_hosts_and_ports(uri: str, host: str, port: int) -> None:
+    address = parse_address(uri)
+    assert address == NvmeTcpAddress(host=host, port=port, subsysnqn=NQN)
+    assert parse_address(address.uri) == address
+
+
+def test_every_option() -> None:
+    address = parse_address(
+        f"nvme+tcp://h:1/{NQN}?nsid=3&hdgst=1&ddgst=1&queues=2&depth=32&keepalive=7.5&connect_timeout=1&io_timeout=2&loss_timeout=600"
+    )
+    assert isinstance(address, NvmeTcpAddress)
+    assert address.options == NvmeTcpOptions(
+        nsid=3, header_digest=True, data_digest=True, queues=2, depth=32, keep_alive_s=7.5, connect_timeout_s=1,
+        io_timeout_s=2, loss_timeout_s=600,
+    )  # fmt: skip
+    assert parse_address(address.uri) == address
+
+
+def test_default_options_are_not_written_back() -> None:
+    assert parse_address(f"nvme+tcp://h/{NQN}?queues=1&hdgst=0").uri == f"nvme+tcp://h:4420/{NQN}?nsid=1"
+
+
+def test_files_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_address("file:/a/b%20c%3F?block=512&create=1MiB&engine=pread") == FileAddress(
+        path="/a/b c?", block_bytes=512, create_bytes=1 << 20, engine="pread"
+    )
+    assert parse_address("file:///a") == parse_address("file:/a") == FileAddress(path="/a")
+    monkeypatch.chdir(tmp_path)
+    assert parse_address("file:b") == FileAddress(path=str(tmp_path / "b"))
+    odd = FileAddress(path="/x/100%?#&=;é")
+    assert parse_address(odd.uri) == odd
+    assert parse_address("mem:64MiB") == MemoryAddress(size_bytes=64 << 20)
+    assert parse_address("mem:1024?block=512") == MemoryAddress(size_bytes=1024, block_bytes=512)
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("", "not the address of a device"),
+        ("/dev/sda", "not the address of a device"),
+        ("http://x/y", "not the address of a device"),
+        ("nvme+tcp:h", "not an NVMe/TCP address"),
+        ("nvme+tcp://h:x/" + NQN, "not an NVMe/TCP address"),
+        ("nvme+tcp://::1/" + NQN, "not an NVMe/TCP address"),
+        ("nvme+tcp://h:0/" + NQN, "port"),
+        ("nvme+tcp://h:65536/" + NQN, "port"),
+        ("nvme+tcp://h/", "not an NVMe/TCP address"),
+        ("nvme+tcp://h/disk", "NVMe qualified name"),
+        ("nvme+tcp://h/nqn." + "x" * 220, "NVMe qualified name"),
+        (f"nvme+tcp://h/{NQN}?colour=1", "unknown option 'colour'"),
+        (f"nvme+tcp://h/{NQN}?block=512", "unknown option 'block'"),
+        (f"nvme+tcp://h/{NQN}?nsid", "name=value"),
+        (f"nvme+tcp://h/{NQN}?nsid=1&nsid=2", "twice"),
+        (f"nvme+tcp://h/{NQN}?nsid=0", "nsid is out of range"),
+        (f"nvme+tcp://h/{NQN}?nsid=-1", "nsid has a wrong value"),
+        (f"nvme+tcp://h/{NQN}?hdgst=yes", "hdgst has a wrong value"),
+        (f"nvme+tcp://h/{NQN}?io_timeout=nan", "io_timeout has a wrong value"),
+        (f"nvme+tcp://h/{NQN}?io_timeout=0", "io_timeout is out of range"),
+        (f"nvme+tcp://h/{NQN}?queues=1000", "queues is out of range"),
+        ("file:", "without a path"),
+        ("file://other/x", "another machine"),
+        ("file:/x?block=1000", "logical block"),
+        ("file:/x?create=1000", "create is not a size"),
+        ("file:/x?create=lots", "create has a wrong value"),
+        ("file:/x?engine=magic", "I/O engine"),
+        ("mem:", "size has a wrong value"),
+        ("mem:1000", "not a size for this block"),
+        ("mem:0", "not a size for this block"),
+    ],
+)
+def test_mistakes_are_named(uri: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_address(uri)
+    assert says in str(caught.value)
+    assert caught.value.exit_status == 2
+
+
+def test_create_makes_keeps_and_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    with open_device(f"file:{path}?create=1MiB") as device:
+        device.write(0, b"k" * 4096)
+    with open_device(f"file:{path}?create=1MiB") as device:
+        kept = bytearray(4096)
+        device.read_into(0, kept)
+        assert kept == b"k" * 4096
+        assert "create=" not in device.uri
+    with pytest.raises(UsageError, match="another size"):
+        open_device(f"file:{path}?create=2MiB")
+    with pytest.raises(UsageError, match="exclude"):
+        open_device(f"file:{path}?create=1MiB", read_only=True)
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(HeadraceError, match="missing") as caught:
+        open_device(f"file:{tmp_path}/missing")
+    assert "No such file" in str(caught.value)
+    with pytest.raises(HeadraceError, match=tmp_path.name):
+        open_device(f"file:{tmp_path}")
+    (tmp_path / "small").write_bytes(b"x")
+    with pytest.raises(UsageError, match="small"):
+        open_device(f"file:{tmp_path}/small")
