@@ -45,11 +45,14 @@ class HostIdentity:
 
 
 def check_nqn(field: str, nqn: str) -> None:
-    """Raise `UsageError` where `nqn` cannot be an NVMe qualified name."""
-    if not nqn.startswith("nqn.") or len(nqn.encode()) > NQN_MAX_BYTES or re.search(r"[\x00-\x20\x7f]", nqn):
+    """Raise `UsageError` where `nqn` cannot be an NVMe qualified name.
+
+    The form `nqn.YYYY-MM.DOMAIN:NAME` is not insisted on: Linux serves under any name, and it is the target's choice.
+    """
+    if not 0 < len(nqn.encode()) <= NQN_MAX_BYTES or re.search(r"[\x00-\x20\x7f]", nqn):
         raise UsageError(
             f"{field} is not an NVMe qualified name",
-            expected=f"nqn.YYYY-MM.DOMAIN:NAME, at most {NQN_MAX_BYTES} bytes",
+            expected=f"nqn.YYYY-MM.DOMAIN:NAME, at most {NQN_MAX_BYTES} printable bytes",
             found=repr(nqn),
         )
 

@@ -68,7 +68,7 @@ def test_files_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("nvme+tcp://h:0/" + NQN, "port"),
         ("nvme+tcp://h:65536/" + NQN, "port"),
         ("nvme+tcp://h/", "not an NVMe/TCP address"),
-        ("nvme+tcp://h/disk", "NVMe qualified name"),
+        ("nvme+tcp://h/a%20b", "NVMe qualified name"),
         ("nvme+tcp://h/nqn." + "x" * 220, "NVMe qualified name"),
         (f"nvme+tcp://h/{NQN}?colour=1", "unknown option 'colour'"),
         (f"nvme+tcp://h/{NQN}?block=512", "unknown option 'block'"),

@@ -50,7 +50,7 @@ def test_etc_then_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ("HEADRACE_HOSTID", "zero"),
         ("HEADRACE_HOSTID", "0" * 32),
-        ("HEADRACE_HOSTNQN", "me"),
+        ("HEADRACE_HOSTNQN", "x" * 224),
         ("HEADRACE_HOSTNQN", "nqn.a b"),
     ],
 )

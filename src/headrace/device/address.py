@@ -62,12 +62,12 @@ class NvmeTcpOptions:
 
     def __post_init__(self) -> None:
         _within("nsid", self.nsid, 1, 0xFFFF_FFFE)
-        _within("queues", self.queues, 1, 64)
-        _within("depth", self.depth, 1, 65535)
+        _within("queues", self.queues, 1, 128)
+        _within("depth", self.depth, 1, 1024)
         _within("keepalive", self.keep_alive_s, 0.1, 3600)
         _within("connect_timeout", self.connect_timeout_s, 0.1, 3600)
         _within("io_timeout", self.io_timeout_s, 0.1, 86400)
-        _within("loss_timeout", self.loss_timeout_s, 0, 30 * 86400)
+        _within("loss_timeout", self.loss_timeout_s, 0.1, 30 * 86400)
 
 
 @dataclass(frozen=True, kw_only=True)

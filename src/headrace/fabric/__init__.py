@@ -1,0 +1,28 @@
+"""What an administrator does with a fabric: find subsystems, serve subsystems."""
+
+from headrace.fabric.discovery import DISCOVERY_PORT, DiscoveryLog, DiscoveryRecord, discover
+from headrace.fabric.endpoint import parse_endpoint
+from headrace.fabric.serve import (
+    FileMedia,
+    ListenOptions,
+    MemoryMedia,
+    NamespaceOptions,
+    SubsystemOptions,
+    Target,
+    TargetOptions,
+)
+
+__all__ = [
+    "DISCOVERY_PORT",
+    "DiscoveryLog",
+    "DiscoveryRecord",
+    "FileMedia",
+    "ListenOptions",
+    "MemoryMedia",
+    "NamespaceOptions",
+    "SubsystemOptions",
+    "Target",
+    "TargetOptions",
+    "discover",
+    "parse_endpoint",
+]

@@ -1,0 +1,21 @@
+"""`HOST:PORT` as people write it."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.errors import UsageError
+
+
+def parse_endpoint(text: str, *, default_port: int | None = None) -> tuple[str, int]:
+    """`"10.0.0.1:4420"`, `"[::1]:4420"`, `"name:4420"` -> (host, port); without a port `default_port`, where there is one.
+
+    Port 0 is let through: it means a free one where somebody listens.
+    """
+    match = re.fullmatch(
+        r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^\[\]/:@\s]+))(?::(?P<port>\d{1,5}))?", text
+    )
+    port = int(match["port"]) if match and match["port"] else default_port
+    if match is None or port is None or port > 65535:
+        raise UsageError("not an address to connect to or listen at", expected="HOST:PORT", found=repr(text))
+    return match["v6"] or match["name"], port

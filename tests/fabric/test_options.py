@@ -1,0 +1,110 @@
+"""Options of the target: what is refused in Python, and the JSON that the native side reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.errors import UsageError
+from headrace.fabric import (
+    FileMedia,
+    ListenOptions,
+    MemoryMedia,
+    NamespaceOptions,
+    SubsystemOptions,
+    TargetOptions,
+    parse_endpoint,
+)
+
+NQN = "nqn.2026-01.io.example:disk"
+
+
+def test_json_says_what_was_chosen_and_nothing_else() -> None:
+    options = TargetOptions(
+        listen=[ListenOptions(port=4420)],
+        mdts_bytes=1 << 17,
+        subsystems=[
+            SubsystemOptions(
+                nqn=NQN,
+                allow_hosts=["nqn.host"],
+                namespaces=[
+                    NamespaceOptions(media=MemoryMedia(size_bytes=1 << 20)),
+                    NamespaceOptions(
+                        nsid=2,
+                        media=FileMedia(path="/x", size_bytes=4096, create=True),
+                        block_bytes=512,
+                        volatile_cache_bytes=5,
+                    ),
+                ],
+            )
+        ],
+    )
+    assert json.loads(options.to_json()) == {
+        "listen": [{"host": "127.0.0.1", "port": 4420}],
+        "io_engine": "auto",
+        "mdts_bytes": 131072,
+        "subsystems": [
+            {
+                "nqn": NQN,
+                "serial": "",
+                "model": "headrace",
+                "allow_hosts": ["nqn.host"],
+                "namespaces": [
+                    {
+                        "nsid": 1,
+                        "media": {"kind": "memory", "size_bytes": 1048576},
+                        "block_bytes": 4096,
+                        "volatile_cache_bytes": 0,
+                        "read_only": False,
+                        "uuid": None,
+                    },
+                    {
+                        "nsid": 2,
+                        "media": {"kind": "file", "path": "/x", "size_bytes": 4096, "create": True},
+                        "block_bytes": 512,
+                        "volatile_cache_bytes": 5,
+                        "read_only": False,
+                        "uuid": None,
+                    },
+                ],
+            }
+        ],
+    }
+
+
+def test_mistakes_name_the_field() -> None:
+    media = MemoryMedia(size_bytes=4096)
+    for make, says in (
+        (lambda: FileMedia(path="/x", create=True), "size_bytes"),
+        (lambda: NamespaceOptions(media=media, block_bytes=1000), "block_bytes"),
+        (lambda: NamespaceOptions(media=media, volatile_cache_bytes=-1), "volatile_cache_bytes"),
+        (lambda: SubsystemOptions(nqn="", namespaces=[NamespaceOptions(media=media)]), "SubsystemOptions.nqn"),
+        (lambda: SubsystemOptions(nqn=NQN, namespaces=[]), "namespaces"),
+        (lambda: ListenOptions(port=70000), "port"),
+        (lambda: TargetOptions(subsystems=[], io_engine="magic"), "io_engine"),
+        (lambda: TargetOptions(subsystems=[], listen=[]), "listen"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("[::1]:0", ("::1", 0)),
+        ("name", ("name", 7)),
+        ("[fe80::1%eth0]", ("fe80::1%eth0", 7)),
+    ],
+)
+def test_endpoints(text: str, endpoint: tuple[str, int]) -> None:
+    assert parse_endpoint(text, default_port=7) == endpoint
+
+
+@pytest.mark.parametrize("text", ["", ":1", "::1", "a:b", "a:70000", "a b:1", "[zz]:1", "a/b:1"])
+def test_what_is_no_endpoint(text: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        parse_endpoint(text, default_port=7)
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        parse_endpoint("name")
