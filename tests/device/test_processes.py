@@ -70,6 +70,25 @@ def test_a_forked_child_opens_its_own_and_ends_cleanly(disk: NativeDevice) -> No
     assert _first_byte(disk) == ord("p")
 
 
+def test_a_transfer_belongs_to_its_process(disk: NativeDevice) -> None:
+    batch = Batch(
+        member=np.zeros(1, np.uint32), offset=np.zeros(1, np.uint64), length=np.array([4096], np.uint64),
+        buffer_offset=np.zeros(1, np.uint64),
+    )  # fmt: skip
+    transfer = submit_read([disk], batch, [bytearray(4096)])
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            transfer.wait(5)
+        except DeviceClosed:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    transfer.wait(5)
+
+
 def test_memory_belongs_to_its_process() -> None:
     device = open_device("mem:1MiB")
     with pytest.raises(UsageError, match="cannot leave its process"):

@@ -1,8 +1,8 @@
 //! A batch under way.
 
 use crate::device::Device;
-use crate::{memory, wait};
-use headrace_transfer::Transfer as Batch;
+use crate::{errors, memory, wait};
+use headrace_transfer::{ErrorKind, IoError, Transfer as Batch};
 use pyo3::prelude::*;
 
 #[pyclass(frozen, module = "headrace._native")]
@@ -10,6 +10,8 @@ pub struct Transfer {
     batch: Batch,
     /// Devices close when Python drops them; a batch under way keeps them open for as long as somebody may wait for it.
     _devices: Vec<Py<Device>>,
+    /// The process that started it: the threads that would end it, and locks that they may hold, are not in a forked child.
+    process: u32,
 }
 
 impl Transfer {
@@ -17,24 +19,36 @@ impl Transfer {
         Transfer {
             batch,
             _devices: devices,
+            process: std::process::id(),
         }
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        let what = "a transfer belongs to the process that started it";
+        Err(errors::raise(py, &IoError::new(ErrorKind::Closed, what)))
     }
 }
 
 #[pymethods]
 impl Transfer {
-    fn done(&self, py: Python<'_>) -> bool {
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check_process(py)?;
         let done = self.batch.done();
         memory::drain(py);
-        done
+        Ok(done)
     }
 
     #[pyo3(signature = (timeout_s))]
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        self.check_process(py)?;
         wait::until(py, wait::duration(timeout_s), |timeout| self.batch.wait(timeout))
     }
 
-    fn failed_segment(&self) -> Option<usize> {
-        self.batch.failed_segment()
+    fn failed_segment(&self, py: Python<'_>) -> PyResult<Option<usize>> {
+        self.check_process(py)?;
+        Ok(self.batch.failed_segment())
     }
 }

@@ -8,7 +8,7 @@ from headrace.errors import UsageError
 
 
 def parse_endpoint(text: str, *, default_port: int | None = None) -> tuple[str, int]:
-    """`"10.0.0.1:4420"`, `"[::1]:4420"`, `"name:4420"` -> (host, port); without a port `default_port`, where there is one.
+    """`"10.0.0.1:4420"`, `"[::1]:4420"`, `"name:4420"` -> (host, port); without a port `default_port`, if given.
 
     Port 0 is let through: it means a free one where somebody listens.
     """

@@ -171,7 +171,7 @@ class TargetOptions:
             raise UsageError("TargetOptions.listen is empty", expected="at least one address")
 
     def to_json(self) -> str:
-        """What the native target reads (`native/target/src/config.rs`) and checks as a whole before it opens anything."""
+        """What the native target reads (`native/target/src/config.rs`), and checks before it opens anything."""
         plain = {
             name: value
             for name, value in vars(self).items()
