@@ -1,0 +1,45 @@
+"""Which commands there are. Each file brings one command and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace.cli import demo, discover, ingest, serve, volume
+
+app = typer.Typer(
+    name="headrace",
+    help="Storage over NVMe-oF under LLM training: datasets, checkpoints and models on shared namespaces, "
+    "from user space.",
+    epilog="Start with: headrace demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def headrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("demo")(demo.demo)
+app.command("serve")(serve.serve)
+app.command("discover")(discover.discover)
+app.add_typer(volume.app, name="volume")
+app.command("ingest")(ingest.ingest)

@@ -1,0 +1,215 @@
+"""`headrace serve`: namespaces over NVMe/TCP from this process, until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from headrace.fabric import FileMedia, MemoryMedia, Target
+
+#: Of the subsystem that holds the namespaces given without one.
+DEFAULT_NQN = "nqn.2026-01.io.headrace:serve"
+
+#: Instead of a host's NQN: every host.
+ANY_HOST = "any"
+
+
+def serve(
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAMESPACE...",
+            help="`PATH` (a file or block device), `PATH:SIZE` (a sparse file, made if there is none) or `mem:SIZE`; "
+            "nsid 1, 2, ... of subsystem `--nqn`.",
+            show_default=False,
+        ),
+    ] = None,
+    nqn: Annotated[str, typer.Option(metavar="NQN", help="The subsystem's name.")] = DEFAULT_NQN,
+    subsystem: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NQN=NAMESPACE[,...]",
+            help="One more subsystem and its namespaces; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where to listen, port 0: a free one; may be given again. [default: 127.0.0.1:0]"
+        ),
+    ] = None,
+    volatile_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Keep unflushed writes, up to SIZE a namespace, in memory only, as a drive's volatile cache does; "
+            "they die with this process. For tests of what must not get lost.",
+        ),
+    ] = None,
+    block_size: Annotated[int, typer.Option(metavar="BYTES", help="Logical block, 512 or 4096.")] = 4096,
+    io_engine: Annotated[str, typer.Option(metavar="ENGINE", help="For files: auto, io_uring or pread.")] = "auto",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse writes.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOSTNQN",
+            help="Let this host connect, and only such; `any` for every one. Needed to listen beyond loopback.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
+) -> None:
+    """Export files, block devices or memory as NVMe/TCP namespaces; no root, no kernel module.
+
+    When it is ready, it prints the address of each namespace and the I/O engine in use. SIGTERM or Ctrl-C end it in
+    order: what was answered is written down first. Hosts choose whether to use header and data digests.
+
+    NVMe/TCP has neither encryption nor, by name alone, protection: listen on networks that you trust.
+
+    Example: `headrace serve /data/a.img:100GiB --listen 10.0.0.1:4420 --allow-host any`
+    """
+    from headrace.errors import UsageError
+    from headrace.fabric import ListenOptions, NamespaceOptions, SubsystemOptions, Target, TargetOptions, parse_endpoint
+
+    cache_bytes = 0 if volatile_cache is None else parse_size("--volatile-cache", volatile_cache)
+    hosts = [host for host in allow_host or [] if host != ANY_HOST]
+    wanted: dict[str, list[str]] = {}
+    if namespaces:
+        wanted[nqn] = list(namespaces)
+    for text in subsystem or []:
+        name, equals, those = text.partition("=")
+        if not equals or not those or name in wanted:
+            raise UsageError("--subsystem", expected="NQN=NAMESPACE[,NAMESPACE...], each NQN once", found=repr(text))
+        wanted[name] = those.split(",")
+    if not wanted:
+        raise UsageError(
+            "nothing to serve", expected="a NAMESPACE or --subsystem", next_step="see `headrace serve --help`"
+        )
+    endpoints = [parse_endpoint(text, default_port=4420) for text in listen or ["127.0.0.1:0"]]
+    for host, _ in endpoints:
+        if not allow_host and not is_loopback(host):
+            raise UsageError(
+                f"listening on {host} lets other machines in, and NVMe/TCP asks nobody for a password",
+                next_step="name the hosts with --allow-host HOSTNQN, or allow all with --allow-host any",
+            )
+    options = TargetOptions(
+        subsystems=[
+            SubsystemOptions(
+                nqn=name,
+                allow_hosts=hosts,
+                namespaces=[
+                    NamespaceOptions(
+                        nsid=nsid,
+                        media=parse_media(text),
+                        block_bytes=block_size,
+                        volatile_cache_bytes=cache_bytes,
+                        read_only=read_only,
+                    )
+                    for nsid, text in enumerate(those, start=1)
+                ],
+            )
+            for name, those in wanted.items()
+        ],
+        listen=[ListenOptions(host=host, port=port) for host, port in endpoints],
+        io_engine=io_engine,
+    )
+    # Before the target starts, so that a signal which comes meanwhile ends it in order too.
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Target(options) as target:
+        _say_ready(target, json)
+        while not stop.wait(3600):
+            pass
+        if not json:
+            print("stopping", file=sys.stderr, flush=True)
+
+
+def parse_size(option: str, text: str) -> int:
+    """A size as people write it; `UsageError` names the option."""
+    from headrace.errors import UsageError
+    from headrace.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def parse_media(text: str) -> FileMedia | MemoryMedia:
+    """`mem:SIZE`, `PATH:SIZE` (a file that is made where there is none) or `PATH` (one that is there)."""
+    from pathlib import Path
+
+    from headrace.errors import UsageError
+    from headrace.fabric import FileMedia, MemoryMedia
+    from headrace.units import parse_bytes
+
+    path, colon, size = text.rpartition(":")
+    if colon and path == "mem":
+        return MemoryMedia(size_bytes=parse_size("mem:SIZE", size))
+    if colon and path:
+        try:
+            return FileMedia(path=path, size_bytes=parse_bytes(size), create=True)
+        except ValueError:
+            # What follows the last colon is no size: then the colon belongs to the name of the file.
+            pass
+    if not Path(text).exists():
+        raise UsageError(
+            "no such file or block device", where=text, next_step=f"to make a file, give its size: {text}:1GiB"
+        )
+    return FileMedia(path=text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener there; a name counts by its own, without asking a resolver."""
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _say_ready(target: Target, json: bool) -> None:
+    from headrace.cli.output import print_json
+
+    listening = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in target.addresses]
+    served = [
+        (f"nvme+tcp://{address}/{subsystem.nqn}?nsid={namespace.nsid}", namespace)
+        for subsystem in target.options.subsystems
+        for namespace in subsystem.namespaces
+        for address in listening
+    ]
+    engine = _engines(target.status())
+    if json:
+        print_json(
+            {
+                "event": "ready",
+                "listen": listening,
+                "io_engine": engine,
+                "namespaces": [
+                    {
+                        "uri": uri,
+                        "media": namespace.media._json(),
+                        "volatile_cache_bytes": namespace.volatile_cache_bytes,
+                    }
+                    for uri, namespace in served
+                ],
+            }
+        )
+        return
+    for uri, _ in served:
+        print(f"READY {uri}")
+    print(f"I/O engine: {engine}", flush=True)
+
+
+def _engines(status: dict[str, Any]) -> str:
+    """The I/O engines in use, each once."""
+    engines = {str(namespace["engine"]) for subsystem in status["subsystems"] for namespace in subsystem["namespaces"]}
+    return ", ".join(sorted(engines))

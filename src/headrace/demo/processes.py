@@ -1,0 +1,213 @@
+"""Processes that never outlive their owner.
+
+Three nets, one below the other:
+* `Processes.close` kills every process that was started and all of its descendants (torchrun puts its workers into
+  sessions of their own, so a signal to the process group would miss them).
+* Each process is started through a leash: it asks the kernel to be killed when its parent dies (`PR_SET_PDEATHSIG`), so
+  a SIGKILL of the owner is enough too. Workers do the same for themselves with `die_with_parent`.
+* Each leads a session of its own, so Ctrl-C on the terminal reaches the owner alone, which then closes in order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from headrace.errors import HeadraceError
+
+_PR_SET_PDEATHSIG = 1
+
+#: Runs in a bare interpreter, before the program: argv = owner's pid, program, arguments.
+_LEASH = (
+    "import ctypes, os, signal, sys; "
+    f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL, 0, 0, 0); "
+    "sys.exit(1) if os.getppid() != int(sys.argv[1]) else os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it is gone; at once if it is gone already."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent or parent == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ChildFailed(HeadraceError):
+    """A process that the demo started ended with an error; the message says which, and the tail of its log follows."""
+
+    fault = "headrace"
+
+
+class Child:
+    """One process; its output goes to `log`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> int:
+        """Raises `ChildFailed` when it still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ChildFailed(
+                f"{self.name} did not end", expected=f"an end within {timeout_s:.0f} s", next_step=f"see {self.log}"
+            ) from None
+
+    def check(self, timeout_s: float) -> None:
+        """Wait for its end; raises `ChildFailed`, with the end of its log, unless it succeeded."""
+        self.expect(self.wait(timeout_s))
+
+    def expect(self, status: int) -> None:
+        if status != 0:
+            raise self.failure(f"{self.name} failed", status)
+
+    def failure(self, what: str, status: int | None) -> ChildFailed:
+        """An error about this process that ends with the last lines of its log."""
+        found = "still running" if status is None else _status_text(status)
+        tail = "".join(f"\n    {line}" for line in self.tail())
+        return ChildFailed(what, found=found, next_step=f"the end of {self.log}:{tail}")
+
+    def tail(self, lines: int = 12) -> list[str]:
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - 8192))
+                return file.read().decode("utf-8", "replace").splitlines()[-lines:]
+        except OSError:
+            return []
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the kernel has taken it away. Its descendants are left to their leashes."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, timeout_s: float = 10.0) -> int:
+        """SIGTERM, then SIGKILL when it takes too long; the exit status."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self._process.wait()
+
+
+class Processes:
+    """All processes of a job. A context manager: on the way out, whatever the reason, none is left."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+
+    def start(self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> Child:
+        """Start `python ARGUMENTS` (this interpreter), its output appended to `log`."""
+        leash = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), sys.executable, *arguments]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                leash,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        child = Child(name, process, log)
+        self._children.append(child)
+        return child
+
+    def close(self) -> None:
+        """Kill everything. A Ctrl-C while this runs is put off until nothing is left."""
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        try:
+            living = [child for child in self._children if child.poll() is None]
+            family = descendants([child.pid for child in living])
+            for child in living:
+                child.kill()
+            for pid in family:
+                _kill(pid)
+            deadline = time.monotonic() + 5.0
+            while any(_alive(pid) for pid in family) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self._children.clear()
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, before)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def descendants(pids: Sequence[int]) -> list[int]:
+    """All processes below `pids` (which are not in the list), by the parents that /proc names."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            parent = _parent(int(entry.name))
+            if parent is not None:
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    queue = list(pids)
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, so only what follows its end is split.
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _parent(pid: int) -> int | None:
+    fields = _stat(pid)
+    return None if fields is None else int(fields[1])
+
+
+def _alive(pid: int) -> bool:
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in ("Z", "X")
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _status_text(status: int) -> str:
+    if status < 0:
+        try:
+            return f"ended by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"ended by signal {-status}"
+    return f"exit status {status}"

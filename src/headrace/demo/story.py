@@ -1,0 +1,229 @@
+"""Everything that happened in one run of the demo, as data: the summary, the page and the tests read from here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headrace.demo.compare import Comparison
+from headrace.demo.events import Event
+from headrace.demo.options import DemoOptions
+from headrace.demo.target import Life
+from headrace.measure import StepRecord, Summary, Verdict, summarise
+from headrace.measure.summary import JobStep, join_ranks
+
+
+@dataclass
+class Phase:
+    """One launch of the trainer."""
+
+    name: str
+    ranks: int
+    began: float
+    ended: float = 0.0
+    records: list[StepRecord] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def steps(self) -> list[JobStep]:
+        return join_ranks(self.records)
+
+    def find(self, event: str, step: int | None = None, rank: int | None = None) -> Event | None:
+        """The first such event."""
+        for candidate in self.events:
+            if (
+                candidate.event == event
+                and (step is None or candidate.step == step)
+                and (rank is None or candidate.rank == rank)
+            ):
+                return candidate
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """Fault 1: the target was killed while a checkpoint was being written."""
+
+    #: Of the checkpoint that was under way.
+    step: int
+    killed: float
+    #: When it accepted connections again.
+    back: float
+    #: The checkpoint became visible, whole; else it was given up, whole.
+    committed: bool
+    #: Bytes that all ranks wrote a second time, because their first copy died unflushed.
+    rewritten_bytes: int
+    #: Checkpoints that were already committed when the kill came, so that another was waited for.
+    missed: int
+
+    @property
+    def seconds(self) -> float:
+        return self.back - self.killed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankKill:
+    """Fault 2: a rank was killed while a checkpoint was being written."""
+
+    step: int
+    rank: int
+    killed: float
+    #: The checkpoint had become visible already when the kill came.
+    committed: bool
+    #: Checkpoints that the volume held afterwards.
+    checkpoints: list[int]
+
+    @property
+    def resume_step(self) -> int:
+        return self.checkpoints[-1]
+
+
+@dataclass
+class Story:
+    options: DemoOptions
+    began: float
+    environment: dict[str, str] = field(default_factory=dict)
+    lives: list[Life] = field(default_factory=list)
+    volume: dict[str, Any] = field(default_factory=dict)
+    corpus: str = ""
+    ingest_s: float = 0.0
+    token_count: int = 0
+    token_bytes: int = 0
+    vocabulary: int = 0
+    parameters: int = 0
+    device: str = "cpu"
+    parallel: str = "fsdp2"
+    first: Phase | None = None
+    resumed: Phase | None = None
+    reference: Phase | None = None
+    outage: Outage | None = None
+    rank_kill: RankKill | None = None
+    comparison: Comparison | None = None
+    model: dict[str, Any] = field(default_factory=dict)
+    ended: float = 0.0
+
+    # ---- what it cost ----------------------------------------------------------------------------------------------
+
+    def job_steps(self) -> list[JobStep]:
+        """Both phases of the disturbed run, in time order."""
+        return [step for phase in (self.first, self.resumed) if phase is not None for step in phase.steps()]
+
+    def summary(self) -> Summary:
+        return summarise(self.job_steps(), self.options.gpu_hour_price)
+
+    def undisturbed(self) -> Summary:
+        """Without the steps during which the target was dead: that was the demo's doing, not the storage's."""
+        outage = self.outage
+        steps = self.job_steps()
+        if outage is not None:
+            calm = [s for s in steps if s.started_s > outage.back or s.started_s + s.total_s < outage.killed]
+            steps = calm or steps
+        return summarise(steps, self.options.gpu_hour_price)
+
+    def verdict(self) -> Verdict:
+        accelerator = "GPU" if self.device == "cuda" else "training"
+        return self.undisturbed().verdict(token_bytes=self.token_bytes or None, accelerator=accelerator)
+
+    def outage_stall_s(self) -> float:
+        """How long training waited for storage in the steps during which the target was dead, seconds of wall time."""
+        if self.outage is None:
+            return 0.0
+        return sum(
+            s.data_wait_s + s.checkpoint_s
+            for s in self.job_steps()
+            if s.started_s <= self.outage.back and s.started_s + s.total_s >= self.outage.killed
+        )
+
+    def recovery_s(self) -> float | None:
+        """From the kill of a rank to the end of the first step after it: noticed, started, restored, one step."""
+        if self.rank_kill is None or self.resumed is None or not self.resumed.records:
+            return None
+        first = min(self.resumed.records, key=lambda record: record.started_s)
+        return first.started_s + first.total_s - first.restart_s - self.rank_kill.killed
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def saves(self) -> list[dict[str, Any]]:
+        """One row for each checkpoint that was begun: what became of it, in seconds and bytes, over all ranks."""
+        rows = []
+        for phase in (self.first, self.resumed):
+            if phase is None:
+                continue
+            for begun in (e for e in phase.events if e.event == "save-begun" and e.rank == 0):
+                done = [e for e in phase.events if e.event == "save-committed" and e.step == begun.step]
+                staged = [
+                    e.details["seconds"] for e in phase.events if e.event == "save-staged" and e.step == begun.step
+                ]
+                coordinator = next((e for e in done if e.rank == 0), None)
+                rows.append(
+                    {
+                        "phase": phase.name,
+                        "step": begun.step,
+                        "begun": begun.t,
+                        "ended": coordinator.t if coordinator else None,
+                        "committed": coordinator is not None,
+                        "staged_s": max(staged, default=None),
+                        "seconds": coordinator.details["seconds"] if coordinator else None,
+                        "bytes": coordinator.details["total_bytes"] if coordinator else None,
+                        "rewritten_bytes": sum(e.details["rewritten_bytes"] for e in done),
+                    }
+                )
+        return rows
+
+    def restore(self) -> dict[str, Any] | None:
+        event = None if self.resumed is None else self.resumed.find("restored", rank=0)
+        return None if event is None else {"step": event.step, "seconds": event.details["seconds"]}
+
+    # ---- the proof -------------------------------------------------------------------------------------------------
+
+    def holds(self) -> bool:
+        """Everything that the demo sets out to show was shown."""
+        return (
+            self.comparison is not None
+            and self.comparison.holds
+            and bool(self.model.get("headrace_bitwise"))
+            and bool(self.model.get("safetensors_bitwise"))
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        comparison = self.comparison
+        return {
+            "holds": self.holds(),
+            "seconds": self.ended - self.began,
+            "verdict": self.verdict().to_json(),
+            "summary": self.summary().to_json(),
+            "undisturbed": self.undisturbed().to_json(),
+            "environment": self.environment,
+            "volume": self.volume,
+            "dataset": {
+                "corpus": self.corpus,
+                "ingest_s": self.ingest_s,
+                "token_count": self.token_count,
+                "token_bytes": self.token_bytes,
+                "vocabulary": self.vocabulary,
+            },
+            "training": {
+                "parameters": self.parameters,
+                "device": self.device,
+                "parallel": self.parallel,
+                "steps": self.options.step_count,
+                "ranks": self.options.ranks,
+                "resume_ranks": self.options.resume_ranks,
+            },
+            "outage": None
+            if self.outage is None
+            else asdict(self.outage) | {"seconds": self.outage.seconds, "stall_s": self.outage_stall_s()},
+            "rank_kill": None
+            if self.rank_kill is None
+            else asdict(self.rank_kill) | {"resume_step": self.rank_kill.resume_step, "recovery_s": self.recovery_s()},
+            "saves": self.saves(),
+            "restore": self.restore(),
+            "comparison": None
+            if comparison is None
+            else asdict(comparison)
+            | {
+                "samples_equal": comparison.samples_equal,
+                "losses_bitwise": comparison.losses_bitwise,
+                "losses_within_tolerance": comparison.losses_within_tolerance,
+            },
+            "model": self.model,
+        }

@@ -1,0 +1,124 @@
+"""No process outlives its owner: not on a clean end, not on Ctrl-C, not when the owner is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.demo.processes import ChildFailed, Processes, descendants
+
+#: A process that has a child in a session of its own, as torchrun's workers are, and says both pids.
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+#: An owner of such a family; tells its pids and waits.
+OWNER = """
+import sys, time
+from pathlib import Path
+from headrace.demo.processes import Processes
+with Processes() as processes:
+    processes.start("family", ["-c", sys.argv[1]], log=Path(sys.argv[2]))
+    time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def pids_in(log: Path) -> list[int]:
+    assert wait_until(lambda: log.exists() and log.read_text().count(" ") == 1 and log.read_text().endswith("\n"))
+    return [int(pid) for pid in log.read_text().split()]
+
+
+def test_close_kills_children_and_grandchildren_in_other_sessions(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Processes() as processes:
+        child = processes.start("family", ["-c", FAMILY], log=log)
+        pids = pids_in(log)
+        assert pids[0] == child.pid
+        assert pids[1] in descendants([child.pid])
+        assert all(alive(pid) for pid in pids)
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_owner_that_ends_takes_its_children_along(tmp_path: Path, number: signal.Signals) -> None:
+    log = tmp_path / "log"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, FAMILY, str(log)], stderr=subprocess.DEVNULL)
+    try:
+        child, grandchild = pids_in(log)
+        owner.send_signal(number)
+        owner.wait(20)
+        assert wait_until(lambda: not alive(child))
+        if number == signal.SIGINT:
+            assert not alive(grandchild)
+        else:
+            # SIGKILL leaves the owner no time; a worker that did not ask for it with `die_with_parent` lives on.
+            os.kill(grandchild, signal.SIGKILL)
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    worker = "import time\nfrom headrace.demo.processes import die_with_parent\n"
+    worker += "die_with_parent()\nprint('ready', flush=True)\n"
+    launcher = (
+        "import subprocess, sys, time\n"
+        f"w = subprocess.Popen([sys.executable, '-c', {worker + 'time.sleep(600)'!r}], start_new_session=True)\n"
+        "print(w.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    with Processes() as processes:
+        child = processes.start("launcher", ["-c", launcher], log=log)
+        assert wait_until(lambda: "ready" in (log.read_text() if log.exists() else ""))
+        pid = next(int(word) for word in log.read_text().split() if word.isdigit())
+        os.kill(child.pid, signal.SIGKILL)
+        assert wait_until(lambda: not alive(pid))
+
+
+def test_a_failure_says_which_process_and_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Processes() as processes:
+        child = processes.start("the worker", ["-c", "print('first'); raise SystemExit('disk on fire')"], log=log)
+        with pytest.raises(ChildFailed, match=r"(?s)the worker failed: found exit status 1.*disk on fire"):
+            child.check(20.0)
+        child = processes.start("the sleeper", ["-c", "import time; time.sleep(600)"], log=log)
+        with pytest.raises(ChildFailed, match="did not end"):
+            child.wait(0.1)
+        assert child.stop() == -signal.SIGTERM
+
+
+def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    )
+    log = tmp_path / "log"
+    with Processes() as processes:
+        child = processes.start("deaf", ["-c", deaf], log=log)
+        assert wait_until(lambda: log.exists() and "deaf" in log.read_text())
+        assert child.stop(timeout_s=0.2) == -signal.SIGKILL
