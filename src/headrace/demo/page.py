@@ -19,6 +19,10 @@ _CATEGORY_NAMES = [
 ]
 
 
+#: Shorter ones would be drawn wider than they are.
+SHORTEST_WAIT_S = 0.02
+
+
 def write_page(story: Story, path: Path) -> None:
     path.write_text(build(story).html(), encoding="utf-8")
 
@@ -140,10 +144,10 @@ def _waits(phase: Phase, zero: float) -> list[Span]:
     spans = []
     for step in phase.steps():
         start = step.started_s - zero
-        if step.data_wait_s > 0.001:
+        if step.data_wait_s > SHORTEST_WAIT_S:
             title = f"step {step.step}: data wait {format_seconds(step.data_wait_s)}"
             spans.append(Span(start=start, end=start + step.data_wait_s, style="data_wait", title=title))
-        if step.checkpoint_s > 0.001:
+        if step.checkpoint_s > SHORTEST_WAIT_S:
             over = start + step.total_s - step.restart_s
             title = f"step {step.step}: checkpoint stall {format_seconds(step.checkpoint_s)}"
             spans.append(Span(start=over - step.checkpoint_s, end=over, style="checkpoint", title=title))

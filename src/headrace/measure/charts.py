@@ -161,15 +161,18 @@ def timeline(lanes: Sequence[Lane], *, markers: Sequence[Marker] = (), x_label: 
         y = top + index * (lane_height + gap) + gap / 2
         body.append(f'<text class="lane" x="{left - 10}" y="{y + lane_height / 2 + 4}" text-anchor="end">')
         body.append(f"{escape(lane.name)}</text>")
+        labels = []
         for span in lane.spans:
             x, width = frame.x(span.start), max(1.0, frame.x(span.end) - frame.x(span.start))
             body.append(
                 f'<rect class="{escape(span.style)}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
                 f'height="{lane_height}" rx="2"><title>{escape(span.title)}</title></rect>'
             )
-            if span.label and width > len(span.label) * 6.2:
-                body.append(f'<text class="inside" x="{x + width / 2:.1f}" y="{y + lane_height / 2 + 4:.1f}">')
-                body.append(f"{escape(span.label)}</text>")
+            if span.label and width > len(span.label) * 6.2 + 8:
+                labels.append(f'<text class="inside" x="{x + 6:.1f}" y="{y + lane_height / 2 + 4:.1f}">')
+                labels.append(f"{escape(span.label)}</text>")
+        # Last, so that a later span does not cover the label of the one that it lies on.
+        body += labels
     for marker, row in zip(markers, rows, strict=True):
         x, y = frame.x(marker.x), 10.0 + 15.0 * row
         end = x + len(marker.text) * 6.0 > WIDTH

@@ -106,7 +106,8 @@ break-inside:avoid}
 svg{display:block;width:100%;height:auto;font:11px system-ui,sans-serif}
 svg text{fill:var(--soft)}
 svg .lane,svg .note{fill:var(--fg)}
-svg .inside{fill:#fff;text-anchor:middle;font-weight:600}
+svg .note{paint-order:stroke;stroke:var(--panel);stroke-width:4px;stroke-linejoin:round}
+svg .inside{fill:#fff;font-weight:600;paint-order:stroke;stroke:rgba(0,0,0,.35);stroke-width:2px}
 .grid{stroke:var(--line);stroke-width:1}
 .base{stroke:var(--soft);stroke-width:1}
 .event{stroke-width:1.3;stroke-dasharray:4 3}
