@@ -59,7 +59,7 @@ def main() -> None:
     headrace = Path(sys.prefix) / "bin/headrace"
     subprocess.run([headrace, "--help"], check=True, stdout=subprocess.DEVNULL)
     use("mem:64MiB")
-    said = use("file:/dev/shm/namespace.img?create=40MiB")
+    said = use("/dev/shm/namespace.img:40MiB")
     assert "pread" in said, f"serve does not say which engine it fell back to:\n{said}"
     print("CAGE ok")
 
