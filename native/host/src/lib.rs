@@ -1,1 +1,54 @@
+//! The NVMe/TCP host (initiator): [`NvmeTcpDevice`] is a namespace as a block device, [`discover`] reads what a target
+//! offers.
+//!
+//! # Theory of operation
+//!
+//! ```text
+//!  caller's threads                     the I/O thread (one per process)
+//!  NvmeTcpDevice --- inbox ---> Reactor: poll, timers
+//!       ^                          |
+//!       |                          v
+//!     Sink <--- completion --- Core: one device's life (connect, lose, reconnect, end)
+//!                                  |   Work: requests, cut into commands
+//!                                  v
+//!                              Association: admin + I/O connections, bring-up, Keep Alive
+//!                                  |
+//!                                  v
+//!                              Connection: one socket, non-blocking
+//!                                  |
+//!                                  v
+//!                              QueuePair: PDUs and commands, no I/O (receive: where bytes go; transmit: what waits)
+//! ```
+//!
+//! Rules that hold throughout:
+//!
+//! * The I/O thread never blocks, never takes a lock that a caller holds for long, and sleeps when nothing is to be done.
+//! * Data go from the socket into the caller's buffer, and from there to the socket, without a copy.
+//! * Every request is completed exactly once: by an answer, by its deadline, by `loss_timeout`, or by `close`.
+//! * Once a request is reported, nothing here points into its buffer: connections are closed before what was under way on
+//!   them is reported.
+//! * What a peer sends is checked before it is used (see [`queue`]); what it breaks ends the association and is named.
+//! * [`life`] says why the loss counter can be trusted for durability.
 
+#![deny(unsafe_code)]
+
+mod association;
+mod connection;
+mod device;
+mod discovery;
+mod errors;
+mod facts;
+mod life;
+#[allow(unsafe_code)]
+mod memory;
+mod options;
+mod queue;
+mod reactor;
+mod receive;
+mod shared;
+mod transmit;
+mod work;
+
+pub use device::NvmeTcpDevice;
+pub use discovery::discover;
+pub use options::{DiscoverOptions, HostOptions, DEPTH_MAX, QUEUES_MAX};

@@ -1,0 +1,661 @@
+//! One association with a controller: the admin connection, the I/O connections, and the way from a TCP address to ready.
+//!
+//! # Bring-up
+//!
+//! ```text
+//! admin:  TCP -> ICReq/ICResp -> Connect -> CAP -> VS -> CC.EN=1 -> CSTS.RDY? -> Identify controller -> Set Features queues
+//! I/O n:  TCP -> ICReq/ICResp -> Connect QID n            (all at once)
+//! admin:  Identify namespace -> identifiers -> ready
+//! ```
+//!
+//! Each arrow is an event; nothing here ever waits. Whoever owns the association has the deadline of the whole.
+//!
+//! # Keep Alive
+//!
+//! From the admin Connect on, a Keep Alive goes out every KATO/2, whether or not other commands run, and must be answered
+//! within KATO. It is sent by the I/O thread, which never takes the GIL and never waits for another controller.
+
+use crate::connection::{Broken, Connection};
+use crate::errors::{bad_answer, connect_refused, refused, step_failed, unreachable, ConnectPlace};
+use crate::facts::Facts;
+use crate::options::HostOptions;
+use crate::queue::{Completion, Data, End, ADMIN_IN_CAPSULE};
+use crate::reactor::Turn;
+use crate::work::Part;
+use headrace_transfer::{Buffer, ErrorKind, IoError};
+use headrace_wire::command::feature;
+use headrace_wire::fabrics::{
+    property, property_get, property_set, Cap, Cc, Connect, ConnectData, ConnectResponse, Csts,
+    CATTR_NO_SQ_FLOW, CC_ENABLE, CNTLID_DYNAMIC,
+};
+use headrace_wire::identify::{cns, IDENTIFY_BYTES};
+use headrace_wire::pdu::Digests;
+use headrace_wire::{admin, Cqe, Sqe, Status};
+use mio::Token;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Commands under way on the admin queue: one step, one Keep Alive, and room for what comes later.
+const ADMIN_DEPTH: u16 = 31;
+/// Between two looks at CSTS.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What a completion belongs to.
+pub(crate) enum Tag {
+    /// The one step of the bring-up (or shutdown) that is under way.
+    Step,
+    /// Connect of an I/O queue.
+    Connect(u16),
+    KeepAlive,
+    Part(Part),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Step {
+    Tcp,
+    Connect,
+    Capabilities,
+    Version,
+    Enable,
+    Ready,
+    IdentifyController,
+    Queues,
+    IoQueues,
+    IdentifyNamespace,
+    Identifiers,
+    Running,
+    Shutdown,
+    ShutdownStatus,
+    Done,
+}
+
+impl Step {
+    pub fn name(self) -> &'static str {
+        match self {
+            Step::Tcp => "TCP connect and ICReq",
+            Step::Connect => "Connect",
+            Step::Capabilities => "Property Get CAP",
+            Step::Version => "Property Get VS",
+            Step::Enable => "Property Set CC.EN",
+            Step::Ready => "waiting for CSTS.RDY",
+            Step::IdentifyController => "Identify Controller",
+            Step::Queues => "Set Features Number of Queues",
+            Step::IoQueues => "Connect of the I/O queues",
+            Step::IdentifyNamespace => "Identify Namespace",
+            Step::Identifiers => "Identify Namespace Identification Descriptors",
+            Step::Running => "running",
+            Step::Shutdown => "Property Set CC.SHN",
+            Step::ShutdownStatus => "waiting for CSTS.SHST",
+            Step::Done => "shut down",
+        }
+    }
+}
+
+/// Why an association did not come about, or ended.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub error: IoError,
+    /// Trying again at once may help (busy, not ready yet).
+    pub transient: bool,
+    /// TCP itself failed: another address may do.
+    pub transport: bool,
+    /// The peer broke the protocol, which each command under way may have caused.
+    pub violation: bool,
+}
+
+impl From<IoError> for Failure {
+    fn from(error: IoError) -> Self {
+        let violation = error.kind == ErrorKind::Protocol;
+        Failure {
+            error,
+            transient: false,
+            transport: false,
+            violation,
+        }
+    }
+}
+
+pub(crate) struct Association {
+    pub options: Arc<HostOptions>,
+    address: SocketAddr,
+    /// 0 is admin, n is I/O queue n.
+    pub connections: Vec<Connection<Tag>>,
+    pub facts: Facts,
+    pub step: Step,
+    /// Next look at CSTS.
+    poll_at: Option<Instant>,
+    /// I/O queues that are not connected yet.
+    awaited: u16,
+    keep_alive_at: Option<Instant>,
+    /// No command is overdue before this; exact when looked at.
+    check_at: Option<Instant>,
+    first_token: usize,
+    round_robin: usize,
+    /// For commands of the bring-up.
+    patience: Duration,
+}
+
+impl Association {
+    pub fn begin(
+        options: Arc<HostOptions>,
+        address: SocketAddr,
+        first_token: usize,
+        turn: &Turn<'_>,
+    ) -> Result<Self, Failure> {
+        let mut association = Association {
+            patience: options.connect_timeout,
+            options,
+            address,
+            connections: Vec::new(),
+            facts: Facts::default(),
+            step: Step::Tcp,
+            poll_at: None,
+            awaited: 0,
+            keep_alive_at: None,
+            check_at: None,
+            first_token,
+            round_robin: 0,
+        };
+        association.connect_tcp(ADMIN_DEPTH, ADMIN_IN_CAPSULE, turn)?;
+        Ok(association)
+    }
+
+    fn digests(&self) -> Digests {
+        Digests {
+            header: self.options.header_digest,
+            data: self.options.data_digest,
+        }
+    }
+
+    fn connect_tcp(&mut self, depth: u16, in_capsule: usize, turn: &Turn<'_>) -> Result<(), Failure> {
+        let token = Token(self.first_token + self.connections.len());
+        let digests = self.digests();
+        let connection = Connection::open(self.address, turn.registry, token, depth, digests, in_capsule)
+            .map_err(|error| self.broken(Broken::Io(error)))?;
+        self.connections.push(connection);
+        Ok(())
+    }
+
+    pub fn event(&mut self, event: &mio::event::Event) {
+        let token = event.token();
+        // An event of a connection that is closed by now finds nobody.
+        if let Some(connection) = self
+            .connections
+            .iter_mut()
+            .find(|connection| connection.token == token)
+        {
+            connection.event(event);
+        }
+    }
+
+    /// Move bytes on every connection and hand what completed to `completed`; `true` when there is more to do at once.
+    /// What completed before a failure is handed over all the same.
+    pub fn turn(
+        &mut self,
+        turn: &mut Turn<'_>,
+        completed: &mut dyn FnMut(Completion<Tag>),
+    ) -> Result<bool, Failure> {
+        let mut more = false;
+        let mut at = 0;
+        // By index: the bring-up adds connections on the way.
+        while at < self.connections.len() {
+            let before = self.connections[at].queue.agreed().is_some();
+            let result = self.connections[at].turn(turn.scratch);
+            while let Some(completion) = self.connections[at].queue.completion() {
+                match completion.tag {
+                    Tag::Part(_) => completed(completion),
+                    Tag::KeepAlive => self.kept_alive(&completion)?,
+                    Tag::Connect(qid) => self.io_connected(qid, &completion, turn.now)?,
+                    Tag::Step => {
+                        let (cqe, data) = self.answer(completion)?;
+                        self.stepped(&cqe, data, turn)?;
+                    }
+                }
+            }
+            match result {
+                Ok(again) => more |= again,
+                Err(broken) => return Err(self.broken(broken)),
+            }
+            if !before && self.connections[at].queue.agreed().is_some() {
+                self.initialized(at, turn.now)?;
+            }
+            at += 1;
+        }
+        self.send().map(|again| more | again)
+    }
+
+    /// Send what was queued since.
+    pub fn send(&mut self) -> Result<bool, Failure> {
+        let mut more = false;
+        for at in 0..self.connections.len() {
+            match self.connections[at].send() {
+                Ok(again) => more |= again,
+                Err(broken) => return Err(self.broken(broken)),
+            }
+        }
+        Ok(more)
+    }
+
+    fn broken(&self, broken: Broken) -> Failure {
+        let options = &self.options;
+        match broken {
+            Broken::Io(error) if self.step == Step::Tcp => Failure {
+                transport: true,
+                ..Failure::from(unreachable(&options.host, options.port, &error))
+            },
+            Broken::Fault(fault) => Failure::from(
+                IoError::new(ErrorKind::Protocol, fault.to_string())
+                    .at(options.address())
+                    .next("report this with the target's name and version"),
+            ),
+            other if self.step < Step::Running => {
+                let error = refused(
+                    options,
+                    format!("the connection broke during {}", self.step.name()),
+                )
+                .expected("an NVMe/TCP target")
+                .found(other.to_string())
+                .next("check that the port is the target's NVMe/TCP port, and the target's log");
+                Failure {
+                    transport: true,
+                    ..Failure::from(error)
+                }
+            }
+            other => Failure::from(
+                IoError::new(ErrorKind::Gone, "the connection to the controller broke")
+                    .at(options.address())
+                    .found(other.to_string()),
+            ),
+        }
+    }
+
+    // Bring-up.
+
+    fn initialized(&mut self, at: usize, now: Instant) -> Result<(), Failure> {
+        if at == 0 {
+            self.step = Step::Connect;
+            let connect = Connect {
+                recfmt: 0,
+                qid: 0,
+                sqsize: ADMIN_DEPTH,
+                cattr: CATTR_NO_SQ_FLOW,
+                kato_ms: self.options.keep_alive.as_millis() as u32,
+            };
+            let data = self.connect_data(CNTLID_DYNAMIC);
+            return self.command(0, connect.encode(0), data, Tag::Step, now);
+        }
+        if let Some(agreed) = self.connections[at].queue.agreed() {
+            self.facts.maxh2cdata = agreed.maxh2cdata;
+        }
+        let qid = at as u16;
+        // SQSIZE is zero-based, and a queue holds one entry less than its size.
+        let connect = Connect {
+            recfmt: 0,
+            qid,
+            sqsize: self.facts.depth,
+            cattr: CATTR_NO_SQ_FLOW,
+            kato_ms: 0,
+        };
+        let data = self.connect_data(self.facts.cntlid);
+        self.command(at, connect.encode(0), data, Tag::Connect(qid), now)
+    }
+
+    fn connect_data(&self, cntlid: u16) -> Data {
+        let options = &self.options;
+        let data = ConnectData {
+            hostid: options.hostid,
+            cntlid,
+            subnqn: options.subsysnqn.clone(),
+            hostnqn: options.hostnqn.clone(),
+        };
+        Data::Write(Buffer::from_vec(data.encode().to_vec()))
+    }
+
+    fn command(&mut self, at: usize, sqe: Sqe, data: Data, tag: Tag, now: Instant) -> Result<(), Failure> {
+        let deadline = now + self.patience;
+        self.submit(at, sqe, data, tag, deadline)
+            .map_err(|_| bad_answer(&self.options, "the admin queue is full").into())
+    }
+
+    fn submit(
+        &mut self,
+        at: usize,
+        sqe: Sqe,
+        data: Data,
+        tag: Tag,
+        deadline: Instant,
+    ) -> Result<(), (Tag, Data)> {
+        self.connections[at].queue.submit(sqe, data, tag, deadline)?;
+        self.check_at = Some(self.check_at.map_or(deadline, |at| at.min(deadline)));
+        Ok(())
+    }
+
+    fn step(&mut self, step: Step, sqe: Sqe, now: Instant) -> Result<(), Failure> {
+        self.step = step;
+        self.command(0, sqe, Data::None, Tag::Step, now)
+    }
+
+    fn identify(&mut self, step: Step, cns: u8, nsid: u32, now: Instant) -> Result<(), Failure> {
+        self.step = step;
+        let sqe = Sqe::new(admin::IDENTIFY, 0, nsid).with_cdw(10, cns.into());
+        self.command(0, sqe, Data::Read(Buffer::zeroed(IDENTIFY_BYTES)), Tag::Step, now)
+    }
+
+    /// The answer to a step: refused, broken, or its bytes.
+    fn answer(&self, completion: Completion<Tag>) -> Result<(Cqe, Vec<u8>), Failure> {
+        let step = self.step.name();
+        match completion.end {
+            End::Answer(cqe) => {
+                let mut bytes = Vec::new();
+                if let Data::Read(buffer) = &completion.data {
+                    bytes.resize(buffer.len(), 0);
+                    buffer.copy_to(0, &mut bytes);
+                }
+                Ok((cqe, bytes))
+            }
+            End::Short { came, wanted } => {
+                Err(bad_answer(&self.options, format!("{step} was answered short"))
+                    .expected(format!("{wanted} bytes"))
+                    .found(came.to_string())
+                    .into())
+            }
+            End::DataDigest => {
+                Err(bad_answer(&self.options, format!("{step}: the data digest is wrong")).into())
+            }
+        }
+    }
+
+    fn connect_failure(&self, cqe: &Cqe) -> Failure {
+        let place = self.options.address();
+        let asked = ConnectPlace {
+            place: &place,
+            subsysnqn: &self.options.subsysnqn,
+            hostnqn: &self.options.hostnqn,
+        };
+        let transient = !cqe.status.dnr && is_transient(cqe.status);
+        Failure {
+            transient,
+            ..Failure::from(connect_refused(asked, cqe))
+        }
+    }
+
+    fn stepped(&mut self, cqe: &Cqe, bytes: Vec<u8>, turn: &mut Turn<'_>) -> Result<(), Failure> {
+        let now = turn.now;
+        if !cqe.status.is_success() {
+            return match self.step {
+                Step::Connect => Err(self.connect_failure(cqe)),
+                // Optional in old controllers.
+                Step::Identifiers => {
+                    self.step = Step::Running;
+                    Ok(())
+                }
+                step => {
+                    let error = step_failed(&self.options.address(), step.name(), cqe.status);
+                    Err(Failure {
+                        transient: is_transient(cqe.status) && !cqe.status.dnr,
+                        ..error.into()
+                    })
+                }
+            };
+        }
+        match self.step {
+            Step::Connect => {
+                let response = ConnectResponse(cqe.dw0);
+                if response.authentication_required() {
+                    let found = "authentication required";
+                    return Err(refused(&self.options, "the target demands DH-HMAC-CHAP")
+                        .expected("a subsystem that this host may use without authentication")
+                        .found(found)
+                        .next("on the target, allow this host without a key")
+                        .into());
+                }
+                self.facts.cntlid = response.cntlid();
+                if !self.options.keep_alive.is_zero() {
+                    self.keep_alive_at = Some(now + self.options.keep_alive / 2);
+                }
+                self.step(Step::Capabilities, property_get(0, property::CAP, true), now)
+            }
+            Step::Capabilities => {
+                self.facts
+                    .capabilities(Cap(u64::from(cqe.dw0) | u64::from(cqe.dw1) << 32));
+                self.step(Step::Version, property_get(0, property::VS, false), now)
+            }
+            Step::Version => {
+                self.facts.version = cqe.dw0;
+                self.step(
+                    Step::Enable,
+                    property_set(0, property::CC, CC_ENABLE.into(), false),
+                    now,
+                )
+            }
+            Step::Enable => self.step(Step::Ready, property_get(0, property::CSTS, false), now),
+            Step::Ready => {
+                let status = Csts(cqe.dw0);
+                if status.fatal() {
+                    return Err(
+                        IoError::new(ErrorKind::Failed, "the controller reports a fatal status")
+                            .at(self.options.address())
+                            .expected("CSTS.RDY")
+                            .found(format!("CSTS 0x{:x}", cqe.dw0))
+                            .next("see the target's log")
+                            .into(),
+                    );
+                }
+                if !status.ready() {
+                    self.poll_at = Some(now + POLL_INTERVAL);
+                    return Ok(());
+                }
+                self.identify(Step::IdentifyController, cns::CONTROLLER, 0, now)
+            }
+            Step::IdentifyController => {
+                self.facts.controller(&bytes, &self.options)?;
+                let wanted = u32::from(self.options.queues - 1);
+                let sqe = Sqe::new(admin::SET_FEATURES, 0, 0)
+                    .with_cdw(10, feature::NUMBER_OF_QUEUES.into())
+                    .with_cdw(11, wanted | wanted << 16);
+                self.step(Step::Queues, sqe, now)
+            }
+            Step::Queues => {
+                let granted = (cqe.dw0 & 0xFFFF).min(cqe.dw0 >> 16) + 1;
+                self.facts.queues = granted.min(self.options.queues.into()) as u16;
+                let mut depth = self.options.depth.min(self.facts.mqes.max(1));
+                if self.facts.maxcmd > 0 {
+                    depth = depth.min(self.facts.maxcmd);
+                }
+                self.facts.depth = depth;
+                self.step = Step::IoQueues;
+                self.awaited = self.facts.queues;
+                for _ in 0..self.facts.queues {
+                    self.connect_tcp(depth, self.facts.in_capsule.max(1024), turn)?;
+                }
+                Ok(())
+            }
+            Step::IdentifyNamespace => {
+                self.facts.namespace(&bytes, &self.options)?;
+                self.identify(
+                    Step::Identifiers,
+                    cns::NAMESPACE_DESCRIPTORS,
+                    self.options.nsid,
+                    now,
+                )
+            }
+            Step::Identifiers => {
+                self.facts.descriptors(&bytes);
+                self.step = Step::Running;
+                Ok(())
+            }
+            Step::Shutdown => self.step(Step::ShutdownStatus, property_get(0, property::CSTS, false), now),
+            Step::ShutdownStatus => {
+                if Csts(cqe.dw0).shst() == 2 {
+                    self.step = Step::Done;
+                } else {
+                    self.poll_at = Some(now + POLL_INTERVAL);
+                }
+                Ok(())
+            }
+            Step::Tcp | Step::IoQueues | Step::Running | Step::Done => {
+                Err(bad_answer(&self.options, "an answer to no step").into())
+            }
+        }
+    }
+
+    fn io_connected(&mut self, qid: u16, completion: &Completion<Tag>, now: Instant) -> Result<(), Failure> {
+        match completion.end {
+            End::Answer(cqe) if cqe.status.is_success() => {}
+            End::Answer(cqe) => return Err(self.connect_failure(&cqe)),
+            End::Short { .. } | End::DataDigest => {
+                return Err(bad_answer(&self.options, "Connect of an I/O queue was answered wrongly").into())
+            }
+        }
+        self.connections[usize::from(qid)]
+            .queue
+            .set_in_capsule(self.facts.in_capsule);
+        self.awaited -= 1;
+        if self.awaited == 0 {
+            self.identify(Step::IdentifyNamespace, cns::NAMESPACE, self.options.nsid, now)?;
+        }
+        Ok(())
+    }
+
+    // Running.
+
+    /// Room for commands on the I/O queues.
+    pub fn has_room(&self) -> bool {
+        self.connections
+            .iter()
+            .skip(1)
+            .any(|connection| connection.queue.room() > 0)
+    }
+
+    /// Put a part on the next queue that has room; gives it back where none has.
+    pub fn send_part(&mut self, part: Part, data: Data, now: Instant) -> Result<(), (Part, Data)> {
+        let queues = self.connections.len() - 1;
+        for _ in 0..queues {
+            let at = 1 + self.round_robin % queues;
+            self.round_robin = self.round_robin.wrapping_add(1);
+            if self.connections[at].queue.room() == 0 {
+                continue;
+            }
+            let sqe = part.sqe(self.options.nsid);
+            let deadline = now + self.options.io_timeout;
+            return match self.submit(at, sqe, data, Tag::Part(part), deadline) {
+                Err((Tag::Part(part), data)) => Err((part, data)),
+                _ => Ok(()),
+            };
+        }
+        Err((part, data))
+    }
+
+    fn kept_alive(&mut self, completion: &Completion<Tag>) -> Result<(), Failure> {
+        match completion.end {
+            End::Answer(cqe) if cqe.status.is_success() => Ok(()),
+            End::Answer(cqe) => Err(IoError::new(ErrorKind::Gone, "the controller refused Keep Alive")
+                .at(self.options.address())
+                .expected("Successful Completion")
+                .found(cqe.status.to_string())
+                .into()),
+            End::Short { .. } | End::DataDigest => Ok(()),
+        }
+    }
+
+    /// Begin the orderly end.
+    pub fn shut_down(&mut self, now: Instant, patience: Duration) -> Result<(), Failure> {
+        self.patience = patience;
+        let cc = Cc(CC_ENABLE).with_shutdown();
+        self.step(
+            Step::Shutdown,
+            property_set(0, property::CC, cc.0.into(), false),
+            now,
+        )
+    }
+
+    // Time.
+
+    pub fn wake_at(&self) -> Option<Instant> {
+        [self.poll_at, self.keep_alive_at, self.check_at]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Do what is due. An overdue command is a failure.
+    pub fn tick(&mut self, now: Instant) -> Result<(), Failure> {
+        if self.poll_at.is_some_and(|at| at <= now) {
+            self.poll_at = None;
+            self.command(
+                0,
+                property_get(0, property::CSTS, false),
+                Data::None,
+                Tag::Step,
+                now,
+            )?;
+        }
+        if self.keep_alive_at.is_some_and(|at| at <= now) {
+            let kato = self.options.keep_alive;
+            self.keep_alive_at = Some(now + kato / 2);
+            let sqe = Sqe::new(admin::KEEP_ALIVE, 0, 0);
+            // No room means that none was answered for long; those have deadlines of their own.
+            let _ = self.submit(0, sqe, Data::None, Tag::KeepAlive, now + kato);
+        }
+        if self.check_at.is_some_and(|at| at <= now) {
+            self.check_at = self
+                .connections
+                .iter()
+                .filter_map(|c| c.queue.next_deadline())
+                .min();
+            if self.check_at.is_some_and(|at| at <= now) {
+                let what = match self.step {
+                    Step::Running => "a command or Keep Alive was not answered in time",
+                    step => step.name(),
+                };
+                return Err(
+                    IoError::new(ErrorKind::Timeout, format!("the controller is silent: {what}"))
+                        .at(self.options.address())
+                        .expected(format!(
+                            "an answer within {:?} (Keep Alive: {:?})",
+                            self.options.io_timeout, self.options.keep_alive
+                        ))
+                        .next("check the target and the network")
+                        .into(),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Close every connection and hand out the parts that were under way, with whether they were overdue.
+    pub fn end(mut self, turn: &Turn<'_>) -> Vec<(Part, Data, bool)> {
+        let mut parts = Vec::new();
+        for connection in &mut self.connections {
+            connection.close(turn.registry);
+        }
+        for connection in &mut self.connections {
+            for (tag, data, overdue) in connection.queue.abandon(turn.now) {
+                if let Tag::Part(part) = tag {
+                    parts.push((part, data, overdue));
+                }
+            }
+        }
+        parts
+    }
+}
+
+/// Statuses after which the same command may succeed by itself.
+pub(crate) fn is_transient(status: Status) -> bool {
+    let plain = Status::new(status.sct, status.sc);
+    status.crd > 0
+        || [
+            Status::NAMESPACE_NOT_READY,
+            Status::INTERRUPTED,
+            Status::TRANSIENT_TRANSPORT,
+            Status::DATA_TRANSFER_ERROR,
+            Status::ABORT_REQUESTED,
+            Status::SQ_DELETED,
+            Status::CONNECT_CONTROLLER_BUSY,
+            Status::INTERNAL_PATH_ERROR,
+            Status::ANA_TRANSITION,
+            Status::CONTROLLER_PATH_ERROR,
+        ]
+        .contains(&plain)
+}

@@ -1,0 +1,201 @@
+//! One TCP connection and its queue pair, non-blocking from the first SYN.
+//!
+//! The poll is edge-triggered: after an event we read (write) until the kernel has nothing (no room) left, and remember
+//! in `readable` (`writable`) that we have not got there yet. A turn is bounded, so that one busy connection does not keep
+//! the thread from the others; who has more to do says so.
+
+use crate::queue::{Fault, QueuePair};
+use crate::transmit::PIECES_MAX;
+use headrace_wire::pdu::Digests;
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+
+/// Bytes of one turn, in each direction.
+const TURN_BYTES: usize = 2 << 20;
+/// System calls of one turn.
+const TURN_CALLS: usize = 32;
+/// What a caller of [`Connection::turn`] brings.
+pub(crate) const SCRATCH_BYTES: usize = 64 * 1024;
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// The peer closed it.
+    Closed,
+    Io(io::Error),
+    Fault(Fault),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Closed => write!(f, "the controller closed the connection"),
+            Broken::Io(error) => write!(f, "{error}"),
+            Broken::Fault(fault) => write!(f, "{fault}"),
+        }
+    }
+}
+
+pub(crate) struct Connection<T> {
+    stream: TcpStream,
+    pub token: Token,
+    pub queue: QueuePair<T>,
+    connected: bool,
+    readable: bool,
+    writable: bool,
+    /// The peer's FIN was seen: read until it comes.
+    ending: bool,
+}
+
+impl<T> Connection<T> {
+    /// Begin to connect; ICReq follows by itself.
+    pub fn open(
+        address: SocketAddr,
+        registry: &Registry,
+        token: Token,
+        depth: u16,
+        digests: Digests,
+        in_capsule: usize,
+    ) -> io::Result<Self> {
+        let mut stream = TcpStream::connect(address)?;
+        registry.register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Connection {
+            stream,
+            token,
+            queue: QueuePair::new(depth, digests, in_capsule),
+            connected: false,
+            readable: false,
+            writable: false,
+            ending: false,
+        })
+    }
+
+    pub fn event(&mut self, event: &mio::event::Event) {
+        self.readable |= event.is_readable() || event.is_error();
+        self.writable |= event.is_writable() || event.is_error();
+        self.ending |= event.is_read_closed() || event.is_error();
+    }
+
+    /// Send and receive what can be; `true` when there is more to do at once.
+    pub fn turn(&mut self, scratch: &mut [u8]) -> Result<bool, Broken> {
+        if !self.connected {
+            if !self.writable {
+                return Ok(false);
+            }
+            self.finish_connect()?;
+            if !self.connected {
+                return Ok(false);
+            }
+        }
+        let more = self.send()?;
+        Ok(self.receive(scratch)? || more)
+    }
+
+    fn finish_connect(&mut self) -> Result<(), Broken> {
+        if let Some(error) = self.stream.take_error().map_err(Broken::Io)? {
+            return Err(Broken::Io(error));
+        }
+        match self.stream.peer_addr() {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotConnected => {
+                // A spurious wake-up; the next event tells.
+                self.writable = false;
+                return Ok(());
+            }
+            Err(error) => return Err(Broken::Io(error)),
+        }
+        self.stream.set_nodelay(true).map_err(Broken::Io)?;
+        self.connected = true;
+        Ok(())
+    }
+
+    /// Send what is queued, as far as the kernel takes it; `true` when this turn's share is used up before that.
+    pub fn send(&mut self) -> Result<bool, Broken> {
+        let mut bytes = 0;
+        for _ in 0..TURN_CALLS {
+            if !self.connected || !self.writable || !self.queue.has_output() {
+                return Ok(false);
+            }
+            if bytes >= TURN_BYTES {
+                break;
+            }
+            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+            let count = self.queue.gather(&mut pieces);
+            match self.stream.write_vectored(&pieces[..count]) {
+                Ok(0) => return Err(Broken::Closed),
+                Ok(sent) => {
+                    bytes += sent;
+                    self.queue.sent(sent);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Broken::Io(error)),
+            }
+        }
+        Ok(true)
+    }
+
+    fn receive(&mut self, scratch: &mut [u8]) -> Result<bool, Broken> {
+        let mut bytes = 0;
+        for _ in 0..TURN_CALLS {
+            if !self.readable {
+                return Ok(false);
+            }
+            if bytes >= TURN_BYTES {
+                break;
+            }
+            let tail = self.queue.tail().min(scratch.len());
+            let destination = self.queue.destination();
+            let room = destination.len();
+            let result = if room == 0 {
+                self.stream.read(&mut scratch[..tail])
+            } else {
+                let mut pieces = [
+                    IoSliceMut::new(destination),
+                    IoSliceMut::new(&mut scratch[..tail]),
+                ];
+                self.stream.read_vectored(&mut pieces)
+            };
+            match result {
+                Ok(0) => return Err(Broken::Closed),
+                Ok(count) => {
+                    bytes += count;
+                    let direct = room.min(count);
+                    if let Err(fault) = self.queue.received(direct, &scratch[..count - direct]) {
+                        return Err(self.refuse(fault));
+                    }
+                    // A read that did not fill its room emptied the socket: the next arrival is a new edge. Only the end
+                    // of the stream may have come before it without another.
+                    if count < room + tail && !self.ending {
+                        self.readable = false;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Broken::Io(error)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Our side saw the peer break the protocol: say so, as far as one attempt goes.
+    fn refuse(&mut self, fault: Fault) -> Broken {
+        if let Fault::Violation(error) = &fault {
+            self.queue.terminate(error);
+            // The connection ends either way, and for the reason that is returned.
+            if self.writable {
+                let _ = self.send();
+            }
+        }
+        Broken::Fault(fault)
+    }
+
+    /// End the connection, also for processes that inherited the socket.
+    pub fn close(&mut self, registry: &Registry) {
+        // It may be gone already, which is what we want.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = registry.deregister(&mut self.stream);
+    }
+}

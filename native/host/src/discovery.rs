@@ -1,0 +1,318 @@
+//! The discovery log page, read by the caller's own thread: a queue pair on a blocking socket, every wait bounded.
+//!
+//! Connect to the discovery subsystem, enable, read the header, read the records, read the header again: when its
+//! generation moved meanwhile, the records may be of two generations, and reading starts over.
+
+use crate::device::resolve;
+use crate::errors::{connect_refused, step_failed, unreachable, ConnectPlace};
+use crate::options::{authority, DiscoverOptions};
+use crate::queue::{Data, End, QueuePair, ADMIN_IN_CAPSULE};
+use crate::transmit::PIECES_MAX;
+use headrace_transfer::{Buffer, ErrorKind, IoError};
+use headrace_wire::fabrics::{
+    property, property_get, property_set, Cc, Connect, ConnectData, Csts, CATTR_NO_SQ_FLOW, CC_ENABLE,
+    CNTLID_DYNAMIC,
+};
+use headrace_wire::log::{get_log_page, lid, DiscoveryEntry, DiscoveryHeader, DISCOVERY_ENTRY_BYTES};
+use headrace_wire::pdu::Digests;
+use headrace_wire::{Cqe, Sqe, DISCOVERY_NQN};
+use std::io::{IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Records that we are willing to read.
+const RECORDS_MAX: u64 = 4096;
+/// Records of one Get Log Page.
+const RECORDS_AT_ONCE: u64 = 16;
+/// How often the log may move under us.
+const GENERATIONS_MAX: usize = 8;
+const ADMIN_DEPTH: u16 = 31;
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The discovery log page of a target: `{"generation": n, "records": [{"trtype": "tcp", ...}, ...]}`.
+pub fn discover(options: DiscoverOptions) -> Result<serde_json::Value, IoError> {
+    options.check()?;
+    let deadline = Instant::now() + options.connect_timeout;
+    let addresses = resolve(&options.host, options.port, options.connect_timeout)?;
+    let mut session = Session::open(&options, &addresses, deadline)?;
+    session.bring_up()?;
+    let result = session.log();
+    session.leave();
+    result
+}
+
+struct Session<'a> {
+    options: &'a DiscoverOptions,
+    place: String,
+    deadline: Instant,
+    stream: TcpStream,
+    queue: QueuePair<()>,
+    scratch: Vec<u8>,
+}
+
+impl<'a> Session<'a> {
+    fn open(
+        options: &'a DiscoverOptions,
+        addresses: &[std::net::SocketAddr],
+        deadline: Instant,
+    ) -> Result<Self, IoError> {
+        let mut last = None;
+        for address in addresses {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            match TcpStream::connect_timeout(address, left).and_then(|stream| {
+                stream.set_nodelay(true)?;
+                Ok(stream)
+            }) {
+                Ok(stream) => {
+                    return Ok(Session {
+                        options,
+                        place: authority(&options.host, options.port),
+                        deadline,
+                        stream,
+                        queue: QueuePair::new(ADMIN_DEPTH, Digests::default(), ADMIN_IN_CAPSULE),
+                        scratch: vec![0; 16 * 1024],
+                    })
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        let error = last.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into());
+        Err(unreachable(&options.host, options.port, &error))
+    }
+
+    fn bring_up(&mut self) -> Result<(), IoError> {
+        while self.queue.agreed().is_none() {
+            self.exchange("ICReq")?;
+        }
+        let connect = Connect {
+            recfmt: 0,
+            qid: 0,
+            sqsize: ADMIN_DEPTH,
+            cattr: CATTR_NO_SQ_FLOW,
+            kato_ms: 0,
+        };
+        let data = ConnectData {
+            hostid: self.options.hostid,
+            cntlid: CNTLID_DYNAMIC,
+            subnqn: DISCOVERY_NQN.into(),
+            hostnqn: self.options.hostnqn.clone(),
+        };
+        let data = Data::Write(Buffer::from_vec(data.encode().to_vec()));
+        let (cqe, _) = self.command("Connect", connect.encode(0), data)?;
+        if !cqe.status.is_success() {
+            let asked = ConnectPlace {
+                place: &self.place,
+                subsysnqn: DISCOVERY_NQN,
+                hostnqn: &self.options.hostnqn,
+            };
+            return Err(connect_refused(asked, &cqe));
+        }
+        self.succeed(
+            "Property Set CC.EN",
+            property_set(0, property::CC, CC_ENABLE.into(), false),
+            Data::None,
+        )?;
+        loop {
+            let sqe = property_get(0, property::CSTS, false);
+            let (cqe, _) = self.succeed("Property Get CSTS", sqe, Data::None)?;
+            if Csts(cqe.dw0).ready() {
+                return Ok(());
+            }
+            self.left("CSTS.RDY")?;
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    fn log(&mut self) -> Result<serde_json::Value, IoError> {
+        for _ in 0..GENERATIONS_MAX {
+            let before = self.header()?;
+            if before.numrec > RECORDS_MAX {
+                return Err(self.bad(
+                    "the discovery log page is too long",
+                    format!("{} records", before.numrec),
+                ));
+            }
+            let mut entries = Vec::new();
+            let mut first = 0;
+            while first < before.numrec {
+                let step = RECORDS_AT_ONCE.min(before.numrec - first);
+                let entry = DISCOVERY_ENTRY_BYTES as u64;
+                let bytes = self.page((1 + first) * entry, (step * entry) as u32)?;
+                entries.extend(
+                    bytes
+                        .chunks(DISCOVERY_ENTRY_BYTES)
+                        .filter_map(DiscoveryEntry::decode),
+                );
+                first += step;
+            }
+            if self.header()? == before {
+                let records: Vec<_> = entries.iter().map(record).collect();
+                return Ok(serde_json::json!({ "generation": before.genctr, "records": records }));
+            }
+        }
+        let found = format!("another one at each of {GENERATIONS_MAX} attempts");
+        Err(self.bad("the discovery log page does not hold still", found))
+    }
+
+    fn header(&mut self) -> Result<DiscoveryHeader, IoError> {
+        let bytes = self.page(0, DiscoveryHeader::BYTES as u32)?;
+        DiscoveryHeader::decode(&bytes).ok_or_else(|| self.bad("the discovery log page has no header", ""))
+    }
+
+    fn page(&mut self, offset: u64, length: u32) -> Result<Vec<u8>, IoError> {
+        let data = Data::Read(Buffer::zeroed(length as usize));
+        let sqe = get_log_page(0, 0, lid::DISCOVERY, offset, length);
+        Ok(self.succeed("Get Log Page (discovery)", sqe, data)?.1)
+    }
+
+    /// Orderly, but nothing depends on it.
+    fn leave(&mut self) {
+        let cc = Cc(CC_ENABLE).with_shutdown();
+        let _ = self.command(
+            "Property Set CC.SHN",
+            property_set(0, property::CC, cc.0.into(), false),
+            Data::None,
+        );
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn succeed(&mut self, step: &str, sqe: Sqe, data: Data) -> Result<(Cqe, Vec<u8>), IoError> {
+        let (cqe, bytes) = self.command(step, sqe, data)?;
+        if !cqe.status.is_success() {
+            return Err(step_failed(&self.place, step, cqe.status));
+        }
+        Ok((cqe, bytes))
+    }
+
+    fn command(&mut self, step: &str, sqe: Sqe, data: Data) -> Result<(Cqe, Vec<u8>), IoError> {
+        if self.queue.submit(sqe, data, (), self.deadline).is_err() {
+            return Err(self.bad("the admin queue is full", step));
+        }
+        let completion = loop {
+            if let Some(completion) = self.queue.completion() {
+                break completion;
+            }
+            self.exchange(step)?;
+        };
+        let mut bytes = Vec::new();
+        if let Data::Read(buffer) = &completion.data {
+            bytes.resize(buffer.len(), 0);
+            buffer.copy_to(0, &mut bytes);
+        }
+        match completion.end {
+            End::Answer(cqe) => Ok((cqe, bytes)),
+            End::Short { came, wanted } => Err(self.bad(
+                format!("{step} was answered short"),
+                format!("{came} of {wanted} bytes"),
+            )),
+            End::DataDigest => Err(self.bad(format!("{step} was answered badly"), "a wrong data digest")),
+        }
+    }
+
+    /// Send all that waits, then receive once.
+    fn exchange(&mut self, step: &str) -> Result<(), IoError> {
+        let (host, port) = (&self.options.host, self.options.port);
+        while self.queue.has_output() {
+            let left = self.left(step)?;
+            self.stream
+                .set_write_timeout(Some(left))
+                .map_err(|error| unreachable(host, port, &error))?;
+            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+            let count = self.queue.gather(&mut pieces);
+            match self.stream.write_vectored(&pieces[..count]) {
+                Ok(sent) => self.queue.sent(sent),
+                Err(error) => self.again(step, error)?,
+            }
+        }
+        let left = self.left(step)?;
+        self.stream
+            .set_read_timeout(Some(left))
+            .map_err(|error| unreachable(host, port, &error))?;
+        match self.stream.read(&mut self.scratch) {
+            Ok(0) => Err(self.bad(
+                format!("the target closed the connection during {step}"),
+                "end of stream",
+            )),
+            Ok(count) => self
+                .queue
+                .received(0, &self.scratch[..count])
+                .map_err(|fault| self.bad(fault.to_string(), step)),
+            Err(error) => self.again(step, error),
+        }
+    }
+
+    /// Timed out or interrupted: `left` decides; anything else ends it.
+    fn again(&self, step: &str, error: std::io::Error) -> Result<(), IoError> {
+        use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+        match error.kind() {
+            Interrupted | TimedOut | WouldBlock => self.left(step).map(|_| ()),
+            _ => Err(self.bad(format!("the connection broke during {step}"), error.to_string())),
+        }
+    }
+
+    fn left(&self, step: &str) -> Result<Duration, IoError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(IoError::new(
+                ErrorKind::Timeout,
+                "the discovery controller did not answer in time",
+            )
+            .at(&self.place)
+            .expected(format!("all answers within {:?}", self.options.connect_timeout))
+            .found(format!("no answer to {step}"))
+            .next("check host and port, and the target's log"));
+        }
+        Ok(left)
+    }
+
+    fn bad(&self, what: impl Into<String>, found: impl Into<String>) -> IoError {
+        IoError::new(ErrorKind::Protocol, what)
+            .at(&self.place)
+            .expected("an NVMe/TCP discovery controller")
+            .found(found)
+            .next("check that this is the target's NVMe/TCP port")
+    }
+}
+
+fn record(entry: &DiscoveryEntry) -> serde_json::Value {
+    let named = |name: Option<&str>, number: u8| name.map_or_else(|| number.to_string(), str::to_string);
+    let trtype = match entry.trtype {
+        1 => Some("rdma"),
+        2 => Some("fc"),
+        3 => Some("tcp"),
+        254 => Some("loop"),
+        _ => None,
+    };
+    let adrfam = match entry.adrfam {
+        1 => Some("ipv4"),
+        2 => Some("ipv6"),
+        3 => Some("ib"),
+        4 => Some("fc"),
+        _ => None,
+    };
+    let subtype = match entry.subtype {
+        1 => Some("referral"),
+        2 => Some("nvm"),
+        3 => Some("discovery"),
+        _ => None,
+    };
+    // Padding is spaces in some targets and NULs in others; `wire` strips the end, a careless target pads the front too.
+    let clean = |text: &str| text.trim_matches([' ', '\0']).to_string();
+    serde_json::json!({
+        "trtype": named(trtype, entry.trtype),
+        "adrfam": named(adrfam, entry.adrfam),
+        "subtype": named(subtype, entry.subtype),
+        "treq": entry.treq,
+        "portid": entry.portid,
+        "cntlid": entry.cntlid,
+        "asqsz": entry.asqsz,
+        "eflags": entry.eflags,
+        "traddr": clean(&entry.traddr),
+        "trsvcid": clean(&entry.trsvcid),
+        "subnqn": clean(&entry.subnqn),
+        "sectype": entry.sectype,
+    })
+}

@@ -1,0 +1,137 @@
+//! What a caller chooses, checked before anything is opened.
+
+use headrace_transfer::{ErrorKind, IoError};
+use headrace_wire::{command::NSID_ALL, NQN_MAX};
+use std::time::Duration;
+
+/// Most I/O queues of one controller that we would ever ask for.
+pub const QUEUES_MAX: u16 = 128;
+/// Most commands under way on one queue.
+pub const DEPTH_MAX: u16 = 1024;
+
+/// How to reach one namespace over NVMe/TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostOptions {
+    /// Name or address, IPv4 or IPv6 (without brackets).
+    pub host: String,
+    pub port: u16,
+    pub subsysnqn: String,
+    pub nsid: u32,
+    pub hostnqn: String,
+    pub hostid: [u8; 16],
+    /// Ask for CRC32C over PDU headers; a controller that does not agree is refused.
+    pub header_digest: bool,
+    /// Ask for CRC32C over data.
+    pub data_digest: bool,
+    /// I/O queues, each a TCP connection; the controller may grant fewer.
+    pub queues: u16,
+    /// Commands under way a queue, 1 to 1024; the controller's CAP.MQES may lower it.
+    pub depth: u16,
+    /// KATO; a Keep Alive goes out at half of it. Zero: none.
+    pub keep_alive: Duration,
+    /// For the whole bring-up: name, TCP, controller, queues, namespace.
+    pub connect_timeout: Duration,
+    /// For one command, while connected.
+    pub io_timeout: Duration,
+    /// How long I/O waits for a lost controller to come back before the device is gone for good.
+    pub loss_timeout: Duration,
+}
+
+/// Where to ask for the discovery log page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoverOptions {
+    pub host: String,
+    pub port: u16,
+    pub hostnqn: String,
+    pub hostid: [u8; 16],
+    pub connect_timeout: Duration,
+}
+
+fn usage(field: &str, expected: &str, found: impl ToString) -> IoError {
+    IoError::new(ErrorKind::Usage, format!("bad option {field}"))
+        .expected(expected)
+        .found(found.to_string())
+}
+
+fn check_nqn(field: &str, nqn: &str) -> Result<(), IoError> {
+    if nqn.is_empty() || nqn.len() > NQN_MAX || nqn.bytes().any(|b| b == 0) {
+        return Err(usage(field, "an NQN of 1 to 223 bytes", format!("{nqn:?}")));
+    }
+    Ok(())
+}
+
+fn check_place(host: &str, port: u16) -> Result<(), IoError> {
+    if host.is_empty() {
+        return Err(usage("host", "a name or an address", "\"\""));
+    }
+    if port == 0 {
+        return Err(usage("port", "1 to 65535", 0));
+    }
+    Ok(())
+}
+
+fn check_time(field: &str, time: Duration) -> Result<(), IoError> {
+    // An upper bound keeps every later `Instant + Duration` from overflowing.
+    if time.is_zero() || time > Duration::from_secs(10 * 365 * 86400) {
+        return Err(usage(
+            field,
+            "more than 0 s, at most ten years",
+            format!("{time:?}"),
+        ));
+    }
+    Ok(())
+}
+
+impl HostOptions {
+    pub fn check(&self) -> Result<(), IoError> {
+        check_place(&self.host, self.port)?;
+        check_nqn("subsysnqn", &self.subsysnqn)?;
+        check_nqn("hostnqn", &self.hostnqn)?;
+        if self.nsid == 0 || self.nsid == NSID_ALL {
+            return Err(usage("nsid", "1 to 0xfffffffe", self.nsid));
+        }
+        if !(1..=QUEUES_MAX).contains(&self.queues) {
+            return Err(usage("queues", "1 to 128", self.queues));
+        }
+        if !(1..=DEPTH_MAX).contains(&self.depth) {
+            return Err(usage("depth", "1 to 1024", self.depth));
+        }
+        if self.keep_alive > Duration::from_millis(u32::MAX.into()) {
+            return Err(usage(
+                "keep_alive",
+                "at most 49 days",
+                format!("{:?}", self.keep_alive),
+            ));
+        }
+        check_time("connect_timeout", self.connect_timeout)?;
+        check_time("io_timeout", self.io_timeout)?;
+        check_time("loss_timeout", self.loss_timeout)
+    }
+
+    /// What a person would call this device; the address by which Python opens it again.
+    pub fn address(&self) -> String {
+        format!(
+            "nvme+tcp://{}/{}?nsid={}",
+            authority(&self.host, self.port),
+            self.subsysnqn,
+            self.nsid
+        )
+    }
+}
+
+impl DiscoverOptions {
+    pub fn check(&self) -> Result<(), IoError> {
+        check_place(&self.host, self.port)?;
+        check_nqn("hostnqn", &self.hostnqn)?;
+        check_time("connect_timeout", self.connect_timeout)
+    }
+}
+
+/// HOST:PORT, with brackets around an IPv6 address.
+pub(crate) fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}

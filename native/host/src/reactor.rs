@@ -1,0 +1,346 @@
+//! The I/O thread: one per process, for all devices, asleep when nothing is to be done.
+//!
+//! Handles talk to it through an inbox; a wake-up (one write to an eventfd) is paid only when the thread sleeps. It starts
+//! with the first device and ends with the last; the handle that goes last joins it.
+//!
+//! # Fork
+//!
+//! Threads do not survive a fork. The current reactor is found by process id, in a list without locks that a fork could
+//! leave locked for ever: a child finds no reactor of its own and starts one.
+
+use crate::connection::SCRATCH_BYTES;
+use crate::errors::closed;
+use crate::life::Core;
+use crate::shared::Latch;
+use crate::work::reject;
+use headrace_transfer::{ErrorKind, IoError, Request};
+use mio::{Events, Poll, Registry, Token, Waker};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const WAKE: Token = Token(0);
+const EVENTS: usize = 256;
+/// Bits of a token for the connection, for the attempt; the rest is the core's number.
+const CONNECTION_BITS: u32 = 8;
+const ATTEMPT_BITS: u32 = 20;
+
+/// The token of a core's admin connection in its `attempt`th association; its I/O connections follow.
+pub(crate) fn first_token(core: usize, attempt: usize) -> usize {
+    let attempt = attempt & ((1 << ATTEMPT_BITS) - 1);
+    (core << ATTEMPT_BITS | attempt) << CONNECTION_BITS
+}
+
+fn core_of(token: Token) -> usize {
+    token.0 >> (ATTEMPT_BITS + CONNECTION_BITS)
+}
+
+/// What a core may use during its turn.
+pub(crate) struct Turn<'a> {
+    pub registry: &'a Registry,
+    pub scratch: &'a mut [u8],
+    pub now: Instant,
+}
+
+pub(crate) enum Message {
+    Open(Box<Core>),
+    Submit(usize, Vec<Request>),
+    Close(usize, Instant, Arc<Latch<()>>),
+    Stop,
+}
+
+struct Inbox {
+    messages: Mutex<VecDeque<Message>>,
+    /// The thread sleeps or is about to: whoever clears this wakes it.
+    asleep: AtomicBool,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Message>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The way to the I/O thread.
+pub(crate) struct Reactor {
+    process: u32,
+    inbox: Arc<Inbox>,
+    waker: Waker,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    next_core: AtomicUsize,
+}
+
+/// The reactor of each process in this chain of forks; the last is ours.
+struct Slot {
+    process: u32,
+    current: Mutex<Weak<Reactor>>,
+    child: OnceLock<Box<Slot>>,
+}
+
+static SLOTS: OnceLock<Slot> = OnceLock::new();
+
+impl Slot {
+    fn new(process: u32) -> Self {
+        Slot {
+            process,
+            current: Mutex::new(Weak::new()),
+            child: OnceLock::new(),
+        }
+    }
+
+    fn ours() -> &'static Slot {
+        let process = std::process::id();
+        let mut slot = SLOTS.get_or_init(|| Slot::new(process));
+        while slot.process != process {
+            slot = slot.child.get_or_init(|| Box::new(Slot::new(process)));
+        }
+        slot
+    }
+}
+
+impl Reactor {
+    /// This process's, started if there is none.
+    pub fn current() -> Result<Arc<Reactor>, IoError> {
+        let mut current = Slot::ours()
+            .current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(reactor) = current.upgrade() {
+            return Ok(reactor);
+        }
+        let reactor = Arc::new(Self::start().map_err(|error| {
+            IoError::new(ErrorKind::Failed, "cannot start the I/O thread")
+                .found(error.to_string())
+                .next("check the limits of open files and threads")
+        })?);
+        *current = Arc::downgrade(&reactor);
+        Ok(reactor)
+    }
+
+    fn start() -> std::io::Result<Reactor> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKE)?;
+        let inbox = Arc::new(Inbox {
+            messages: Mutex::default(),
+            asleep: AtomicBool::new(false),
+        });
+        let thread = Thread {
+            poll,
+            inbox: inbox.clone(),
+            cores: HashMap::new(),
+            timers: BTreeSet::new(),
+            scratch: vec![0; SCRATCH_BYTES],
+        };
+        let handle = std::thread::Builder::new()
+            .name("headrace-host".into())
+            .spawn(move || thread.run())?;
+        Ok(Reactor {
+            process: std::process::id(),
+            inbox,
+            waker,
+            thread: Mutex::new(Some(handle)),
+            next_core: AtomicUsize::new(1),
+        })
+    }
+
+    /// Whether this process is the one that the thread runs in.
+    pub fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    pub fn on_thread(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread
+            .as_ref()
+            .is_some_and(|thread| thread.thread().id() == std::thread::current().id())
+    }
+
+    pub fn next_core(&self) -> usize {
+        self.next_core.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn send(&self, message: Message) {
+        self.inbox.lock().push_back(message);
+        if self.inbox.asleep.swap(false, Ordering::SeqCst) {
+            // An eventfd takes this until 2^64 wake-ups are pending.
+            let _ = self.waker.wake();
+        }
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        let thread = self
+            .thread
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if !self.is_ours() {
+            // The thread is the parent's.
+            std::mem::forget(thread);
+            return;
+        }
+        self.send(Message::Stop);
+        if let Some(thread) = thread {
+            if thread.thread().id() != std::thread::current().id() {
+                // It ends by the message; a panic there was printed by its hook.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+struct Entry {
+    core: Core,
+    timer: Option<Instant>,
+}
+
+struct Thread {
+    poll: Poll,
+    inbox: Arc<Inbox>,
+    cores: HashMap<usize, Entry>,
+    timers: BTreeSet<(Instant, usize)>,
+    scratch: Vec<u8>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut events = Events::with_capacity(EVENTS);
+        let mut ready: Vec<usize> = Vec::new();
+        let mut again: Vec<usize> = Vec::new();
+        loop {
+            let messages = std::mem::take(&mut *self.inbox.lock());
+            for message in messages {
+                match message {
+                    Message::Stop => {
+                        self.stop();
+                        return;
+                    }
+                    other => ready.extend(self.take(other)),
+                }
+            }
+            let now = Instant::now();
+            while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+                self.timers.remove(&(at, id));
+                if let Some(entry) = self.cores.get_mut(&id) {
+                    entry.timer = None;
+                }
+                ready.push(id);
+            }
+            ready.sort_unstable();
+            ready.dedup();
+            for id in ready.drain(..) {
+                if self.run_core(id) {
+                    again.push(id);
+                }
+            }
+            std::mem::swap(&mut ready, &mut again);
+            self.sleep(&mut events, !ready.is_empty());
+            for event in &events {
+                let id = core_of(event.token());
+                if let Some(entry) = self.cores.get_mut(&id) {
+                    entry.core.event(event);
+                    ready.push(id);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) -> Option<usize> {
+        match message {
+            Message::Open(core) => {
+                let id = core.id;
+                self.cores.insert(
+                    id,
+                    Entry {
+                        core: *core,
+                        timer: None,
+                    },
+                );
+                Some(id)
+            }
+            Message::Submit(id, requests) => {
+                match self.cores.get_mut(&id) {
+                    Some(entry) => entry.core.submit(requests),
+                    None => requests
+                        .into_iter()
+                        .for_each(|request| reject(request, closed("")).report()),
+                }
+                Some(id)
+            }
+            Message::Close(id, deadline, reply) => {
+                match self.cores.get_mut(&id) {
+                    Some(entry) => entry.core.close(deadline, reply),
+                    None => reply.set(()),
+                }
+                Some(id)
+            }
+            Message::Stop => None,
+        }
+    }
+
+    fn run_core(&mut self, id: usize) -> bool {
+        let Some(entry) = self.cores.get_mut(&id) else {
+            return false;
+        };
+        let mut turn = Turn {
+            registry: self.poll.registry(),
+            scratch: &mut self.scratch,
+            now: Instant::now(),
+        };
+        let next = entry.core.run(&mut turn);
+        if entry.timer != next.wake_at || next.over {
+            if let Some(at) = entry.timer.take() {
+                self.timers.remove(&(at, id));
+            }
+            if let Some(at) = next.wake_at.filter(|_| !next.over) {
+                self.timers.insert((at, id));
+                entry.timer = Some(at);
+            }
+        }
+        if next.over {
+            self.cores.remove(&id);
+        }
+        next.again
+    }
+
+    /// Sleep until an event, a message or the next timer; not at all when `busy`.
+    fn sleep(&mut self, events: &mut Events, busy: bool) {
+        let mut timeout = if busy {
+            Some(Duration::ZERO)
+        } else {
+            let next = self.timers.first();
+            next.map(|(at, _)| at.saturating_duration_since(Instant::now()))
+        };
+        // First announce, then look: a message that comes in between is seen here or wakes us.
+        self.inbox.asleep.store(true, Ordering::SeqCst);
+        if !self.inbox.lock().is_empty() {
+            timeout = Some(Duration::ZERO);
+        }
+        if let Err(error) = self.poll.poll(events, timeout) {
+            // Interrupted by a signal: the loop comes back here. Anything else would be a defect of ours.
+            debug_assert_eq!(error.kind(), std::io::ErrorKind::Interrupted);
+            events.clear();
+        }
+        self.inbox.asleep.store(false, Ordering::SeqCst);
+    }
+
+    fn stop(&mut self) {
+        let mut cores: Vec<Entry> = self.cores.drain().map(|(_, entry)| entry).collect();
+        let turn = Turn {
+            registry: self.poll.registry(),
+            scratch: &mut self.scratch,
+            now: Instant::now(),
+        };
+        for entry in &mut cores {
+            entry.core.abort(&turn);
+        }
+        // Messages that came behind the last.
+        let rest = std::mem::take(&mut *self.inbox.lock());
+        for message in rest {
+            self.take(message);
+        }
+    }
+}

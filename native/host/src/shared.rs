@@ -1,0 +1,158 @@
+//! What a device's handle and its core on the I/O thread both see.
+
+use crate::facts::{hex, Facts};
+use crate::options::{authority, HostOptions};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub reads: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub writes: AtomicU64,
+    pub written_bytes: AtomicU64,
+    pub flushes: AtomicU64,
+    pub deallocates: AtomicU64,
+    pub errors: AtomicU64,
+    pub retries: AtomicU64,
+    pub resends: AtomicU64,
+}
+
+pub(crate) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// For `describe`.
+#[derive(Clone, Default)]
+pub(crate) struct Status {
+    pub state: &'static str,
+    pub facts: Facts,
+    pub address: String,
+    pub reconnect_attempts: u64,
+    pub reconnects: u64,
+    pub last_error: String,
+}
+
+pub(crate) struct Shared {
+    pub options: Arc<HostOptions>,
+    pub place: String,
+    pub counters: Counters,
+    losses: AtomicU64,
+    status: Mutex<Status>,
+}
+
+impl Shared {
+    pub fn new(options: HostOptions) -> Self {
+        let place = options.address();
+        Shared {
+            options: Arc::new(options),
+            place,
+            counters: Counters::default(),
+            losses: AtomicU64::new(0),
+            status: Mutex::new(Status {
+                state: "connecting",
+                ..Default::default()
+            }),
+        }
+    }
+
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
+    /// Before anything that happened on the next association can be seen.
+    pub fn lost(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn describe(&self) -> serde_json::Value {
+        let status = self.status().clone();
+        let (options, facts, counters) = (&self.options, &status.facts, &self.counters);
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        serde_json::json!({
+            "transport": "nvme+tcp",
+            "engine": "headrace-host",
+            "address": self.place,
+            "peer": status.address,
+            "host": authority(&options.host, options.port),
+            "subsysnqn": options.subsysnqn,
+            "hostnqn": options.hostnqn,
+            "nsid": options.nsid,
+            "cntlid": facts.cntlid,
+            "model": facts.model,
+            "serial": facts.serial,
+            "firmware": facts.firmware,
+            "uuid": hex(&facts.ids.uuid),
+            "nguid": hex(&facts.ids.nguid),
+            "digests": { "header": options.header_digest, "data": options.data_digest },
+            "queues": facts.queues,
+            "depth": facts.depth,
+            "mdts_bytes": facts.mdts_bytes,
+            "max_transfer_bytes": if facts.block_bytes > 0 { facts.max_transfer_bytes() } else { 0 },
+            "ioccsz": facts.ioccsz,
+            "in_capsule_bytes": facts.in_capsule,
+            "maxh2cdata": facts.maxh2cdata,
+            "keep_alive_s": options.keep_alive.as_secs_f64(),
+            "volatile_cache": facts.volatile_cache,
+            "deallocate": facts.deallocation.name(),
+            "state": status.state,
+            "associations_lost": self.losses(),
+            "reconnect_attempts": status.reconnect_attempts,
+            "reconnects": status.reconnects,
+            "last_error": status.last_error,
+            "counters": {
+                "reads": of(&counters.reads),
+                "read_bytes": of(&counters.read_bytes),
+                "writes": of(&counters.writes),
+                "written_bytes": of(&counters.written_bytes),
+                "flushes": of(&counters.flushes),
+                "deallocates": of(&counters.deallocates),
+                "errors": of(&counters.errors),
+                "retries": of(&counters.retries),
+                "resends": of(&counters.resends),
+            },
+        })
+    }
+}
+
+/// One value, set once, waited for with a deadline.
+pub(crate) struct Latch<T> {
+    value: Mutex<Option<T>>,
+    set: Condvar,
+}
+
+impl<T> Latch<T> {
+    pub fn new() -> Self {
+        Latch {
+            value: Mutex::new(None),
+            set: Condvar::new(),
+        }
+    }
+
+    pub fn set(&self, value: T) {
+        *self.value.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        self.set.notify_all();
+    }
+
+    pub fn wait(&self, timeout: Duration) -> Option<T> {
+        let deadline = Instant::now() + timeout;
+        let mut value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        while value.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            value = self
+                .set
+                .wait_timeout(value, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        value.take()
+    }
+}
