@@ -1,0 +1,29 @@
+"""Checkpoints in a volume: the parts of a save, its manifest, its commit, the list of what is committed. No torch."""
+
+from headrace.checkpoint.listing import (
+    CheckpointInfo,
+    delete_checkpoints,
+    keep_last,
+    latest,
+    list_checkpoints,
+    read_manifest,
+)
+from headrace.checkpoint.manifest import Manifest, ObjectEntry, Summary, TensorEntry
+from headrace.checkpoint.names import CheckpointId, parse_checkpoint_id
+from headrace.checkpoint.save import Save
+
+__all__ = [
+    "CheckpointId",
+    "CheckpointInfo",
+    "Manifest",
+    "ObjectEntry",
+    "Save",
+    "Summary",
+    "TensorEntry",
+    "delete_checkpoints",
+    "keep_last",
+    "latest",
+    "list_checkpoints",
+    "parse_checkpoint_id",
+    "read_manifest",
+]

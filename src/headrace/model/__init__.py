@@ -1,0 +1,7 @@
+"""Models in a volume: safetensors files, exactly, written in one commit and read in one submission. No torch."""
+
+from headrace.model.header import Header, TensorInfo
+from headrace.model.read import ModelFile, open_safetensors
+from headrace.model.write import RawTensor, write_safetensors
+
+__all__ = ["Header", "ModelFile", "RawTensor", "TensorInfo", "open_safetensors", "write_safetensors"]

@@ -1,0 +1,109 @@
+"""The coordinator's side of one save. Call in this order:
+
+    save = Save(session, CheckpointId(run, step))   nothing happens in the volume yet
+    grants = save.allocate(lengths)                 one transaction opens; space for each rank, of *this* save only
+        ... every rank writes through its grant and flushes on its own association ...
+    save.accept(receipts)
+    sequence = save.commit(manifest)                everything becomes visible, in one commit record, or nothing
+    save.abort()                                    instead, at any point: nothing was ever visible
+
+A crash anywhere before `commit` returns leaves the checkpoints before it as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from headrace.checkpoint.listing import objects_of, steps_beyond
+from headrace.checkpoint.manifest import Manifest, ObjectEntry, encode
+from headrace.checkpoint.names import CheckpointId
+from headrace.errors import CheckpointFailed, ObjectExists
+from headrace.volume import Grant, Receipt, Session, Transaction
+
+CHECKSUM_BLOCK_BYTES = 65536
+
+
+class Save:
+    """See the module text.
+
+    Args:
+        overwrite: replace a committed checkpoint of this id, in the same commit; otherwise ObjectExists.
+        keep_last: with the commit, delete the oldest checkpoints of the run until so many remain, this one included.
+    """
+
+    def __init__(
+        self, session: Session, id: CheckpointId, *, overwrite: bool = False, keep_last: int | None = None
+    ) -> None:
+        if keep_last is not None and keep_last < 1:
+            raise CheckpointFailed("keep_last", expected="at least 1", found=str(keep_last))
+        self.id = id
+        self.created_unix = time.time()
+        self._session = session
+        self._overwrite = overwrite
+        self._keep_last = keep_last
+        self._tx: Transaction | None = None
+        self._pending: set[str] = set()
+        self.objects: list[ObjectEntry] = []
+
+    def allocate(self, lengths: Sequence[int]) -> list[Grant | None]:
+        """Space for `lengths[rank]` bytes of each rank; None for a rank that has nothing to write.
+
+        VolumeFull is raised before a byte is written; ObjectExists where this step is committed already.
+        """
+        if self._tx is not None:
+            raise CheckpointFailed("this save has its space already")
+        committed = objects_of(self._session.volume, self.id)
+        if committed and not self._overwrite:
+            raise ObjectExists(
+                f"checkpoint {self.id} is committed already", next_step="save another step, or pass overwrite=True"
+            )
+        tx = self._session.transaction()
+        self._tx = tx
+        for name in committed:
+            tx.delete(name)
+        grants: list[Grant | None] = []
+        for rank, length in enumerate(lengths):
+            if not length:
+                grants.append(None)
+                continue
+            entry = ObjectEntry(name=self.id.data(rank), length_bytes=length)
+            grants.append(tx.allocate(entry.name, length, checksum_block_bytes=CHECKSUM_BLOCK_BYTES))
+            self.objects.append(entry)
+            self._pending.add(entry.name)
+        return grants
+
+    def accept(self, receipts: Sequence[Receipt | None]) -> None:
+        """What the ranks answered, None for those without a grant."""
+        tx = self._open()
+        for receipt in receipts:
+            if receipt is not None:
+                tx.accept(receipt)
+                self._pending.discard(receipt.name)
+        if self._pending:
+            raise CheckpointFailed("a rank did not confirm its write", found=sorted(self._pending)[0])
+
+    def commit(self, manifest: Manifest) -> int:
+        """Make the save visible and durable; the sequence number of its commit record."""
+        tx = self._open()
+        if self._pending:
+            raise CheckpointFailed("a rank did not confirm its write", found=sorted(self._pending)[0])
+        tx.put(self.id.manifest, encode(manifest), checksum_block_bytes=4096)
+        if self._keep_last is not None:
+            for old in steps_beyond(self._session.volume, self.id, self._keep_last):
+                for name in objects_of(self._session.volume, old):
+                    tx.delete(name)
+        sequence = tx.commit()
+        self._tx = None
+        return sequence
+
+    def abort(self) -> None:
+        """Forget the save; harmless when it is committed or was never begun."""
+        tx, self._tx = self._tx, None
+        if tx is not None:
+            tx.abort()
+
+    def _open(self) -> Transaction:
+        if self._tx is None:
+            raise CheckpointFailed("this save is not under way", next_step="allocate comes first, commit or abort last")
+        return self._tx
