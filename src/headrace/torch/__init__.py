@@ -1,0 +1,39 @@
+"""The PyTorch edge: loader, checkpoints, models. Names are imported when used, so each costs only what it needs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.torch.model import load_model as load_model
+    from headrace.torch.model import save_model as save_model
+    from headrace.torch.reader import LoadReport as LoadReport
+    from headrace.torch.reader import VolumeReader as VolumeReader
+    from headrace.torch.writer import SaveReport as SaveReport
+    from headrace.torch.writer import VolumeWriter as VolumeWriter
+    from headrace.torch.writer import WriterOptions as WriterOptions
+
+#: Public name -> the module that defines it. Listed in the `if` above as well, for type checkers.
+_HOMES = {
+    "LoadReport": "reader",
+    "SaveReport": "writer",
+    "VolumeReader": "reader",
+    "VolumeWriter": "writer",
+    "WriterOptions": "writer",
+    "load_model": "model",
+    "save_model": "model",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'headrace.torch' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"headrace.torch.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

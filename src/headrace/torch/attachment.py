@@ -1,0 +1,132 @@
+"""How a writer or reader holds its volume: given open, or opened by address where and when it is needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from multiprocessing import util as multiprocessing_util
+from typing import Any, TypeAlias
+
+from headrace.errors import UsageError
+from headrace.volume import Session, Volume
+
+#: An open volume, or where to find one: one URI, or one for each member.
+VolumeLike: TypeAlias = Volume | str | Sequence[str]
+
+
+class Attachment:
+    """An open `Volume` that stays its owner's, or one of our own, opened lazily and closed by `close`.
+
+    Pickles by address. A copy that was unpickled shares one volume and one session with all other copies in its process
+    (DCP sends a fresh copy of a writer to its checkpoint process for each save); both are closed when it ends.
+    """
+
+    def __init__(self, volume: VolumeLike, *, run_id: str | None = None, session: Session | None = None) -> None:
+        self._given = volume if isinstance(volume, Volume) else None
+        self._uris: tuple[str, ...] | None = None
+        if self._given is None:
+            assert not isinstance(volume, Volume)
+            self._uris = (volume,) if isinstance(volume, str) else tuple(str(uri) for uri in volume)
+            if not self._uris or not all(self._uris):
+                raise UsageError("a volume has at least one member", found=repr(volume))
+        self._run_id = run_id
+        self._given_session = session
+        self._held = _Held()
+        if session is not None:
+            self._given = self._given or session.volume
+
+    def open(self, *, writable: bool = False) -> Volume:
+        """The volume, opened now if it was not yet."""
+        if self._given is not None:
+            return self._given
+        assert self._uris is not None
+        return self._held.open(self._uris, writable)
+
+    def session(self) -> Session:
+        """The one writing session, begun now if it was not yet. WriterActive where another job holds the volume."""
+        if self._given_session is not None:
+            return self._given_session
+        return self._held.begin(self.open(writable=True), self._run_id)
+
+    def drop_session(self) -> None:
+        """Give the session up after it failed: what became of its last commit is for the next one to find out."""
+        self._held.drop_session()
+
+    def close(self) -> None:
+        """End what is our own. Harmless when called again."""
+        self._held.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._given_session is not None:
+            raise UsageError(
+                "a writer that was given a session cannot go to another process",
+                next_step="construct it with the address of the volume",
+            )
+        uris = self._uris if self._given is None else tuple(self._given.uris)
+        if not uris:
+            raise UsageError(
+                "this volume was opened from devices and has no address to be opened again by",
+                next_step="construct the writer with the address of the volume",
+            )
+        return {"uris": uris, "run_id": self._run_id}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._given = None
+        self._given_session = None
+        self._uris = state["uris"]
+        self._run_id = state["run_id"]
+        self._held = _held_by_process((os.getpid(), self._uris, self._run_id))
+
+
+class _Held:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._volume: Volume | None = None
+        self._writable = False
+        self._session: Session | None = None
+
+    def open(self, uris: Sequence[str], writable: bool) -> Volume:
+        with self._lock:
+            if self._volume is not None and writable and not self._writable:
+                self._volume.close()
+                self._volume = None
+            if self._volume is None:
+                self._volume = Volume.open(list(uris), write=writable)
+                self._writable = writable
+            return self._volume
+
+    def begin(self, volume: Volume, run_id: str | None) -> Session:
+        with self._lock:
+            if self._session is None:
+                self._session = volume.session(run_id=run_id or "", takeover="if-dead")
+            return self._session
+
+    def drop_session(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+            volume, self._volume = self._volume, None
+        if session is not None:
+            session.close()
+        if volume is not None:
+            volume.close()
+
+
+_shared: dict[tuple[object, ...], _Held] = {}
+_shared_lock = threading.Lock()
+
+
+def _held_by_process(key: tuple[object, ...]) -> _Held:
+    with _shared_lock:
+        held = _shared.get(key)
+        if held is None:
+            held = _shared[key] = _Held()
+            # Runs at the end of a multiprocessing child too, where atexit does not.
+            multiprocessing_util.Finalize(None, held.close, exitpriority=10)
+        return held

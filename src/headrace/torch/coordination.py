@@ -1,0 +1,329 @@
+"""How the ranks of one save talk: rounds over a key-value store, with deadlines and with names.
+
+A round is `gather to the coordinator, decide, scatter`, as in DCP; but where a collective that met its time-out leaves
+the group unusable and does not say who was missing, a round
+
+* says which rank did not answer, and for how long it gave no sign of life,
+* carries a rank's error to all others as text, and
+* leaves nothing behind that could disturb the next save.
+
+Theory. The messages of a save live under a token that the coordinator draws afresh and publishes under the key
+`current` before DCP hands out the plans (never *in* a plan: DCP may cache plans), and that every rank reads when its
+part begins. While a rank works on a save, a thread of it beats a key. Whoever waits for a rank watches that beat on its
+*own* clock: no change for `stall_s` means dead or stopped, `deadline_s` in all means too slow. The store is the one
+with which the job rendezvoused; each thread uses a client of its own, so that no wait here blocks anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from headrace.errors import CheckpointFailed, HeadraceError
+from headrace.units import format_seconds
+
+#: Longest message of one rank, grants and receipts included.
+MESSAGE_LIMIT = 64 << 20
+#: What the store may be asked by all waiting ranks of a job.
+STORE_QUESTIONS_PER_S = 5000
+_FIELDS = ("what", "where", "expected", "found", "next_step")
+
+Decide = Callable[[list[bytes]], Sequence[bytes]]
+
+
+class Exchange(Protocol):
+    """The ranks of a save, seen from one of them."""
+
+    rank: int
+    world: int
+
+    def announce(self) -> None:
+        """Coordinator: a new save begins. Before any rank calls `save`."""
+
+    def save(self) -> contextlib.AbstractContextManager[None]:
+        """This rank's part of the save that was announced last; rounds happen inside. The rank beats meanwhile."""
+
+    def round(self, stage: str, mine: bytes | Exception, decide: Decide) -> bytes:
+        """Give the coordinator `mine`, get back its decision for this rank.
+
+        `decide` runs on the coordinator with the messages of all ranks in order and returns one answer a rank. An
+        exception given as `mine`, one raised by `decide`, or the silence of a rank raises on every rank that lives:
+        CheckpointFailed, or on the rank that it befell the exception itself.
+        """
+
+
+class SoloExchange:
+    """The exchange of a job that is one process."""
+
+    rank = 0
+    world = 1
+
+    def announce(self) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def save(self) -> Iterator[None]:
+        yield
+
+    def round(self, stage: str, mine: bytes | Exception, decide: Decide) -> bytes:
+        if isinstance(mine, Exception):
+            raise mine
+        return decide([mine])[0]
+
+
+class StoreExchange:
+    """See the module text.
+
+    Args:
+        store: any torch.distributed store that all ranks reach; used through clones.
+        prefix: of all keys; equal on all ranks and unlike that of any other exchange on this store.
+        stall_s: a rank that gives no sign of life for so long is taken for dead.
+        deadline_s: the longest that one round may take.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, world: int, *, stall_s: float, deadline_s: float) -> None:
+        self.rank = rank
+        self.world = world
+        self._origin = store
+        self._prefix = prefix
+        # Any: the stubs know neither PrefixStore's clone nor values of bytes.
+        self._store: Any = _prefixed(prefix, store)
+        self._stall_s = stall_s
+        self._deadline_s = deadline_s
+        self._token: str | None = None
+        self._spent: str | None = None
+
+    def announce(self) -> None:
+        # Keys of the save before the last can go: every rank that lives has moved on since.
+        if self._spent is not None:
+            for stage in ("grant", "receipt"):
+                for rank in range(self.world):
+                    with contextlib.suppress(RuntimeError):
+                        self._store.delete_key(f"{self._spent}/{stage}/{rank}")
+                        self._store.delete_key(f"{self._spent}/{stage}/reply/{rank}")
+        with self._store_errors("announcing a save"):
+            before = bytes(self._store.get("current")).decode() if self._store.check(["current"]) else None
+            self._spent = before
+            self._store.set("current", uuid.uuid4().hex)
+
+    @contextlib.contextmanager
+    def save(self) -> Iterator[None]:
+        with self._store_errors("joining a save"):
+            self._store.set_timeout(timedelta(seconds=self._stall_s))
+            self._token = bytes(self._store.get("current")).decode()
+        with _Pulse(_prefixed(self._prefix, self._origin), self.rank, self._stall_s / 6):
+            try:
+                yield
+            finally:
+                self._token = None
+
+    def round(self, stage: str, mine: bytes | Exception, decide: Decide) -> bytes:
+        if self._token is None:
+            raise CheckpointFailed("a round outside of a save")
+        base = f"{self._token}/{stage}"
+        try:
+            message = _encode(mine, self.rank)
+        except CheckpointFailed as error:
+            # The others wait for a message, whatever it says.
+            mine, message = error, _encode(error, self.rank)
+        if self.rank != 0:
+            with self._store_errors(f"the {stage} of a save"):
+                self._store.set(f"{base}/{self.rank}", message)
+            [reply] = self._collect([0], lambda _: f"{base}/reply/{self.rank}", stage)
+            # A rank's own error is better told with its own type and traceback.
+            if isinstance(mine, Exception):
+                raise mine
+            return _decode(reply)
+        try:
+            others = self._collect(range(1, self.world), lambda rank: f"{base}/{rank}", stage)
+            messages = [message, *others]
+            _raise_failures(messages, mine)
+            replies = [_encode(answer, 0) for answer in decide([_decode(m) for m in messages])]
+        except BaseException as error:
+            failure = (
+                error if isinstance(error, Exception) else CheckpointFailed(f"the coordinator was stopped: {error!r}")
+            )
+            with contextlib.suppress(CheckpointFailed):
+                self._answer(base, [_encode(failure, 0)] * self.world)
+            raise
+        self._answer(base, replies)
+        return _decode(replies[0])
+
+    def _answer(self, base: str, replies: Sequence[bytes]) -> None:
+        with self._store_errors("answering the ranks"):
+            for rank in range(1, self.world):
+                self._store.set(f"{base}/reply/{rank}", replies[rank])
+
+    def _collect(self, ranks: Sequence[int], key: Callable[[int], str], stage: str) -> list[bytes]:
+        """The values of `key(rank)`, waiting for those that are not there yet."""
+        found: dict[int, bytes] = {}
+        began = time.monotonic()
+        beats: dict[int, tuple[bytes, float]] = {}
+        looked = began
+        for rank in ranks:
+            while rank not in found:
+                with self._store_errors(f"the {stage} of a save"):
+                    if self._wait(key(rank), min(self._stall_s / 6, self._deadline_s)):
+                        found[rank] = bytes(self._store.get(key(rank)))
+                        break
+                now = time.monotonic()
+                missing = [r for r in ranks if r not in found and not self._there(key(r), stage)]
+                # A gap in our own looking (this process was stopped) must not count against the others.
+                if now - looked > self._stall_s:
+                    beats.clear()
+                looked = now
+                if rank not in missing:
+                    continue
+                self._judge(missing, beats, now, began, stage)
+        return [found[rank] for rank in ranks]
+
+    def _wait(self, key: str, seconds: float) -> bool:
+        # Asking again, ever more rarely: a blocking `wait` of TCPStore logs two warnings each time it times out.
+        # All ranks together ask at most STORE_QUESTIONS_PER_S times a second in the long run.
+        end = time.monotonic() + seconds
+        pause = 0.0005
+        while not self._store.check([key]):
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, max(0.05, self.world / STORE_QUESTIONS_PER_S))
+        return True
+
+    def _there(self, key: str, stage: str) -> bool:
+        with self._store_errors(f"the {stage} of a save"):
+            return bool(self._store.check([key]))
+
+    def _judge(
+        self, missing: Sequence[int], beats: dict[int, tuple[bytes, float]], now: float, began: float, stage: str
+    ) -> None:
+        for rank in missing:
+            with self._store_errors(f"the {stage} of a save"):
+                beat = bytes(self._store.get(f"beat/{rank}")) if self._store.check([f"beat/{rank}"]) else b""
+            if rank not in beats or beats[rank][0] != beat:
+                beats[rank] = (beat, now)
+        silent = [rank for rank in missing if now - beats[rank][1] >= self._stall_s]
+        if silent:
+            raise CheckpointFailed(
+                f"the save was given up: {_ranks(silent)} gave no sign of life for {format_seconds(self._stall_s)}",
+                where=f"the {stage} of the save, as seen by rank {self.rank}",
+                next_step="the checkpoints before it are untouched; see the log of that rank",
+            )
+        # The coordinator gives up first, so that all ranks hear the same verdict from it.
+        if now - began >= self._deadline_s + (self._stall_s if self.rank else 0):
+            raise CheckpointFailed(
+                f"the save was given up: {_ranks(missing)} did not finish within {format_seconds(self._deadline_s)}",
+                where=f"the {stage} of the save, as seen by rank {self.rank}",
+                next_step="the checkpoints before it are untouched; raise deadline_s if the storage is only slow",
+            )
+
+    @contextlib.contextmanager
+    def _store_errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except dist.DistError as error:
+            raise CheckpointFailed(
+                f"the store through which the ranks talk is gone while {doing}",
+                where=f"rank {self.rank}",
+                found=str(error).splitlines()[0],
+                next_step="the process that holds it (rank 0 or the torchrun agent) probably ended",
+            ) from error
+
+
+class _Pulse:
+    """A thread that changes this rank's beat key while a save is under way; joined on exit."""
+
+    def __init__(self, store: Any, rank: int, interval_s: float) -> None:
+        self._store = store
+        self._key = f"beat/{rank}"
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-save-pulse", daemon=True)
+
+    def __enter__(self) -> _Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._store.set(self._key, uuid.uuid4().hex)
+            except dist.DistError:
+                # The store is gone; the round that is under way meets the same error and reports it.
+                return
+            if self._stop.wait(self._interval_s):
+                return
+
+
+def _prefixed(prefix: str, store: Any) -> Any:
+    """A client of its own, for one thread."""
+    return dist.PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _encode(value: bytes | Exception, rank: int) -> bytes:
+    if not isinstance(value, Exception):
+        if len(value) > MESSAGE_LIMIT:
+            raise CheckpointFailed(
+                "a message between ranks is too long", expected=f"{MESSAGE_LIMIT}", found=f"{len(value)}"
+            )
+        return b"=" + value
+    # Text, not a pickle: an error may hold anything, and what arrives here is not trusted with code.
+    fields = {"rank": rank, "kind": type(value).__name__, "text": str(value)}
+    if isinstance(value, CheckpointFailed):
+        fields |= {name: getattr(value, name) for name in _FIELDS}
+    return b"!" + json.dumps(fields).encode()
+
+
+def _decode(message: bytes) -> bytes:
+    if message[:1] == b"=":
+        return message[1:]
+    raise _failure(message)
+
+
+def _failure(message: bytes) -> CheckpointFailed:
+    fields = json.loads(message[1:])
+    if "what" in fields:
+        return CheckpointFailed(fields["what"], **{name: fields[name] for name in _FIELDS[1:]})
+    return CheckpointFailed(
+        f"the save was given up: rank {fields['rank']} failed",
+        found=f"{fields['kind']}: {fields['text']}",
+        next_step="the checkpoints before it are untouched",
+    )
+
+
+def _raise_failures(messages: Sequence[bytes], mine: bytes | Exception) -> None:
+    failed = [message for message in messages if message[:1] == b"!"]
+    if not failed:
+        return
+    cause = mine if isinstance(mine, Exception) else None
+    if len(failed) == 1:
+        if cause is not None and isinstance(cause, HeadraceError):
+            raise cause
+        raise _failure(failed[0]) from cause
+    texts = [json.loads(message[1:]) for message in failed[:4]]
+    raise CheckpointFailed(
+        f"the save was given up: {len(failed)} ranks failed",
+        found="; ".join(f"rank {t['rank']}: {t['kind']}: {t['text']}" for t in texts),
+        next_step="the checkpoints before it are untouched",
+    ) from cause

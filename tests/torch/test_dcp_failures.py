@@ -1,0 +1,130 @@
+"""A rank that dies, stops or fails in mid-save: the others hear of it in time, by name, and nothing is seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from headrace.checkpoint import latest
+from headrace.errors import CheckpointFailed
+from headrace.volume import Volume
+from tests.torch.crew import Crew, Rank
+
+MIB = 1 << 20
+STALL_S = 1.5
+
+
+@pytest.fixture
+def volume(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("volume")
+    uris = [f"file:{folder}/member{i}?create=64MiB" for i in range(2)]
+    Volume.create(uris).close()
+    return uris
+
+
+def saving_with_a_victim(rank: Rank, argument: tuple[list[str], int, list[str]]) -> list[tuple[str, str, float]]:
+    """Saves one step after another; in the steps named, the victim tells the test in the middle of its write, and then
+    meets its fate. Returns for each step the error, or "saved", and the seconds it took."""
+    import torch
+    from torch.distributed.checkpoint import DefaultSavePlanner
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from headrace.torch import VolumeWriter, WriterOptions
+
+    uris, victim, steps = argument
+
+    class Planner(DefaultSavePlanner):
+        fate = ""
+
+        def resolve_data(self, write_item: Any) -> Any:
+            if rank.rank == victim and self.fate and write_item.index.fqn == "b":
+                rank.say(self.fate)
+                if self.fate == "raise":
+                    raise OSError("no more memory, say")
+                rank.hear()
+            return super().resolve_data(write_item)
+
+    mesh = init_device_mesh("cpu", (rank.world,))
+    state = {name: DTensor.from_local(torch.full((5000,), float(rank.rank)), mesh, [Shard(0)]) for name in "abc"}
+    outcomes = []
+    with VolumeWriter(uris, "run", options=WriterOptions(stall_s=STALL_S, deadline_s=20)) as writer:
+        for step, fate in enumerate(steps):
+            planner = Planner()
+            planner.fate = fate
+            rank.say(f"begin {step}")
+            began = time.monotonic()
+            try:
+                report = writer.save(state, f"run/step-{step}", planner=planner)
+                outcomes.append(("saved", str(report.sequence), time.monotonic() - began))
+            except CheckpointFailed as error:
+                outcomes.append(("CheckpointFailed", str(error), time.monotonic() - began))
+        if "kill" in steps:
+            # The session ends with its process here, as it would in a job that is torn down.
+            return outcomes
+    return outcomes
+
+
+def last_step(uris: list[str]) -> int:
+    with Volume.open(uris) as opened:
+        found = latest(opened, "run")
+        names = [entry.name for entry in opened.list("")]
+    assert found is not None
+    assert {name.split("/")[1] for name in names} == {f"step-{step:08d}" for step in range(found.step + 1)}, names
+    return found.step
+
+
+def test_a_rank_is_killed_while_it_writes(volume: list[str]) -> None:
+    crew = Crew(3, saving_with_a_victim, (volume, 1, ["", "kill"]))
+    crew.hear(1, "kill")
+    os.kill(crew.pids[1], signal.SIGKILL)
+    outcomes = crew.join(dead=(1,))
+    for survivor in (0, 2):
+        (first, *_), (second, text, seconds) = outcomes[survivor]
+        assert (first, second) == ("saved", "CheckpointFailed")
+        assert "rank 1 gave no sign of life" in text
+        assert seconds < 10
+    assert last_step(volume) == 0
+    # The job comes back, with another number of ranks, and goes on.
+    crew = Crew(2, saving_with_a_victim, (volume, -1, [""]))
+    [(outcome, text, _)] = crew.join()[0]
+    assert outcome == "CheckpointFailed"
+    assert "committed already" in text
+
+
+def test_a_rank_is_stopped_for_longer_than_it_may(volume: list[str]) -> None:
+    crew = Crew(2, saving_with_a_victim, (volume, 1, ["", "stop", ""]))
+    crew.hear(1, "stop")
+    os.kill(crew.pids[1], signal.SIGSTOP)
+    time.sleep(STALL_S * 2)
+    os.kill(crew.pids[1], signal.SIGCONT)
+    crew.say(1, "go on")
+    for rank, outcomes in enumerate(crew.join()):
+        assert [outcome for outcome, _, _ in outcomes] == ["saved", "CheckpointFailed", "saved"], outcomes
+        assert "rank 1 gave no sign of life" in outcomes[1][1], rank
+    with Volume.open(volume) as opened:
+        assert {entry.name.split("/")[1] for entry in opened.list("")} == {"step-00000000", "step-00000002"}
+
+
+def test_a_rank_fails_and_all_hear_its_reason(volume: list[str]) -> None:
+    crew = Crew(2, saving_with_a_victim, (volume, 1, ["", "raise"]))
+    for outcomes in crew.join():
+        assert outcomes[1][0] == "CheckpointFailed"
+        assert "rank 1" in outcomes[1][1]
+        assert "no more memory, say" in outcomes[1][1]
+        assert outcomes[1][2] < STALL_S
+    assert last_step(volume) == 0
+
+
+def test_the_coordinator_is_killed_and_the_next_job_takes_over(volume: list[str]) -> None:
+    crew = Crew(2, saving_with_a_victim, (volume, 0, ["", "kill"]))
+    crew.hear(0, "kill")
+    os.kill(crew.pids[0], signal.SIGKILL)
+    outcomes = crew.join(dead=(0,))
+    assert outcomes[1][1][0] == "CheckpointFailed"
+    assert outcomes[1][1][2] < 30
+    assert last_step(volume) == 0

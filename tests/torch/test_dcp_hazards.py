@@ -1,0 +1,182 @@
+"""Each hazard of DCP's own storage, tried here: a kill between two shards or before the end, `os.sync`, bit rot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from headrace.checkpoint import Save, list_checkpoints
+from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectExists, ObjectNotFound, UsageError, VolumeFull
+from headrace.torch import VolumeReader, VolumeWriter, WriterOptions, load_model, save_model
+from headrace.volume import Volume
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"member{i}" for i in range(2)]
+    Volume.create([f"file:{path}?create=32MiB" for path in paths]).close()
+    return paths
+
+
+@pytest.fixture
+def volume(members: list[Path]) -> list[str]:
+    return [f"file:{path}" for path in members]
+
+
+def state(value: float) -> dict[str, Any]:
+    return {name: torch.full((1000,), float(value)) for name in "ab"}
+
+
+def load(uris: list[str], path: str = "run") -> tuple[float, float]:
+    found = state(-1)
+    with VolumeReader(uris, path) as reader:
+        dcp.load(found, storage_reader=reader, no_dist=True)
+    return found["a"][0].item(), found["b"][0].item()
+
+
+def test_killed_before_the_end_leaves_the_last_committed_step(
+    volume: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with VolumeWriter(volume, "run", options=WriterOptions(overwrite=True)) as writer:
+        writer.save(state(1), "run/step-1")
+        monkeypatch.setattr(Save, "commit", lambda *_: (_ for _ in ()).throw(RuntimeError("killed before finish")))
+        # Another step, and the same one again: neither may be seen.
+        for step in (2, 1):
+            with pytest.raises(CheckpointFailed, match="killed before finish"):
+                writer.save(state(2), f"run/step-{step}")
+            assert load(volume) == (1.0, 1.0)
+        monkeypatch.undo()
+        writer.save(state(3), "run/step-1")
+        assert load(volume) == (3.0, 3.0)
+
+
+def test_killed_between_two_tensors_leaves_the_last_committed_step(volume: list[str]) -> None:
+    class Second(dcp.DefaultSavePlanner):
+        resolved = 0
+
+        def resolve_data(self, write_item: Any) -> Any:
+            self.resolved += 1
+            if self.resolved == 2:
+                raise RuntimeError("killed before the second")
+            return super().resolve_data(write_item)
+
+    with VolumeWriter(volume, "run") as writer:
+        writer.save(state(1), "run/step-1")
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save(state(2), checkpoint_id="run/step-2", storage_writer=writer, planner=Second(), no_dist=True)
+        assert "killed before the second" in str(caught.value)
+        assert load(volume) == (1.0, 1.0)
+        with pytest.raises(ObjectNotFound):
+            VolumeReader(volume, "run/step-2").read_metadata()
+        writer.save(state(2), "run/step-2")
+        assert load(volume) == (2.0, 2.0)
+
+
+def test_no_save_calls_os_sync(volume: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(os, "sync", lambda: calls.append(1))
+    with VolumeWriter(volume) as writer:
+        writer.save(state(1), "run/step-1")
+    assert calls == []
+
+
+def flip_a_bit(members: list[Path], pattern: bytes) -> None:
+    """In the middle of the only place where the data lies."""
+    for path in members:
+        data = path.read_bytes()
+        at = data.find(pattern)
+        if at >= 0:
+            assert data.find(pattern, at + 1) < 0
+            with path.open("r+b") as file:
+                file.seek(at + len(pattern) // 2)
+                file.write(bytes([pattern[len(pattern) // 2] ^ 0x40]))
+            return
+    raise AssertionError("the data was not found")
+
+
+def test_a_flipped_bit_names_the_tensor(members: list[Path], volume: list[str]) -> None:
+    pattern = torch.arange(100, 300, dtype=torch.int16)
+    saved = {"good": torch.ones(300_000), "layer.weight": pattern.clone(), "also good": torch.ones(300_000)}
+    with VolumeWriter(volume) as writer:
+        writer.save(saved, "run/step-1")
+    flip_a_bit(members, pattern.numpy().tobytes())
+    into = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    with VolumeReader(volume, "run/step-1") as reader:
+        with pytest.raises(CheckpointException) as caught:
+            dcp.load(into, storage_reader=reader, no_dist=True)
+        [(error, _)] = caught.value.failures.values()
+        assert isinstance(error, ChecksumMismatch)
+        # What shares its checksum block is as suspect; a tensor that lies elsewhere is not.
+        assert "'layer.weight'" in str(error) or "'good'" in str(error)
+        with pytest.raises(ChecksumMismatch, match=r"'layer\.weight'"):
+            reader.load({"layer.weight": torch.zeros(200, dtype=torch.int16)})
+
+
+def test_a_flipped_bit_in_a_model_names_the_tensor(members: list[Path], volume: list[str]) -> None:
+    pattern = torch.arange(100, 300, dtype=torch.int16)
+    tensors = {"a": torch.ones(100_000), "layer.weight": pattern.clone(), "z": torch.ones(100_000, dtype=torch.int8)}
+    with Volume.open(volume, write=True) as opened:
+        with opened.session(run_id="publish") as session:
+            save_model(session, "model.safetensors", tensors)
+        flip_a_bit(members, pattern.numpy().tobytes())
+        with pytest.raises(ChecksumMismatch, match="of a model is damaged"):
+            load_model(opened, "model.safetensors")
+        with pytest.raises(ChecksumMismatch, match=r"'layer\.weight'"):
+            load_model(opened, "model.safetensors", keys=["layer.weight"])
+
+
+def test_a_step_is_not_saved_twice_unless_asked(volume: list[str]) -> None:
+    with VolumeWriter(volume) as writer:
+        writer.save(state(1), "run/step-1")
+        with pytest.raises(ObjectExists, match="committed already"):
+            writer.save(state(2), "run/step-1")
+    assert load(volume) == (1.0, 1.0)
+
+
+def test_a_full_volume_is_said_before_a_byte_is_written(volume: list[str]) -> None:
+    with VolumeWriter(volume) as writer:
+        writer.save(state(1), "run/step-1")
+        with pytest.raises(VolumeFull):
+            writer.save({"big": torch.zeros(80 * MIB, dtype=torch.uint8)}, "run/step-2")
+        writer.save(state(3), "run/step-3")
+    assert load(volume) == (3.0, 3.0)
+
+
+def test_old_steps_go_in_the_commit_of_the_new(volume: list[str]) -> None:
+    with VolumeWriter(volume, options=WriterOptions(keep_last=2)) as writer:
+        for step in range(4):
+            writer.save(state(step), f"run/step-{step}")
+            with Volume.open(volume) as opened:
+                kept = [c.step for c in list_checkpoints(opened, "run")]
+            assert kept == list(range(max(0, step - 1), step + 1))
+
+
+def test_an_existing_session_is_used_and_left_open(volume: list[str]) -> None:
+    with Volume.open(volume, write=True) as opened, opened.session(run_id="job") as session:
+        with VolumeWriter(opened, session=session) as writer:
+            writer.save(state(1), "run/step-1")
+        with session.transaction() as tx:
+            tx.put("beside", b"x")
+        assert opened.read("beside") == b"x"
+        into = state(0)
+        assert VolumeReader(opened, "run").load(into).step == 1
+        assert into["a"][0] == 1
+
+
+@pytest.mark.parametrize("path", ["", "run//x", "step-5"])
+def test_what_is_no_run_is_refused(path: str) -> None:
+    with pytest.raises(UsageError):
+        VolumeWriter(["file:/nowhere"], path)
+
+
+def test_use_collectives_false_is_refused(volume: list[str]) -> None:
+    with VolumeWriter(volume, "run/step-1") as writer, pytest.raises(UsageError, match="use_collectives"):
+        dcp.save(state(1), storage_writer=writer, no_dist=True, use_collectives=False)

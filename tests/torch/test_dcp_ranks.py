@@ -1,0 +1,245 @@
+"""Several real ranks save into one volume and other numbers of ranks load from it, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.volume import Volume
+from tests.torch.crew import Rank, run
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A volume of two file members, by address."""
+    folder = tmp_path_factory.mktemp("volume")
+    uris = [f"file:{folder}/member{i}?create=256MiB" for i in range(2)]
+    Volume.create(uris, stripe_bytes=MIB).close()
+    return uris
+
+
+def model_and_optimizer(kind: str, rank: Rank, seed: int) -> tuple[Any, Any]:
+    """A small net of odd sizes, so that shards are uneven and some ranks have none; one step of AdamW taken."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    model: Any = nn.Sequential(nn.Embedding(13, 7), nn.Linear(7, 9), nn.LayerNorm(9), nn.Linear(9, 3, bias=False))
+    model[3].to(torch.bfloat16)
+    model[3].register_buffer("scale", torch.tensor(0.5 + seed))
+    if kind == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (rank.world,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif kind == "ddp" and rank.world > 1:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 * (seed + 1))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter) * (seed + 1)
+    optimizer.step()
+    return model, optimizer
+
+
+def state_of(model: Any, optimizer: Any, step: int) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {
+        "model": model_state,
+        "optimizer": optimizer_state,
+        "loader": {"consumed": step * 8, "seed": b"\x00\xff"},
+        "step": step,
+    }
+
+
+def whole(state: dict[str, Any]) -> dict[str, Any]:
+    """Every leaf, gathered: what two states must have in common, whatever their sharding."""
+    import torch
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    leaves: dict[str, Any] = {}
+    for name, value in flatten_state_dict(state)[0].items():
+        if isinstance(value, torch.Tensor):
+            full = value.full_tensor() if hasattr(value, "full_tensor") else value
+            flat = full.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            leaves[name] = (str(full.dtype), tuple(full.shape), hashlib.sha256(flat.tobytes()).hexdigest())
+        else:
+            leaves[name] = value
+    return leaves
+
+
+def save_both(rank: Rank, uris: list[str]) -> dict[str, Any]:
+    from headrace.torch import VolumeWriter
+
+    saved = {}
+    for kind, seed in (("fsdp", 1), ("ddp", 2)):
+        model, optimizer = model_and_optimizer(kind, rank, seed)
+        state = state_of(model, optimizer, seed)
+        saved[kind] = whole(state)
+        with VolumeWriter(uris, kind, run_id=kind) as writer:
+            report = writer.save(state, f"{kind}/step-{seed}")
+            assert (report.ranks, report.rank, report.rewritten_bytes) == (rank.world, rank.rank, 0)
+            assert (report.sequence is not None) == (rank.rank == 0)
+            assert report.data_bytes > 0, "both ranks have something to write"
+    return saved
+
+
+def load_all(rank: Rank, argument: tuple[list[str], list[tuple[str, int, str]]]) -> dict[str, Any]:
+    """Into a model of other values, sharded over this crew; then what it holds."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    from headrace.torch import VolumeReader
+
+    uris, wanted = argument
+    loaded = {}
+    for saved_as, step, kind in wanted:
+        model, optimizer = model_and_optimizer(kind, rank, 7)
+        state = state_of(model, optimizer, 0)
+        before = whole(state)
+        with VolumeReader(uris, f"{saved_as}/step-{step}") as reader:
+            dcp.load(state, storage_reader=reader, no_dist=rank.world == 1)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        again = state_of(model, optimizer, state["step"]) | {"loader": state["loader"]}
+        loaded[f"{saved_as} as {kind}"] = whole(again)
+        assert before != loaded[f"{saved_as} as {kind}"]
+    return loaded
+
+
+def test_saved_by_two_ranks_restored_by_one_two_and_four(volume: list[str]) -> None:
+    saved = run(2, save_both, volume)[0]
+    assert saved["fsdp"] != saved["ddp"]
+    wanted = [("fsdp", 1, "fsdp"), ("fsdp", 1, "ddp"), ("ddp", 2, "fsdp"), ("ddp", 2, "ddp")]
+    for world in (1, 2, 4):
+        # FSDP over one rank is the plain model.
+        kinds = [w for w in wanted if world > 1 or w[2] == "ddp"]
+        for loaded in run(world, load_all, (volume, kinds)):
+            for saved_as, _, kind in kinds:
+                assert loaded[f"{saved_as} as {kind}"] == saved[saved_as]
+
+
+# ---- plan caching, asynchronous saves, parameters that change meanwhile ----------------------------------------------
+
+
+def value(step: int, rank: int) -> np.ndarray:
+    return np.random.default_rng([step, rank]).standard_normal(70_001).astype(np.float32)
+
+
+def five_saves(rank: Rank, argument: tuple[list[str], bool, bool]) -> list[dict[str, Any]]:
+    import torch
+    from torch.distributed.checkpoint import DefaultSavePlanner
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from headrace.torch import VolumeWriter
+
+    uris, caching, background = argument
+    run_name = f"five-{caching}-{background}"
+    mesh = init_device_mesh("cpu", (rank.world,))
+    local = torch.zeros(70_001)
+    state = {"w": DTensor.from_local(local, mesh, [Shard(0)]), "plain": torch.zeros(1000), "note": "x"}
+    reports = []
+    with VolumeWriter(uris, run_name) as writer:
+        for step in range(5):
+            local.copy_(torch.from_numpy(value(step, rank.rank)))
+            state["plain"].fill_(step)
+            state["note"] = f"step {step}"
+            planner = DefaultSavePlanner(enable_plan_caching=caching)
+            if background:
+                future = writer.async_save(state, f"{run_name}/step-{step}", planner=planner)
+                # Training goes on: the saved bytes must be those of the moment of the call.
+                until = time.monotonic() + 0.05
+                while time.monotonic() < until or not future.done():
+                    local.add_(1.0)
+                    state["plain"].mul_(-3)
+                    time.sleep(0.001)
+                reports.append(future.result())
+            else:
+                reports.append(writer.save(state, f"{run_name}/step-{step}", planner=planner))
+    return [vars(report) for report in reports]
+
+
+def all_saves(rank: Rank, uris: list[str]) -> None:
+    for caching in (False, True):
+        for background in (False, True):
+            reports = five_saves(rank, (uris, caching, background))
+            assert len(reports) == 5
+            assert all(r["write_seconds"] > 0 and r["object_bytes"] >= r["data_bytes"] > 0 for r in reports)
+
+
+@pytest.mark.timeout(120)
+def test_five_saves_stay_bit_identical_with_and_without_plan_caching(volume: list[str]) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from headrace.checkpoint import list_checkpoints
+    from headrace.torch import VolumeReader
+
+    run(2, all_saves, volume)
+    with Volume.open(volume) as opened:
+        for caching in (False, True):
+            for background in (False, True):
+                run_name = f"five-{caching}-{background}"
+                assert [c.step for c in list_checkpoints(opened, run_name)] == list(range(5))
+                for step in range(5):
+                    state = {"w": torch.zeros(140_002), "plain": torch.zeros(1000), "note": ""}
+                    reader = VolumeReader(opened, f"{run_name}/step-{step}")
+                    dcp.load(state, storage_reader=reader, no_dist=True)
+                    assert np.array_equal(state["w"].numpy(), np.concatenate([value(step, 0), value(step, 1)]))
+                    assert bool((state["plain"] == step).all())
+                    assert state["note"] == f"step {step}"
+
+
+def process_saves(rank: Rank, uris: list[str]) -> None:
+    """DCP's checkpoint process: it opens the volume by address and holds the session."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from headrace.torch import VolumeWriter
+
+    mesh = init_device_mesh("cpu", (rank.world,))
+    local = torch.zeros(70_001)
+    state = {"w": DTensor.from_local(local, mesh, [Shard(0)])}
+    with VolumeWriter(uris, "process") as writer:
+        for step in range(2):
+            local.copy_(torch.from_numpy(value(step, rank.rank)))
+            future = dcp.async_save(
+                state,
+                checkpoint_id=f"process/step-{step}",
+                storage_writer=writer,
+                process_group=writer.process_group,
+                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            )
+            local.add_(1.0)
+            future.result(timeout=50)
+    from torch.distributed.checkpoint import _async_process_executor as executor
+
+    executor._CHECKPOINT_PROCESS = None
+
+
+@pytest.mark.timeout(120)
+def test_saves_from_the_checkpoint_process(volume: list[str]) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from headrace.torch import VolumeReader
+
+    run(2, process_saves, volume)
+    for step in range(2):
+        state = {"w": torch.zeros(140_002)}
+        with VolumeReader(volume, f"process/step-{step}") as reader:
+            dcp.load(state, storage_reader=reader, no_dist=True)
+        assert np.array_equal(state["w"].numpy(), np.concatenate([value(step, 0), value(step, 1)]))
