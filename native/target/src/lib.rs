@@ -1,1 +1,42 @@
+//! An NVMe/TCP target in user space: `headrace serve`, and the peer of every test.
+//!
+//! ```text
+//!   sockets -- reactor (epoll) -- connection (bytes <-> commands, no I/O) -- nvm / admin / fabrics -- media
+//!                                                                              |                        ^
+//!                                                                              +-- gate -- worker ------+
+//! ```
+//!
+//! * [`reactor`]: threads that move bytes; memory media are served right there, from where they lie
+//! * [`connection`], [`receive`], [`commands`], [`output`]: one queue, without I/O
+//! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean
+//! * [`controller`], [`registry`], [`gate`]: associations, and what their end guarantees
+//! * [`worker`]: threads that wait for files
+//! * [`memory`], [`system`]: bounded buffers; the unsafe part
+//!
+//! Nothing that a peer sends may hurt: lengths are checked before memory is taken, memory is bounded for each connection
+//! and for all, silent peers are dropped, and a panic in one connection ends that connection only.
 
+mod admin;
+mod commands;
+mod config;
+mod connection;
+mod controller;
+mod fabrics;
+mod gate;
+mod identify;
+mod mailbox;
+mod memory;
+mod nvm;
+mod output;
+mod pages;
+mod reactor;
+mod receive;
+mod registry;
+mod shared;
+mod subsystem;
+mod system;
+mod target;
+mod worker;
+
+pub use config::{IoEngine, ListenConfig, MediaConfig, NamespaceConfig, SubsystemConfig, TargetConfig};
+pub use target::Target;

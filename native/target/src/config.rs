@@ -1,0 +1,447 @@
+//! What a target serves: one JSON object, checked as a whole before anything is opened.
+
+use headrace_media::{check_geometry, Engine, FileMedia, Media, MemoryMedia, VolatileCache};
+use headrace_wire::{DISCOVERY_NQN, NQN_MAX};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+/// See the fields; unknown names are refused, so that a spelling error never means a default.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetConfig {
+    #[serde(default = "default_listen")]
+    pub listen: Vec<ListenConfig>,
+    #[serde(default)]
+    pub subsystems: Vec<SubsystemConfig>,
+    #[serde(default)]
+    pub io_engine: IoEngine,
+    /// MAXH2CDATA: the longest data PDU a host may send. A multiple of 4 from 4096. Longer ones cost fewer headers.
+    #[serde(default = "mebibyte")]
+    pub max_h2c_data_bytes: u32,
+    /// Write data that may travel with the command, saving a round trip (IOCCSZ). A multiple of 16, at most 64 KiB.
+    #[serde(default = "default_in_capsule")]
+    pub in_capsule_bytes: u32,
+    /// Longest single command: a power of two from 4096 to 16 MiB (MDTS).
+    #[serde(default = "mebibyte")]
+    pub mdts_bytes: u32,
+    #[serde(default = "default_connections")]
+    pub max_connections: usize,
+    /// Largest queue in entries, 16 to 1024 (MQES).
+    #[serde(default = "default_queue_entries")]
+    pub max_queue_entries: u16,
+    /// I/O queues that one controller may have, 1 to 128.
+    #[serde(default = "default_io_queues")]
+    pub max_io_queues: u16,
+    /// Data buffers that all connections together may hold.
+    #[serde(default = "default_memory")]
+    pub memory_bytes: usize,
+    /// Data buffers that one connection may hold; its next commands wait. At least two longest commands.
+    #[serde(default = "default_connection_memory")]
+    pub connection_memory_bytes: usize,
+    /// A connection must be connected to a controller this soon, and a peer with data or answers under way must make
+    /// progress this often, or it is dropped.
+    #[serde(default = "default_connect_timeout")]
+    pub connect_timeout_ms: u64,
+    #[serde(default = "default_progress_timeout")]
+    pub progress_timeout_ms: u64,
+    /// Threads that move bytes between sockets and memory. 0: chosen from the number of cores (1 below four, else 2).
+    #[serde(default)]
+    pub reactor_threads: usize,
+    /// Threads that wait for files.
+    #[serde(default = "default_workers")]
+    pub worker_threads: usize,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenConfig {
+    /// A numeric address, or a name that resolves to one.
+    pub host: String,
+    /// 0: a free one, see `Target::addresses`.
+    #[serde(default)]
+    pub port: u16,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubsystemConfig {
+    pub nqn: String,
+    /// At most 20 printable ASCII characters; default: derived from the NQN.
+    #[serde(default)]
+    pub serial: String,
+    /// At most 40 printable ASCII characters.
+    #[serde(default = "default_model")]
+    pub model: String,
+    /// Host NQNs that may connect; empty: any.
+    #[serde(default)]
+    pub allow_hosts: Vec<String>,
+    pub namespaces: Vec<NamespaceConfig>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamespaceConfig {
+    pub nsid: u32,
+    pub media: MediaConfig,
+    #[serde(default = "default_block")]
+    pub block_bytes: u32,
+    /// More than 0: unflushed writes up to this many bytes live in this process's memory only and die with it.
+    #[serde(default)]
+    pub volatile_cache_bytes: u64,
+    #[serde(default)]
+    pub read_only: bool,
+    /// Default: derived from the subsystem's NQN and the nsid, so that it stays the same over restarts.
+    #[serde(default)]
+    pub uuid: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum MediaConfig {
+    File {
+        path: PathBuf,
+        /// Needed with `create`; else, where given, the file must have this size.
+        #[serde(default)]
+        size_bytes: Option<u64>,
+        /// Make the file, sparse, where it does not exist.
+        #[serde(default)]
+        create: bool,
+    },
+    Memory {
+        size_bytes: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum IoEngine {
+    #[default]
+    Auto,
+    IoUring,
+    Pread,
+}
+
+fn default_listen() -> Vec<ListenConfig> {
+    vec![ListenConfig {
+        host: "127.0.0.1".into(),
+        port: 0,
+    }]
+}
+fn default_model() -> String {
+    "headrace".into()
+}
+fn default_block() -> u32 {
+    4096
+}
+fn default_in_capsule() -> u32 {
+    16 << 10
+}
+fn mebibyte() -> u32 {
+    1 << 20
+}
+fn default_connections() -> usize {
+    1024
+}
+fn default_queue_entries() -> u16 {
+    1024
+}
+fn default_io_queues() -> u16 {
+    64
+}
+fn default_memory() -> usize {
+    1 << 30
+}
+fn default_connection_memory() -> usize {
+    64 << 20
+}
+fn default_connect_timeout() -> u64 {
+    10_000
+}
+fn default_progress_timeout() -> u64 {
+    30_000
+}
+fn default_workers() -> usize {
+    4
+}
+
+/// An NQN: `nqn.` and at most 223 bytes, printable, no spaces.
+pub(crate) fn is_nqn(text: &str) -> bool {
+    text.starts_with("nqn.") && text.len() <= NQN_MAX && text.bytes().all(|b| b.is_ascii_graphic())
+}
+
+fn printable(text: &str, longest: usize) -> bool {
+    text.len() <= longest && text.bytes().all(|b| b == b' ' || b.is_ascii_graphic())
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, low: T, high: T) -> Result<(), String> {
+    if value < low || value > high {
+        return Err(format!("{name} must be from {low} to {high}, found {value}"));
+    }
+    Ok(())
+}
+
+impl TargetConfig {
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|e| format!("target configuration: {e}"))
+    }
+
+    /// Everything that can be said without opening a file or a socket.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.listen.is_empty() {
+            return Err("listen must name at least one address".into());
+        }
+        within("max_h2c_data_bytes", self.max_h2c_data_bytes, 4096, 1 << 30)?;
+        if self.max_h2c_data_bytes % 4 != 0 {
+            return Err(format!(
+                "max_h2c_data_bytes must be a multiple of 4, found {}",
+                self.max_h2c_data_bytes
+            ));
+        }
+        within("in_capsule_bytes", self.in_capsule_bytes, 0, 64 << 10)?;
+        if self.in_capsule_bytes % 16 != 0 {
+            return Err(format!(
+                "in_capsule_bytes must be a multiple of 16, found {}",
+                self.in_capsule_bytes
+            ));
+        }
+        within("mdts_bytes", self.mdts_bytes, 4096, 16 << 20)?;
+        if !self.mdts_bytes.is_power_of_two() {
+            return Err(format!(
+                "mdts_bytes must be a power of two, found {}",
+                self.mdts_bytes
+            ));
+        }
+        within("max_connections", self.max_connections, 1, 65536)?;
+        within("max_queue_entries", self.max_queue_entries, 16, 1024)?;
+        within("max_io_queues", self.max_io_queues, 1, 128)?;
+        within("reactor_threads", self.reactor_threads, 0, 64)?;
+        within("worker_threads", self.worker_threads, 1, 64)?;
+        within("connect_timeout_ms", self.connect_timeout_ms, 10, 600_000)?;
+        within("progress_timeout_ms", self.progress_timeout_ms, 10, 600_000)?;
+        let least = 2 * (self.mdts_bytes.max(64 << 10) as usize);
+        within(
+            "connection_memory_bytes",
+            self.connection_memory_bytes,
+            least,
+            1 << 40,
+        )?;
+        within(
+            "memory_bytes",
+            self.memory_bytes,
+            self.connection_memory_bytes,
+            1 << 44,
+        )?;
+        let mut nqns = HashSet::new();
+        let mut paths = HashSet::new();
+        for (index, subsystem) in self.subsystems.iter().enumerate() {
+            let place = format!("subsystems[{index}]");
+            if !nqns.insert(subsystem.nqn.as_str()) {
+                return Err(format!("{place}.nqn {:?} is given twice", subsystem.nqn));
+            }
+            subsystem.validate(&place, &mut paths)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn engine(&self) -> Engine {
+        match self.io_engine {
+            IoEngine::Auto => Engine::Auto,
+            IoEngine::IoUring => Engine::IoUring,
+            IoEngine::Pread => Engine::Pread,
+        }
+    }
+}
+
+impl SubsystemConfig {
+    fn validate<'a>(&'a self, place: &str, paths: &mut HashSet<&'a PathBuf>) -> Result<(), String> {
+        if !is_nqn(&self.nqn) || self.nqn == DISCOVERY_NQN {
+            return Err(format!(
+                "{place}.nqn must begin with \"nqn.\", be printable, at most {NQN_MAX} bytes, and not the discovery \
+                 subsystem's, found {:?}",
+                self.nqn
+            ));
+        }
+        if !printable(&self.serial, 20) {
+            return Err(format!(
+                "{place}.serial must be at most 20 printable characters, found {:?}",
+                self.serial
+            ));
+        }
+        if !printable(&self.model, 40) {
+            return Err(format!(
+                "{place}.model must be at most 40 printable characters, found {:?}",
+                self.model
+            ));
+        }
+        if let Some(bad) = self.allow_hosts.iter().find(|host| !is_nqn(host)) {
+            return Err(format!("{place}.allow_hosts must be host NQNs, found {bad:?}"));
+        }
+        if self.namespaces.is_empty() {
+            return Err(format!("{place}.namespaces must not be empty"));
+        }
+        let mut nsids = HashSet::new();
+        for (index, namespace) in self.namespaces.iter().enumerate() {
+            let place = format!("{place}.namespaces[{index}]");
+            within(
+                &format!("{place}.nsid"),
+                namespace.nsid,
+                1,
+                crate::subsystem::MAX_NAMESPACES,
+            )?;
+            if !nsids.insert(namespace.nsid) {
+                return Err(format!("{place}.nsid {} is given twice", namespace.nsid));
+            }
+            if namespace.block_bytes != 512 && namespace.block_bytes != 4096 {
+                return Err(format!(
+                    "{place}.block_bytes must be 512 or 4096, found {}",
+                    namespace.block_bytes
+                ));
+            }
+            if let Some(uuid) = &namespace.uuid {
+                parse_uuid(uuid)
+                    .ok_or_else(|| format!("{place}.uuid must be 32 hexadecimal digits, found {uuid:?}"))?;
+            }
+            match &namespace.media {
+                MediaConfig::Memory { size_bytes } => {
+                    check_geometry(*size_bytes, namespace.block_bytes)
+                        .map_err(|e| format!("{place}.media: {e}"))?;
+                }
+                MediaConfig::File {
+                    path,
+                    size_bytes,
+                    create,
+                } => {
+                    if !paths.insert(path) {
+                        return Err(format!("{place}.media.path {} is given twice", path.display()));
+                    }
+                    if *create && size_bytes.is_none() {
+                        return Err(format!(
+                            "{place}.media needs size_bytes to create {}",
+                            path.display()
+                        ));
+                    }
+                    if let Some(size) = size_bytes {
+                        check_geometry(*size, namespace.block_bytes)
+                            .map_err(|e| format!("{place}.media: {e}"))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NamespaceConfig {
+    /// Open, or create, what holds the bytes.
+    pub(crate) fn open(&self, engine: Engine) -> Result<Box<dyn Media>, String> {
+        let media: Box<dyn Media> = match &self.media {
+            MediaConfig::Memory { size_bytes } => Box::new(
+                MemoryMedia::new(*size_bytes, self.block_bytes)
+                    .map_err(|e| format!("namespace {}: memory of {size_bytes} bytes: {e}", self.nsid))?,
+            ),
+            MediaConfig::File {
+                path,
+                size_bytes,
+                create,
+            } => {
+                let error = |e: std::io::Error| format!("namespace {}: {}: {e}", self.nsid, path.display());
+                if let (true, Some(size), false) = (*create, size_bytes, path.exists()) {
+                    FileMedia::create(path, *size).map_err(error)?;
+                }
+                let media = FileMedia::open(path, self.block_bytes, self.read_only, engine).map_err(error)?;
+                if let Some(size) = size_bytes.filter(|size| *size != media.size_bytes()) {
+                    return Err(format!(
+                        "namespace {}: {} has {} bytes, the configuration says {size}",
+                        self.nsid,
+                        path.display(),
+                        media.size_bytes()
+                    ));
+                }
+                Box::new(media)
+            }
+        };
+        Ok(match self.volatile_cache_bytes {
+            0 => media,
+            limit => Box::new(VolatileCache::new(media, limit)),
+        })
+    }
+}
+
+/// 32 hexadecimal digits, hyphens anywhere.
+pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text
+        .chars()
+        .filter(|&c| c != '-')
+        .map(|c| c.to_digit(16).map(|d| d as u8))
+        .collect::<Option<_>>()?;
+    let mut uuid = [0; 16];
+    if digits.len() != 32 {
+        return None;
+    }
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"subsystems": [{"nqn": "nqn.2026-01.io.x:a", "namespaces":
+        [{"nsid": 1, "media": {"kind": "memory", "size_bytes": 1048576}}]}]}"#;
+
+    #[test]
+    fn a_small_configuration_is_enough() {
+        let config = TargetConfig::from_json(GOOD).unwrap();
+        config.validate().unwrap();
+        assert_eq!(config.listen[0].host, "127.0.0.1");
+    }
+
+    #[test]
+    fn each_mistake_has_one_sentence() {
+        for (find, replace, says) in [
+            ("\"nqn.2026-01.io.x:a\"", "\"a\"", "subsystems[0].nqn"),
+            (
+                "\"nqn.2026-01.io.x:a\"",
+                "\"nqn.2014-08.org.nvmexpress.discovery\"",
+                "discovery",
+            ),
+            ("\"nsid\": 1", "\"nsid\": 0", "nsid must be from 1"),
+            ("1048576", "1048577", "multiple of the block"),
+            ("\"nsid\": 1", "\"nsid\": 1, \"block_bytes\": 1024", "512 or 4096"),
+            ("\"nsid\": 1", "\"nsid\": 1, \"uuid\": \"12\"", "uuid"),
+            (
+                "\"nsid\": 1",
+                "\"nsid\": 1, \"colour\": 2",
+                "unknown field `colour`",
+            ),
+            (
+                "\"subsystems\"",
+                "\"mdts_bytes\": 5000, \"subsystems\"",
+                "power of two",
+            ),
+            (
+                "\"subsystems\"",
+                "\"in_capsule_bytes\": 70000, \"subsystems\"",
+                "in_capsule_bytes",
+            ),
+            ("\"subsystems\"", "\"listen\": [], \"subsystems\"", "listen"),
+            ("\"kind\": \"memory\"", "\"kind\": \"tape\"", "tape"),
+        ] {
+            let text = GOOD.replace(find, replace);
+            let error = TargetConfig::from_json(&text)
+                .and_then(|c| c.validate())
+                .unwrap_err();
+            assert!(error.contains(says), "{error:?} does not say {says:?}");
+        }
+    }
+
+    #[test]
+    fn uuids() {
+        let uuid = parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!((uuid[1], uuid[15]), (0x11, 0xff));
+        assert!(parse_uuid("0011").is_none() && parse_uuid("zz112233445566778899aabbccddeeff").is_none());
+    }
+}

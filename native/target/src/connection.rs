@@ -1,0 +1,655 @@
+//! One connection: one queue of one controller, without any I/O of its own.
+//!
+//! # Theory of operation
+//!
+//! Bytes go in through `Connection::feed` in whatever pieces the socket gives (or, for the data of a PDU that has begun,
+//! straight into the command's buffer through `data_space`); what is to be sent collects in
+//! [`Connection::output`]; results of workers come back through [`Connection::done`]. Nothing here waits, and nothing
+//! here touches a socket, so every path can be driven by a test or a fuzzer byte by byte.
+//!
+//! ```text
+//!            ICReq                Connect                         fatal error, or the peer's TermReq
+//!  Fresh ------------> Initialised --------> (queue is Some) ---------------------------------> Ending
+//! ```
+//!
+//! A PDU is received in stages: prefix (header, header digest, pad), data, data digest (module `receive`). The prefix is
+//! checked as soon as its first eight bytes are there, so a lie about a length is refused before anything is allocated.
+//!
+//! A command is planned when its capsule is complete: range, rights and lengths are checked *before* data move. If it
+//! needs the host's data it gets a buffer and one R2T over all of it; if there is no memory it waits in line for some. Data pulled by R2T may
+//! use only part of the memory limits ([`crate::memory`]): these buffers become free only when more of the stream is
+//! read, so they must never be what keeps the stream from being read.
+//!
+//! Errors: what breaks the framing or the protocol ends the connection with a TermReq that names the field
+//! ([`Connection::fatal`]); what is wrong with a command is its completion's status; a wrong data digest is the status
+//! "Transient Transport Error" of its command, since framing is intact.
+
+use crate::admin::{self, Outcome};
+use crate::commands::{Command, Commands, State, Task};
+use crate::controller::{Controller, AER_LIMIT};
+use crate::gate::Gate;
+use crate::mailbox::{Done, Mailbox};
+use crate::memory::{Allowance, Buffer};
+use crate::nvm::{self, Plan, Work};
+use crate::output::Output;
+use crate::receive::Receiver;
+use crate::shared::Shared;
+use crate::subsystem::{count, Namespace};
+use crate::worker::{Job, Reply};
+use headrace_wire::pdu::{fes_name, DataHeader, Digests, IcReq, IcResp, Pdu, PduError, R2t, TermReq};
+use headrace_wire::{crc32c, Cqe, Sgl, Sqe, Status};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the peer gets to read a TermReq and close.
+const LINGER: Duration = Duration::from_secs(1);
+/// Commands before Connect: Connect itself, and those that will be refused.
+const FRESH_ENTRIES: usize = 32;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    Fresh,
+    Initialised,
+    Ending { until: Instant },
+}
+
+/// The queue that this connection became by Connect.
+pub(crate) struct Queue {
+    pub(crate) controller: Arc<Controller>,
+    pub(crate) qid: u16,
+    /// Entries, one-based.
+    pub(crate) entries: u16,
+    /// SQ flow control: SQHD moves; without it SUCCESS may stand for a completion.
+    pub(crate) flow_control: bool,
+    pub(crate) sqhd: u16,
+}
+
+pub(crate) struct Connection {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) token: u64,
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    /// The time of the reactor's turn.
+    pub(crate) now: Instant,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) allowance: Arc<Allowance>,
+    pub(crate) queue: Option<Queue>,
+    pub(crate) output: Output,
+    pub(crate) commands: Commands,
+    pub(crate) deferred: Option<crate::fabrics::Deferred>,
+    pub(crate) phase: Phase,
+    pub(crate) digests: Digests,
+    hpda: u8,
+    created: Instant,
+    pub(crate) receiver: Receiver,
+    /// Commands that wait for a buffer, first come first served.
+    waiting: VecDeque<u16>,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        mailbox: Arc<Mailbox>,
+        token: u64,
+        (local, peer): (SocketAddr, SocketAddr),
+        now: Instant,
+    ) -> Self {
+        let allowance = shared.memory.allowance(shared.limits.connection_memory_bytes);
+        Connection {
+            shared,
+            mailbox,
+            token,
+            local,
+            peer,
+            now,
+            gate: Arc::default(),
+            allowance,
+            queue: None,
+            output: Output::default(),
+            commands: Commands::default(),
+            deferred: None,
+            phase: Phase::Fresh,
+            digests: Digests::default(),
+            hpda: 0,
+            created: now,
+            receiver: Receiver::default(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Ending { .. })
+    }
+
+    /// Whether more of the stream may be read now. A host that does not take its answers is not read from.
+    pub(crate) fn wants_input(&self) -> bool {
+        !self.receiver.is_stalled() && self.output.chunk_count() < 4 * self.entries() + 64
+    }
+
+    /// Something here goes on when memory is given back, or when an old association has drained.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty() || self.receiver.is_stalled() || self.deferred.is_some()
+    }
+
+    pub(crate) fn entries(&self) -> usize {
+        self.queue
+            .as_ref()
+            .map_or(FRESH_ENTRIES, |queue| usize::from(queue.entries))
+    }
+
+    /// Why this connection should be dropped now, if it should.
+    pub(crate) fn overdue(&self, last_input: Instant, last_output: Instant) -> Option<&'static str> {
+        let limits = &self.shared.limits;
+        let since = |then: Instant| self.now.saturating_duration_since(then);
+        if let Phase::Ending { until } = self.phase {
+            return (self.now >= until).then_some("ended");
+        }
+        if self.queue.is_none() && since(self.created) > limits.connect_timeout {
+            return Some("not connected to a controller in time");
+        }
+        if !self.output.is_empty() && since(last_output) > limits.progress_timeout {
+            return Some("takes no answers");
+        }
+        let expecting = self.receiver.is_inside_pdu() || self.commands.count(State::Receiving) > 0;
+        if expecting && self.wants_input() && since(last_input) > limits.progress_timeout {
+            return Some("owes data");
+        }
+        None
+    }
+
+    pub(crate) fn initialise(&mut self, request: &IcReq) {
+        let maxh2cdata = self.shared.limits.max_h2c_data_bytes;
+        let answer = Pdu::IcResp(IcResp {
+            pfv: 0,
+            cpda: 0,
+            digests: request.digests,
+            maxh2cdata,
+        });
+        self.output
+            .small(|out| answer.encode(0, Digests::default(), 0, out));
+        self.digests = request.digests;
+        self.hpda = request.hpda;
+        self.phase = Phase::Initialised;
+    }
+
+    /// The peer broke the protocol: tell it how, and end.
+    pub(crate) fn fatal(&mut self, error: &PduError) {
+        count(&self.shared.totals.protocol_errors, 1);
+        self.shared.note(format!("{}: {error}", self.peer));
+        let header = self.receiver.header().to_vec();
+        let term = Pdu::C2hTermReq(TermReq {
+            fes: error.fes as u16,
+            fei: error.fei,
+        });
+        self.output.small(|out| {
+            term.encode(header.len(), Digests::default(), 0, out);
+            out.extend_from_slice(&header);
+        });
+        self.end();
+    }
+
+    pub(crate) fn peer_ends(&mut self, term: &TermReq) {
+        self.shared.note(format!(
+            "{}: the host ends the connection: {}",
+            self.peer,
+            fes_name(term.fes)
+        ));
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.gate.close();
+        self.phase = Phase::Ending {
+            until: self.now + LINGER,
+        };
+        self.waiting.clear();
+        self.commands.clear();
+    }
+
+    /// The socket is gone. What it stood for goes with it.
+    pub(crate) fn closed(&mut self) {
+        self.gate.close();
+        self.commands.clear();
+        let Some(queue) = self.queue.take() else { return };
+        queue.controller.detach(queue.qid, self.token);
+        self.shared.registry.drain(&queue.controller.host, &self.gate);
+        if queue.qid == 0 {
+            self.shared
+                .registry
+                .end(&queue.controller, "the admin connection ended");
+        }
+    }
+
+    /// A command capsule, with the data that came in it.
+    pub(crate) fn capsule(
+        &mut self,
+        sqe: Sqe,
+        data: Option<Buffer>,
+        digest_right: bool,
+    ) -> Result<(), PduError> {
+        let entries = self.entries();
+        if self.commands.len() >= entries {
+            return Err(PduError::sequence(format!(
+                "more commands than the queue has entries ({entries})"
+            )));
+        }
+        count(&self.shared.totals.commands, 1);
+        let mut qid = None;
+        if let Some(queue) = &mut self.queue {
+            queue.sqhd = (queue.sqhd + 1) % queue.entries;
+            queue.controller.seen(self.shared.ms(self.now));
+            qid = Some(queue.qid);
+        }
+        let result = if self.commands.contains(sqe.cid()) {
+            Err(Status::CID_CONFLICT.do_not_retry())
+        } else if !digest_right {
+            Err(Status::TRANSIENT_TRANSPORT)
+        } else if sqe.opcode() == headrace_wire::admin::FABRICS {
+            self.fabrics(sqe, data)
+        } else {
+            match qid {
+                None => Err(Status::SEQUENCE_ERROR.do_not_retry()),
+                Some(0) => self.admin(sqe, data),
+                Some(_) => self.io(sqe, data),
+            }
+        };
+        if let Err(status) = result {
+            self.respond(&sqe, status, 0);
+        }
+        Ok(())
+    }
+
+    fn io(&mut self, sqe: Sqe, data: Option<Buffer>) -> Result<(), Status> {
+        let Some(queue) = &self.queue else {
+            return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        };
+        if !queue.controller.enabled() {
+            return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        }
+        let plan = nvm::plan(&sqe, &queue.controller, self.shared.limits.mdts_bytes)?;
+        let pull = check_transfer(
+            &sqe,
+            plan.bytes_from_host(),
+            plan.bytes_to_host(),
+            data.as_deref(),
+        )?;
+        if let Plan::Read {
+            namespace,
+            offset,
+            length,
+        } = &plan
+        {
+            // With a data digest the bytes must not change between digest and sending, so they are copied.
+            if !self.digests.data {
+                if let Some(mapping) = nvm::map(namespace, *length) {
+                    let (offset, length) = (*offset as usize, *length as usize);
+                    self.send_data(&sqe, length, |output| output.mapped(mapping, offset, length), 0);
+                    return Ok(());
+                }
+            }
+            self.wait_for_buffer(sqe, Task::Io(plan), 0);
+            return Ok(());
+        }
+        if pull {
+            let from_host = plan.bytes_from_host();
+            self.wait_for_buffer(sqe, Task::Io(plan), from_host);
+            return Ok(());
+        }
+        let slot = self
+            .commands
+            .insert(Command::new(sqe, Task::Io(plan), State::Working));
+        self.run(slot, data);
+        Ok(())
+    }
+
+    fn admin(&mut self, sqe: Sqe, data: Option<Buffer>) -> Result<(), Status> {
+        let Some(queue) = &self.queue else {
+            return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        };
+        if !queue.controller.enabled() {
+            return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        }
+        let from_host = admin::from_host(&sqe);
+        if check_transfer(&sqe, from_host, 0, data.as_deref())? {
+            self.wait_for_buffer(sqe, Task::Admin, from_host);
+            return Ok(());
+        }
+        self.admin_now(sqe, data.as_deref().unwrap_or(&[]))
+    }
+
+    fn admin_now(&mut self, sqe: Sqe, data: &[u8]) -> Result<(), Status> {
+        let Some(queue) = &self.queue else {
+            return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        };
+        match admin::execute(&sqe, data, &queue.controller, &self.shared, self.local)? {
+            Outcome::Value(dw0) => self.respond(&sqe, Status::SUCCESS, dw0),
+            Outcome::Bytes(bytes) => {
+                if !matches!(sqe.sgl(), Sgl::Transport { length } if length as usize >= bytes.len()) {
+                    return Err(Status::SGL_DATA_LENGTH.do_not_retry());
+                }
+                let digest = crc32c(&bytes);
+                self.send_data(
+                    &sqe,
+                    bytes.len(),
+                    |output| output.small(|out| out.extend_from_slice(&bytes)),
+                    digest,
+                );
+            }
+            Outcome::Held => {
+                if self.commands.count(State::Held) >= AER_LIMIT {
+                    return Err(Status::AER_LIMIT_EXCEEDED.do_not_retry());
+                }
+                self.commands.insert(Command::new(sqe, Task::Admin, State::Held));
+                self.events();
+            }
+        }
+        Ok(())
+    }
+
+    /// Answer held event requests with the events that wait.
+    pub(crate) fn events(&mut self) {
+        loop {
+            let held = self
+                .commands
+                .iter()
+                .find(|(_, c)| c.state == State::Held)
+                .map(|(slot, _)| slot);
+            let (Some(slot), Some(queue)) = (held, &self.queue) else {
+                return;
+            };
+            let Some(event) = queue.controller.take_event() else {
+                return;
+            };
+            if let Some(command) = self.commands.remove(slot) {
+                self.respond(&command.sqe, Status::SUCCESS, event.dw0());
+            }
+        }
+    }
+
+    /// `from_host` 0: a read.
+    fn wait_for_buffer(&mut self, sqe: Sqe, task: Task, from_host: u32) {
+        let slot = self.commands.insert(Command {
+            from_host,
+            ..Command::new(sqe, task, State::Waiting)
+        });
+        self.waiting.push_back(slot);
+        self.serve_waiting();
+    }
+
+    /// Give buffers to commands that wait for one, in order, as far as memory goes.
+    pub(crate) fn serve_waiting(&mut self) {
+        while let Some(&slot) = self.waiting.front() {
+            let Some(command) = self.commands.get_mut(slot) else {
+                self.waiting.pop_front();
+                continue;
+            };
+            let pulled = command.from_host;
+            let buffer = match &command.task {
+                _ if pulled > 0 => self.allowance.take_pulled(pulled as usize),
+                Task::Io(plan) => self.allowance.take(plan.bytes_to_host() as usize),
+                _ => None,
+            };
+            let Some(buffer) = buffer else { return };
+            self.waiting.pop_front();
+            if pulled == 0 {
+                self.run(slot, Some(buffer));
+                continue;
+            }
+            command.buffer = Some(buffer);
+            command.state = State::Receiving;
+            let r2t = Pdu::R2t(R2t {
+                cccid: command.sqe.cid(),
+                ttag: slot,
+                r2to: 0,
+                r2tl: pulled,
+            });
+            let digests = self.digests;
+            self.output.small(|out| r2t.encode(0, digests, 0, out));
+        }
+    }
+
+    /// All data that an R2T asked for are here.
+    pub(crate) fn pulled(&mut self, slot: u16) {
+        let Some(command) = self.commands.get_mut(slot) else {
+            return;
+        };
+        let buffer = command.buffer.take();
+        command.state = State::Working;
+        if let Some(status) = command.failed {
+            drop(buffer);
+            self.complete(slot, status, None);
+        } else if matches!(command.task, Task::Admin) {
+            if let Some(command) = self.commands.remove(slot) {
+                if let Err(status) = self.admin_now(command.sqe, buffer.as_deref().unwrap_or(&[])) {
+                    self.respond(&command.sqe, status, 0);
+                }
+            }
+        } else {
+            self.run(slot, buffer);
+        }
+    }
+
+    /// The command has what it needs: carry it out here, if that is sure not to wait, or give it to a worker.
+    fn run(&mut self, slot: u16, buffer: Option<Buffer>) {
+        let Some(queue) = &self.queue else { return };
+        let controller = queue.controller.clone();
+        let Some(command) = self.commands.get_mut(slot) else {
+            return;
+        };
+        let Task::Io(plan) = std::mem::replace(&mut command.task, Task::Admin) else {
+            return;
+        };
+        command.state = State::Working;
+        match prepare(plan, buffer, controller) {
+            Ok(Prepared::Read(buffer)) => self.complete(slot, Status::SUCCESS, Some(buffer)),
+            Ok(Prepared::Work(work)) => self.launch(slot, work),
+            Err(status) => self.complete(slot, status, None),
+        }
+    }
+
+    fn launch(&mut self, slot: u16, mut work: Work) {
+        if work.is_inline() {
+            let Some(passage) = self.gate.enter() else { return };
+            let status = work.run();
+            drop(passage);
+            return self.complete(slot, status, work.into_data());
+        }
+        let reply = Reply {
+            mailbox: self.mailbox.clone(),
+            token: self.token,
+            slot,
+            generation: self.commands.generation(slot),
+        };
+        self.shared.workers.submit(Job {
+            work,
+            gate: self.gate.clone(),
+            reply: Some(reply),
+        });
+    }
+
+    /// A worker's answer. It may be for a command that is gone; its slot's generation tells.
+    pub(crate) fn done(&mut self, done: Done) {
+        if self.is_ending() || self.commands.generation(done.slot) != done.generation {
+            return;
+        }
+        self.complete(done.slot, done.status, done.buffer);
+    }
+
+    fn complete(&mut self, slot: u16, status: Status, data: Option<Buffer>) {
+        let Some(command) = self.commands.remove(slot) else {
+            return;
+        };
+        match data {
+            Some(buffer) if status.is_success() => {
+                let digest = if self.digests.data { crc32c(&buffer) } else { 0 };
+                self.send_data(&command.sqe, buffer.len(), |output| output.buffer(buffer), digest);
+            }
+            _ => self.respond(&command.sqe, status, 0),
+        }
+    }
+
+    /// One C2HData with all of a command's data, and its completion: in the SUCCESS flag where that is allowed.
+    fn send_data(&mut self, sqe: &Sqe, length: usize, data: impl FnOnce(&mut Output), digest: u32) {
+        let success = self.queue.as_ref().is_some_and(|queue| !queue.flow_control);
+        let header = Pdu::C2hData(DataHeader {
+            cccid: sqe.cid(),
+            ttag: 0,
+            datao: 0,
+            datal: length as u32,
+            last: true,
+            success,
+        });
+        let (digests, hpda) = (self.digests, self.hpda);
+        let layout = self.output.small(|out| header.encode(length, digests, hpda, out));
+        data(&mut self.output);
+        if layout.data_digest_bytes > 0 {
+            self.output
+                .small(|out| out.extend_from_slice(&digest.to_le_bytes()));
+        }
+        if !success {
+            self.respond(sqe, Status::SUCCESS, 0);
+        }
+    }
+
+    pub(crate) fn respond(&mut self, sqe: &Sqe, status: Status, dw0: u32) {
+        self.respond_wide(sqe, status, u64::from(dw0));
+    }
+
+    /// `value`: DW0 and DW1.
+    pub(crate) fn respond_wide(&mut self, sqe: &Sqe, status: Status, value: u64) {
+        let mut cqe = Cqe {
+            dw0: value as u32,
+            dw1: (value >> 32) as u32,
+            ..Cqe::new(sqe.cid(), status)
+        };
+        if let Some(queue) = &self.queue {
+            cqe.sqid = queue.qid;
+            // Without flow control FFFFh says so in the answer to Connect, and means nothing after.
+            cqe.sqhd = if queue.flow_control { queue.sqhd } else { 0xFFFF };
+            if !status.is_success() {
+                queue
+                    .controller
+                    .note_error(queue.qid, sqe.cid(), status, sqe.slba(), sqe.nsid());
+            }
+        }
+        let digests = self.digests;
+        self.output
+            .small(|out| Pdu::CapsuleResp(cqe).encode(0, digests, 0, out));
+    }
+}
+
+enum Prepared {
+    /// A read that was done already.
+    Read(Buffer),
+    Work(Work),
+}
+
+/// A plan and its data become work; a short read that the page cache can serve is done at once.
+fn prepare(plan: Plan, buffer: Option<Buffer>, controller: Arc<Controller>) -> Result<Prepared, Status> {
+    let need = |buffer: Option<Buffer>| buffer.ok_or(Status::INTERNAL_ERROR);
+    Ok(Prepared::Work(match plan {
+        Plan::Read {
+            namespace, offset, ..
+        } => {
+            let mut buffer = need(buffer)?;
+            if read_now(&namespace, offset, &mut buffer) {
+                return Ok(Prepared::Read(buffer));
+            }
+            Work::Read {
+                namespace,
+                offset,
+                buffer,
+            }
+        }
+        Plan::Write {
+            namespace,
+            offset,
+            fua,
+            ..
+        } => Work::Write {
+            namespace,
+            offset,
+            buffer: need(buffer)?,
+            fua,
+        },
+        Plan::Compare {
+            namespace, offset, ..
+        } => Work::Compare {
+            namespace,
+            offset,
+            buffer: need(buffer)?,
+        },
+        Plan::Zero {
+            namespace,
+            offset,
+            length,
+            fua,
+        } => Work::Zero {
+            namespace,
+            offset,
+            length,
+            fua,
+        },
+        Plan::Manage {
+            namespace,
+            deallocate,
+            ..
+        } => {
+            let work = Work::manage(namespace, &need(buffer)?)?;
+            if !deallocate {
+                // The other attributes are hints about access patterns, which this target does not use.
+                return Ok(Prepared::Work(Work::Flush {
+                    namespaces: Vec::new(),
+                    controller,
+                }));
+            }
+            work
+        }
+        Plan::Flush(namespaces) => Work::Flush {
+            namespaces,
+            controller,
+        },
+    }))
+}
+
+/// Longer reads go to a worker, so that copying them overlaps with sending others.
+const READ_NOW_BYTES: usize = 64 << 10;
+
+fn read_now(namespace: &Namespace, offset: u64, buffer: &mut Buffer) -> bool {
+    buffer.len() <= READ_NOW_BYTES && nvm::read_now(namespace, offset, buffer)
+}
+
+/// Do the data descriptor, the command and what came in the capsule agree? `Ok(true)`: the data must be pulled.
+fn check_transfer(sqe: &Sqe, from_host: u32, to_host: u32, capsule: Option<&[u8]>) -> Result<bool, Status> {
+    let refuse = |status: Status| Err(status.do_not_retry());
+    // Fabrics know SGLs only.
+    if sqe.psdt() != 1 {
+        return refuse(Status::INVALID_FIELD);
+    }
+    let in_capsule = capsule.map_or(0, <[u8]>::len);
+    match sqe.sgl() {
+        Sgl::Other(_) => refuse(Status::SGL_TYPE),
+        Sgl::InCapsule { offset, .. } if offset != 0 => refuse(Status::SGL_OFFSET),
+        Sgl::InCapsule { length, .. } if to_host == 0 => {
+            if length != from_host || in_capsule != from_host as usize {
+                return refuse(Status::SGL_DATA_LENGTH);
+            }
+            Ok(false)
+        }
+        Sgl::InCapsule { .. } => refuse(Status::SGL_TYPE),
+        // Data that no descriptor speaks of.
+        Sgl::Transport { .. } | Sgl::None if in_capsule > 0 => refuse(Status::SGL_DATA_LENGTH),
+        Sgl::Transport { length } if from_host > 0 => {
+            if length != from_host {
+                return refuse(Status::SGL_DATA_LENGTH);
+            }
+            Ok(true)
+        }
+        Sgl::Transport { length } if to_host > 0 && length != to_host => refuse(Status::SGL_DATA_LENGTH),
+        Sgl::None if from_host > 0 || to_host > 0 => refuse(Status::SGL_DATA_LENGTH),
+        Sgl::Transport { .. } | Sgl::None => Ok(false),
+    }
+}

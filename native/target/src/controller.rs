@@ -1,0 +1,280 @@
+//! Controllers: one host's association with one subsystem. Dynamic model: made by an admin Connect, ended with its admin
+//! connection, by keep-alive expiry or by the target's end.
+
+use crate::gate::Gate;
+use crate::mailbox::{Mailbox, Message};
+use crate::subsystem::Subsystem;
+use headrace_wire::fabrics::{Cc, Csts};
+use headrace_wire::Status;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Async Event Requests that a controller holds (AERL + 1).
+pub(crate) const AER_LIMIT: usize = 4;
+/// Entries of the error log (ELPE + 1).
+pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
+pub(crate) const HOST_BEHAVIOUR_BYTES: usize = 512;
+/// KAS: keep-alive granularity in units of 100 ms.
+pub(crate) const KAS: u16 = 1;
+
+/// Who a host is: its name and its identifier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostKey {
+    pub(crate) hostnqn: String,
+    pub(crate) hostid: [u8; 16],
+}
+
+/// How to reach the connection of one queue.
+pub(crate) struct QueueLink {
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) token: u64,
+    pub(crate) gate: Arc<Gate>,
+}
+
+/// An asynchronous event; DW0 of the AER completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) kind: u8,
+    pub(crate) info: u8,
+    pub(crate) lid: u8,
+}
+
+impl Event {
+    /// A namespace lost answered writes: "NVM subsystem reliability" of the SMART log.
+    pub(crate) const RELIABILITY: Event = Event {
+        kind: 1,
+        info: 0,
+        lid: headrace_wire::log::lid::SMART,
+    };
+
+    pub(crate) fn dw0(self) -> u32 {
+        u32::from(self.kind) | u32::from(self.info) << 8 | u32::from(self.lid) << 16
+    }
+
+    /// The bit of the Asynchronous Event Configuration feature that lets it out.
+    fn config_bit(self) -> u32 {
+        match (self.kind, self.lid) {
+            // SMART: the critical warning bit, here reliability.
+            (1, _) => 1 << 2,
+            _ => 0,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct ErrorEntry {
+    pub(crate) count: u64,
+    pub(crate) sqid: u16,
+    pub(crate) cid: u16,
+    pub(crate) status: Status,
+    pub(crate) lba: u64,
+    pub(crate) nsid: u32,
+}
+
+pub(crate) struct State {
+    pub(crate) queues: BTreeMap<u16, QueueLink>,
+    pub(crate) async_config: u32,
+    events: VecDeque<Event>,
+    /// Log pages whose event was sent and whose page was not read since.
+    masked: Vec<u8>,
+    pub(crate) errors: VecDeque<ErrorEntry>,
+    pub(crate) error_count: u64,
+    pub(crate) queues_granted: u16,
+    pub(crate) host_behaviour: Box<[u8; HOST_BEHAVIOUR_BYTES]>,
+    ended: bool,
+}
+
+pub(crate) struct Controller {
+    pub(crate) cntlid: u16,
+    pub(crate) subsystem: Arc<Subsystem>,
+    pub(crate) host: HostKey,
+    pub(crate) kato_ms: AtomicU32,
+    /// Time of the last command on any queue, in ms since the target began.
+    seen_ms: AtomicU64,
+    cc: AtomicU32,
+    shutdown_done: AtomicBool,
+    /// Off: every write behaves as with FUA.
+    pub(crate) write_cache: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl Controller {
+    pub(crate) fn new(
+        cntlid: u16,
+        subsystem: Arc<Subsystem>,
+        host: HostKey,
+        kato_ms: u32,
+        now_ms: u64,
+    ) -> Self {
+        Controller {
+            cntlid,
+            subsystem,
+            host,
+            kato_ms: AtomicU32::new(round_kato(kato_ms)),
+            seen_ms: AtomicU64::new(now_ms),
+            cc: AtomicU32::new(0),
+            shutdown_done: AtomicBool::new(false),
+            write_cache: AtomicBool::new(true),
+            state: Mutex::new(State {
+                queues: BTreeMap::new(),
+                async_config: 0,
+                events: VecDeque::new(),
+                masked: Vec::new(),
+                errors: VecDeque::new(),
+                error_count: 0,
+                queues_granted: 0,
+                host_behaviour: Box::new([0; HOST_BEHAVIOUR_BYTES]),
+                ended: false,
+            }),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // Every critical section leaves the state consistent at each step, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn seen(&self, now_ms: u64) {
+        self.seen_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    pub(crate) fn expired(&self, now_ms: u64) -> bool {
+        let kato = u64::from(self.kato_ms.load(Ordering::Relaxed));
+        kato > 0 && now_ms.saturating_sub(self.seen_ms.load(Ordering::Relaxed)) > kato
+    }
+
+    pub(crate) fn cc(&self) -> Cc {
+        Cc(self.cc.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn enabled(&self) -> bool {
+        self.cc().enabled()
+    }
+
+    pub(crate) fn csts(&self) -> u32 {
+        let cc = self.cc();
+        let mut csts = 0;
+        if cc.enabled() {
+            csts |= Csts::READY;
+        }
+        if cc.shn() != 0 {
+            csts |= if self.shutdown_done.load(Ordering::Acquire) {
+                Csts::SHUTDOWN_DONE
+            } else {
+                1 << 2
+            };
+        }
+        csts
+    }
+
+    /// Returns the old value. Disabling is a controller reset: the I/O queues and all settings go.
+    pub(crate) fn set_cc(&self, value: Cc) -> Cc {
+        if value.shn() == 0 {
+            self.shutdown_done.store(false, Ordering::Release);
+        }
+        Cc(self.cc.swap(value.0, Ordering::AcqRel))
+    }
+
+    pub(crate) fn shutdown_done(&self) {
+        self.shutdown_done.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn reset(&self) {
+        let gone: Vec<QueueLink> = {
+            let mut state = self.state();
+            state.async_config = 0;
+            state.queues_granted = 0;
+            state.events.clear();
+            state.masked.clear();
+            state.host_behaviour.fill(0);
+            let io: Vec<u16> = state.queues.range(1..).map(|(&qid, _)| qid).collect();
+            io.iter().filter_map(|qid| state.queues.remove(qid)).collect()
+        };
+        self.write_cache.store(true, Ordering::Relaxed);
+        for link in gone {
+            link.gate.close();
+            link.mailbox.post(Message::Close {
+                token: link.token,
+                why: "the controller was reset",
+            });
+        }
+    }
+
+    /// `false` where the controller has ended or the queue exists.
+    pub(crate) fn attach(&self, qid: u16, link: QueueLink) -> bool {
+        let mut state = self.state();
+        if state.ended || state.queues.contains_key(&qid) {
+            return false;
+        }
+        state.queues.insert(qid, link);
+        true
+    }
+
+    /// Only if it is still the connection of `token` that holds the queue.
+    pub(crate) fn detach(&self, qid: u16, token: u64) {
+        let mut state = self.state();
+        if state.queues.get(&qid).is_some_and(|link| link.token == token) {
+            state.queues.remove(&qid);
+        }
+    }
+
+    /// Take all queues; the caller closes them. `None` the second time.
+    pub(crate) fn end(&self) -> Option<Vec<QueueLink>> {
+        let mut state = self.state();
+        if std::mem::replace(&mut state.ended, true) {
+            return None;
+        }
+        Some(std::mem::take(&mut state.queues).into_values().collect())
+    }
+
+    pub(crate) fn note_error(&self, sqid: u16, cid: u16, status: Status, lba: u64, nsid: u32) {
+        let mut state = self.state();
+        state.error_count += 1;
+        let count = state.error_count;
+        if state.errors.len() == ERROR_LOG_ENTRIES {
+            state.errors.pop_back();
+        }
+        state.errors.push_front(ErrorEntry {
+            count,
+            sqid,
+            cid,
+            status,
+            lba,
+            nsid,
+        });
+    }
+
+    /// Queue an event, if the host asked for its kind and has not one of the kind unread, and wake the admin queue.
+    pub(crate) fn raise(&self, event: Event) {
+        let mut state = self.state();
+        let wanted = state.async_config & event.config_bit() != 0;
+        if !wanted || state.masked.contains(&event.lid) || state.events.contains(&event) {
+            return;
+        }
+        state.events.push_back(event);
+        if let Some(link) = state.queues.get(&0) {
+            link.mailbox.post(Message::Events { token: link.token });
+        }
+    }
+
+    /// The next event for a held AER; its page is masked until read.
+    pub(crate) fn take_event(&self) -> Option<Event> {
+        let mut state = self.state();
+        let event = state.events.pop_front()?;
+        state.masked.push(event.lid);
+        Some(event)
+    }
+
+    /// The log page was read with RAE = 0.
+    pub(crate) fn page_read(&self, lid: u8) {
+        let mut state = self.state();
+        state.masked.retain(|&masked| masked != lid);
+    }
+}
+
+/// Up to the next multiple of the granularity.
+pub(crate) fn round_kato(kato_ms: u32) -> u32 {
+    let unit = u32::from(KAS) * 100;
+    kato_ms.div_ceil(unit).saturating_mul(unit)
+}

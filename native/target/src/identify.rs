@@ -1,0 +1,163 @@
+//! Identify data (Base Specification 5.1.13): what this target is, said truthfully.
+
+use crate::controller::{Controller, AER_LIMIT, ERROR_LOG_ENTRIES, KAS};
+use crate::shared::Limits;
+use crate::subsystem::{Namespace, MAX_NAMESPACES};
+use headrace_wire::command::NSID_ALL;
+use headrace_wire::identify::{
+    cns, encode_descriptors, oncs, IdentifyController, IdentifyNamespace, LbaFormat, NamespaceId,
+    IDENTIFY_BYTES, SGLS_TCP,
+};
+use headrace_wire::{Sqe, Status};
+
+/// NVMe 2.0.
+pub(crate) const VERSION: u32 = 0x0002_0000;
+const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+
+pub(crate) fn identify(sqe: &Sqe, controller: &Controller, limits: &Limits) -> Result<Vec<u8>, Status> {
+    let csi = (sqe.cdw(11) >> 24) as u8;
+    let refuse = |status: Status| Err(status.do_not_retry());
+    let subsystem = &controller.subsystem;
+    match sqe.cdw(10) as u8 {
+        cns::CONTROLLER => Ok(describe_controller(controller, limits)),
+        // Nothing else exists in a discovery controller.
+        _ if subsystem.discovery => refuse(Status::INVALID_FIELD),
+        // What all namespaces have in common: the formats are not the same, so nothing.
+        cns::NAMESPACE if sqe.nsid() == NSID_ALL => refuse(Status::INVALID_NAMESPACE),
+        cns::NAMESPACE => Ok(match find(controller, sqe.nsid())? {
+            Some(namespace) => describe_namespace(namespace),
+            None => vec![0; IDENTIFY_BYTES],
+        }),
+        cns::ACTIVE_NAMESPACES => active_namespaces(controller, sqe.nsid()),
+        cns::CSI_ACTIVE_NAMESPACES if csi == 0 => active_namespaces(controller, sqe.nsid()),
+        cns::NAMESPACE_DESCRIPTORS => match find(controller, sqe.nsid())? {
+            Some(n) => Ok(encode_descriptors(&[
+                NamespaceId::Nguid(n.nguid),
+                NamespaceId::Uuid(n.uuid),
+                NamespaceId::Csi(0),
+            ])),
+            None => refuse(Status::INVALID_NAMESPACE),
+        },
+        // The NVM command set adds no namespace or controller properties that this target has: all fields zero.
+        cns::CSI_NAMESPACE if csi == 0 => match find(controller, sqe.nsid())? {
+            Some(_) => Ok(vec![0; IDENTIFY_BYTES]),
+            None => refuse(Status::INVALID_NAMESPACE),
+        },
+        cns::CSI_CONTROLLER if csi == 0 => Ok(vec![0; IDENTIFY_BYTES]),
+        cns::INDEPENDENT_NAMESPACE => match find(controller, sqe.nsid())? {
+            Some(namespace) => Ok(independent_namespace(namespace)),
+            None => refuse(Status::INVALID_NAMESPACE),
+        },
+        cns::COMMAND_SETS => {
+            // Combination 0: the NVM command set alone.
+            let mut sets = vec![0; IDENTIFY_BYTES];
+            sets[0] = 1;
+            Ok(sets)
+        }
+        _ => refuse(Status::INVALID_FIELD),
+    }
+}
+
+/// `Ok(None)`: a possible nsid that is not in use.
+fn find(controller: &Controller, nsid: u32) -> Result<Option<&Namespace>, Status> {
+    if nsid == 0 || nsid > MAX_NAMESPACES {
+        return Err(Status::INVALID_NAMESPACE.do_not_retry());
+    }
+    Ok(controller.subsystem.namespace(nsid).map(|n| n.as_ref()))
+}
+
+fn active_namespaces(controller: &Controller, after: u32) -> Result<Vec<u8>, Status> {
+    if after >= 0xFFFF_FFFE {
+        return Err(Status::INVALID_NAMESPACE.do_not_retry());
+    }
+    let mut list: Vec<u8> = controller
+        .subsystem
+        .namespaces()
+        .filter(|namespace| namespace.nsid > after)
+        .take(IDENTIFY_BYTES / 4)
+        .flat_map(|namespace| namespace.nsid.to_le_bytes())
+        .collect();
+    list.resize(IDENTIFY_BYTES, 0);
+    Ok(list)
+}
+
+fn describe_controller(controller: &Controller, limits: &Limits) -> Vec<u8> {
+    let subsystem = &controller.subsystem;
+    let common = IdentifyController {
+        serial: subsystem.serial.clone(),
+        model: subsystem.model.clone(),
+        firmware: FIRMWARE.into(),
+        mdts: limits.mdts_bytes.trailing_zeros().saturating_sub(12) as u8,
+        cntlid: controller.cntlid,
+        ver: VERSION,
+        // 128-bit host identifiers; traffic keeps alive as the command does.
+        ctratt: 1 | 1 << 6,
+        aerl: (AER_LIMIT - 1) as u8,
+        // One firmware slot, read-only.
+        frmw: 1 << 1 | 1,
+        // Effects log, and log pages by offset.
+        lpa: 1 << 1 | 1 << 2,
+        kas: KAS,
+        maxcmd: limits.max_queue_entries,
+        sgls: SGLS_TCP,
+        subnqn: subsystem.nqn.clone(),
+        iorcsz: 1,
+        msdbd: 1,
+        ..IdentifyController::default()
+    };
+    let described = if subsystem.discovery {
+        IdentifyController {
+            cntrltype: 2,
+            ioccsz: 4,
+            ..common
+        }
+    } else {
+        IdentifyController {
+            // Several ports, several controllers.
+            cmic: 1 | 1 << 1,
+            cntrltype: 1,
+            // Four aborts at a time.
+            acl: 3,
+            nn: MAX_NAMESPACES,
+            mnan: MAX_NAMESPACES,
+            oncs: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES,
+            // Flush takes all namespaces at once; a volatile cache where any namespace has one.
+            vwc: 3 << 1 | u8::from(subsystem.volatile()),
+            ioccsz: (64 + limits.in_capsule_bytes) / 16,
+            ..common
+        }
+    };
+    let mut bytes = described.encode();
+    bytes[262] = (ERROR_LOG_ENTRIES - 1) as u8;
+    bytes
+}
+
+fn describe_namespace(namespace: &Namespace) -> Vec<u8> {
+    let blocks = namespace.blocks();
+    IdentifyNamespace {
+        nsze: blocks,
+        ncap: blocks,
+        nuse: blocks,
+        nmic: 1,
+        // Zeros after deallocation where that is certain; a file system may not have holes.
+        dlfeat: u8::from(namespace.mapping.is_some()),
+        nguid: namespace.nguid,
+        formats: vec![LbaFormat {
+            ms: 0,
+            lbads: namespace.media.block_bytes().trailing_zeros() as u8,
+        }],
+        nsattr: u8::from(namespace.media.read_only()),
+        ..IdentifyNamespace::default()
+    }
+    .encode()
+}
+
+/// CNS 08h: NSFEAT 0, NMIC 1, RESCAP 2, FPI 3, ANAGRPID 4 (4), NSATTR 8, NVMSETID 10 (2), ENDGID 12 (2), NSTAT 14.
+fn independent_namespace(namespace: &Namespace) -> Vec<u8> {
+    let mut bytes = vec![0; IDENTIFY_BYTES];
+    bytes[1] = 1;
+    bytes[8] = u8::from(namespace.media.read_only());
+    // NSTAT: ready.
+    bytes[14] = 1;
+    bytes
+}

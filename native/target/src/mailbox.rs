@@ -1,0 +1,65 @@
+//! Messages to a reactor thread from everybody else.
+
+use crate::memory::Buffer;
+use crate::system::Waker;
+use headrace_wire::Status;
+use std::io;
+use std::net::TcpStream;
+use std::sync::Mutex;
+
+pub(crate) enum Message {
+    /// A new connection for this reactor, accepted by another.
+    Accepted(TcpStream),
+    /// A worker is through with a command.
+    Done(Done),
+    /// End this connection; its gate is closed already.
+    Close {
+        token: u64,
+        why: &'static str,
+    },
+    /// Events wait for the async event requests of this admin connection.
+    Events {
+        token: u64,
+    },
+    Stop,
+}
+
+pub(crate) struct Done {
+    pub(crate) token: u64,
+    pub(crate) slot: u16,
+    pub(crate) generation: u32,
+    pub(crate) status: Status,
+    /// What was read.
+    pub(crate) buffer: Option<Buffer>,
+}
+
+pub(crate) struct Mailbox {
+    messages: Mutex<Vec<Message>>,
+    pub(crate) waker: Waker,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Mailbox {
+            messages: Mutex::default(),
+            waker: Waker::new()?,
+        })
+    }
+
+    pub(crate) fn post(&self, message: Message) {
+        let mut messages = self.messages.lock().unwrap_or_else(|e| e.into_inner());
+        messages.push(message);
+        let first = messages.len() == 1;
+        drop(messages);
+        if first {
+            self.waker.wake();
+        }
+    }
+
+    pub(crate) fn take(&self, into: &mut Vec<Message>) {
+        std::mem::swap(
+            &mut *self.messages.lock().unwrap_or_else(|e| e.into_inner()),
+            into,
+        );
+    }
+}

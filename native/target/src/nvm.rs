@@ -1,0 +1,369 @@
+//! The NVM command set: what a command means, checked before any data moves, and how it is carried out.
+
+use crate::controller::{Controller, Event};
+use crate::memory::Buffer;
+use crate::subsystem::{count, Namespace};
+use headrace_media::Mapping;
+use headrace_wire::command::{DsmRange, CDW11_DEALLOCATE, NSID_ALL};
+use headrace_wire::{io, Sqe, Status};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// What a command does, and with how many bytes in which direction.
+pub(crate) enum Plan {
+    Read {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        length: u32,
+    },
+    Write {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        length: u32,
+        fua: bool,
+    },
+    Compare {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        length: u32,
+    },
+    Zero {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        length: u64,
+        fua: bool,
+    },
+    /// `ranges` range descriptors come from the host.
+    Manage {
+        namespace: Arc<Namespace>,
+        ranges: u32,
+        deallocate: bool,
+    },
+    Flush(Vec<Arc<Namespace>>),
+}
+
+impl Plan {
+    /// Bytes that the host sends.
+    pub(crate) fn bytes_from_host(&self) -> u32 {
+        match self {
+            Plan::Write { length, .. } | Plan::Compare { length, .. } => *length,
+            Plan::Manage { ranges, .. } => ranges * DsmRange::BYTES as u32,
+            Plan::Read { .. } | Plan::Zero { .. } | Plan::Flush(_) => 0,
+        }
+    }
+
+    /// Bytes that the host gets.
+    pub(crate) fn bytes_to_host(&self) -> u32 {
+        match self {
+            Plan::Read { length, .. } => *length,
+            _ => 0,
+        }
+    }
+}
+
+/// Decode and check a command of an I/O queue. `mdts_bytes` bounds what travels.
+pub(crate) fn plan(sqe: &Sqe, controller: &Controller, mdts_bytes: u32) -> Result<Plan, Status> {
+    let refuse = |status: Status| Err(status.do_not_retry());
+    if sqe.fuse() != 0 {
+        return refuse(Status::INVALID_FIELD);
+    }
+    let subsystem = &controller.subsystem;
+    let opcode = sqe.opcode();
+    if opcode == io::FLUSH && sqe.nsid() == NSID_ALL {
+        return Ok(Plan::Flush(subsystem.namespaces().cloned().collect()));
+    }
+    let known = [
+        io::FLUSH,
+        io::READ,
+        io::WRITE,
+        io::COMPARE,
+        io::WRITE_ZEROES,
+        io::DATASET_MANAGEMENT,
+    ];
+    if !known.contains(&opcode) {
+        return refuse(Status::INVALID_OPCODE);
+    }
+    let Some(namespace) = subsystem.namespace(sqe.nsid()).cloned() else {
+        return refuse(Status::INVALID_NAMESPACE);
+    };
+    let writes = matches!(opcode, io::WRITE | io::WRITE_ZEROES | io::DATASET_MANAGEMENT);
+    if writes && namespace.media.read_only() {
+        return refuse(Status::WRITE_PROTECTED);
+    }
+    match opcode {
+        io::FLUSH => return Ok(Plan::Flush(vec![namespace])),
+        io::DATASET_MANAGEMENT => {
+            let deallocate = sqe.cdw(11) & CDW11_DEALLOCATE != 0;
+            return Ok(Plan::Manage {
+                namespace,
+                ranges: (sqe.cdw(10) & 0xFF) + 1,
+                deallocate,
+            });
+        }
+        _ => {}
+    }
+    let (offset, length) = range(&namespace, sqe.slba(), sqe.nlb())?;
+    let fua = sqe.fua() || (writes && !controller.write_cache.load(Ordering::Relaxed));
+    if opcode == io::WRITE_ZEROES {
+        return Ok(Plan::Zero {
+            namespace,
+            offset,
+            length,
+            fua,
+        });
+    }
+    // A command's length in bytes is at most 65536 blocks of 4096, which u32 holds.
+    let length = match u32::try_from(length) {
+        Ok(length) if length <= mdts_bytes => length,
+        _ => return refuse(Status::INVALID_FIELD),
+    };
+    Ok(match opcode {
+        io::READ => Plan::Read {
+            namespace,
+            offset,
+            length,
+        },
+        io::WRITE => Plan::Write {
+            namespace,
+            offset,
+            length,
+            fua,
+        },
+        _ => Plan::Compare {
+            namespace,
+            offset,
+            length,
+        },
+    })
+}
+
+/// Blocks to bytes, within the namespace.
+fn range(namespace: &Namespace, slba: u64, blocks: u32) -> Result<(u64, u64), Status> {
+    let end = slba
+        .checked_add(u64::from(blocks))
+        .filter(|&end| end <= namespace.blocks());
+    if end.is_none() {
+        return Err(Status::LBA_RANGE.do_not_retry());
+    }
+    // No overflow: the namespace's size in bytes is a u64.
+    Ok((
+        slba * namespace.block_bytes(),
+        u64::from(blocks) * namespace.block_bytes(),
+    ))
+}
+
+/// A planned command with its data, ready to touch media.
+pub(crate) enum Work {
+    Read {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        buffer: Buffer,
+    },
+    Write {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        buffer: Buffer,
+        fua: bool,
+    },
+    Compare {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        buffer: Buffer,
+    },
+    Zero {
+        namespace: Arc<Namespace>,
+        offset: u64,
+        length: u64,
+        fua: bool,
+    },
+    Deallocate {
+        namespace: Arc<Namespace>,
+        ranges: Vec<(u64, u64)>,
+    },
+    Flush {
+        namespaces: Vec<Arc<Namespace>>,
+        controller: Arc<Controller>,
+    },
+    /// The normal shutdown of a controller: flush, then say so in CSTS.
+    Shutdown { controller: Arc<Controller> },
+}
+
+impl Work {
+    /// Ranges of Dataset Management, all checked before the first is carried out.
+    pub(crate) fn manage(namespace: Arc<Namespace>, descriptors: &[u8]) -> Result<Work, Status> {
+        let mut ranges = Vec::with_capacity(descriptors.len() / DsmRange::BYTES);
+        for descriptor in descriptors.chunks_exact(DsmRange::BYTES) {
+            let mut bytes = [0; DsmRange::BYTES];
+            bytes.copy_from_slice(descriptor);
+            let found = DsmRange::decode(&bytes);
+            ranges.push(range(&namespace, found.slba, found.blocks)?);
+        }
+        Ok(Work::Deallocate { namespace, ranges })
+    }
+
+    /// May wait for a device to sync; the workers run only some of these at a time.
+    pub(crate) fn syncs(&self) -> bool {
+        match self {
+            Work::Flush { .. } | Work::Shutdown { .. } => true,
+            Work::Write { fua, .. } | Work::Zero { fua, .. } => *fua,
+            _ => false,
+        }
+    }
+
+    /// Short enough, and sure not to wait, so that the reactor does it itself.
+    pub(crate) fn is_inline(&self) -> bool {
+        const INLINE_ZERO: u64 = 4 << 20;
+        match self {
+            Work::Read { namespace, .. }
+            | Work::Write { namespace, .. }
+            | Work::Compare { namespace, .. } => namespace.mapping.is_some(),
+            Work::Zero {
+                namespace, length, ..
+            } => namespace.mapping.is_some() && *length <= INLINE_ZERO,
+            Work::Deallocate { namespace, ranges } => {
+                namespace.mapping.is_some() && ranges.iter().map(|r| r.1).sum::<u64>() <= INLINE_ZERO
+            }
+            Work::Flush { namespaces, .. } => namespaces.iter().all(|n| n.mapping.is_some()),
+            Work::Shutdown { .. } => false,
+        }
+    }
+
+    /// Carry it out; waits as long as the media does.
+    pub(crate) fn run(&mut self) -> Status {
+        match self {
+            Work::Read {
+                namespace,
+                offset,
+                buffer,
+            } => {
+                let result = namespace.media.read(*offset, buffer);
+                account_read(namespace, buffer.len());
+                outcome(namespace, result, Status::UNRECOVERED_READ)
+            }
+            Work::Write {
+                namespace,
+                offset,
+                buffer,
+                fua,
+            } => {
+                let result = namespace.media.write(*offset, buffer, *fua);
+                account_write(namespace, buffer.len());
+                let status = outcome(namespace, result, Status::WRITE_FAULT);
+                if *fua && status == Status::WRITE_FAULT {
+                    namespace.degraded.store(true, Ordering::Relaxed);
+                }
+                status
+            }
+            Work::Compare {
+                namespace,
+                offset,
+                buffer,
+            } => {
+                // Piece by piece: a second buffer of the command's length would be memory that nobody counts.
+                let mut at = 0;
+                let mut found = vec![0; buffer.len().min(64 << 10)];
+                while at < buffer.len() {
+                    let length = found.len().min(buffer.len() - at);
+                    let piece = &mut found[..length];
+                    if let Err(error) = namespace.media.read(*offset + at as u64, piece) {
+                        return outcome(namespace, Err(error), Status::UNRECOVERED_READ);
+                    }
+                    if buffer[at..at + length] != *piece {
+                        return Status::COMPARE_FAILURE;
+                    }
+                    at += length;
+                }
+                account_read(namespace, buffer.len());
+                Status::SUCCESS
+            }
+            Work::Zero {
+                namespace,
+                offset,
+                length,
+                fua,
+            } => {
+                let result = namespace.media.write_zeroes(*offset, *length, *fua);
+                outcome(namespace, result, Status::WRITE_FAULT)
+            }
+            Work::Deallocate { namespace, ranges } => {
+                for (offset, length) in ranges {
+                    if let Err(error) = namespace.media.deallocate(*offset, *length) {
+                        return outcome(namespace, Err(error), Status::WRITE_FAULT);
+                    }
+                }
+                Status::SUCCESS
+            }
+            Work::Flush {
+                namespaces,
+                controller,
+            } => flush(namespaces.iter(), controller),
+            Work::Shutdown { controller } => {
+                let status = flush(controller.subsystem.namespaces(), controller);
+                controller.shutdown_done();
+                status
+            }
+        }
+    }
+
+    /// The data of a finished read.
+    pub(crate) fn into_data(self) -> Option<Buffer> {
+        match self {
+            Work::Read { buffer, .. } => Some(buffer),
+            _ => None,
+        }
+    }
+}
+
+/// Flush all, even if one fails; the first failure is the answer.
+fn flush<'a>(namespaces: impl Iterator<Item = &'a Arc<Namespace>>, controller: &Controller) -> Status {
+    let mut answer = Status::SUCCESS;
+    for namespace in namespaces {
+        count(&namespace.counters.flushes, 1);
+        let status = outcome(namespace, namespace.media.flush(), Status::WRITE_FAULT);
+        if !status.is_success() {
+            namespace.degraded.store(true, Ordering::Relaxed);
+            controller.raise(Event::RELIABILITY);
+            if answer.is_success() {
+                answer = status;
+            }
+        }
+    }
+    answer
+}
+
+fn account_read(namespace: &Namespace, bytes: usize) {
+    count(&namespace.counters.reads, 1);
+    count(&namespace.counters.read_bytes, bytes as u64);
+}
+
+fn account_write(namespace: &Namespace, bytes: usize) {
+    count(&namespace.counters.writes, 1);
+    count(&namespace.counters.written_bytes, bytes as u64);
+}
+
+/// A read that needs no work: its data are sent from where they lie.
+pub(crate) fn map(namespace: &Arc<Namespace>, length: u32) -> Option<Arc<Mapping>> {
+    let mapping = namespace.mapping.clone()?;
+    account_read(namespace, length as usize);
+    Some(mapping)
+}
+
+/// A read that needs no waiting, `true` if it was done.
+pub(crate) fn read_now(namespace: &Namespace, offset: u64, buffer: &mut Buffer) -> bool {
+    let done = matches!(namespace.media.try_read(offset, buffer), Ok(true));
+    if done {
+        account_read(namespace, buffer.len());
+    }
+    done
+}
+
+fn outcome(namespace: &Namespace, result: std::io::Result<()>, failure: Status) -> Status {
+    let Err(error) = result else {
+        return Status::SUCCESS;
+    };
+    count(&namespace.counters.media_errors, 1);
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Status::CAPACITY_EXCEEDED,
+        _ => failure,
+    }
+}

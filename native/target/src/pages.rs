@@ -1,0 +1,168 @@
+//! Log pages (Base Specification 5.1.12): each built whole, then cut to what was asked for.
+
+use crate::controller::Controller;
+use crate::identify::VERSION;
+use crate::shared::Shared;
+use headrace_wire::log::{lid, DiscoveryEntry, DiscoveryHeader, LogRequest};
+use headrace_wire::{admin, io, Sqe, Status};
+use std::net::SocketAddr;
+
+/// Longest piece of a log page in one command; hosts read longer ones by offset.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// `local`: the address that the host reached us by, for discovery.
+pub(crate) fn get_log_page(
+    sqe: &Sqe,
+    controller: &Controller,
+    shared: &Shared,
+    local: SocketAddr,
+) -> Result<Vec<u8>, Status> {
+    let request = LogRequest::decode(sqe);
+    let refuse = |status: Status| Err(status.do_not_retry());
+    if request.length > PIECE_BYTES {
+        return refuse(Status::INVALID_FIELD);
+    }
+    let page = match (request.lid, controller.subsystem.discovery) {
+        (lid::DISCOVERY, true) => discovery(controller, shared, local),
+        (lid::ERROR, _) => errors(controller),
+        (lid::SMART, false) => smart(controller, shared),
+        (lid::FIRMWARE, false) => firmware(),
+        // Namespaces do not change while this target runs, so the list is empty.
+        (lid::CHANGED_NAMESPACES, false) => vec![0; 4096],
+        (lid::EFFECTS, false) => effects(),
+        _ => return refuse(Status::INVALID_LOG_PAGE),
+    };
+    // Offsets are of dwords, within the page.
+    if request.offset % 4 != 0 || request.offset > page.len() as u64 {
+        return refuse(Status::INVALID_FIELD);
+    }
+    if !request.rae {
+        controller.page_read(request.lid);
+    }
+    let start = request.offset as usize;
+    let end = page.len().min(start + request.length as usize);
+    let mut piece = page[start..end].to_vec();
+    piece.resize(request.length as usize, 0);
+    Ok(piece)
+}
+
+/// 64 bytes an entry: ERRCNT 0 (8), SQID 8 (2), CID 10 (2), STATUS 12 (2), LBA 16 (8), NSID 24 (4). Newest first.
+fn errors(controller: &Controller) -> Vec<u8> {
+    let mut page = vec![0; 64 * crate::controller::ERROR_LOG_ENTRIES];
+    for (entry, bytes) in controller.state().errors.iter().zip(page.chunks_exact_mut(64)) {
+        bytes[..8].copy_from_slice(&entry.count.to_le_bytes());
+        bytes[8..10].copy_from_slice(&entry.sqid.to_le_bytes());
+        bytes[10..12].copy_from_slice(&entry.cid.to_le_bytes());
+        bytes[12..14].copy_from_slice(&entry.status.to_field().to_le_bytes());
+        bytes[16..24].copy_from_slice(&entry.lba.to_le_bytes());
+        bytes[24..28].copy_from_slice(&entry.nsid.to_le_bytes());
+    }
+    page
+}
+
+/// What a server process can know: traffic, errors, and whether answered writes were lost. It has no thermometer and no
+/// wear; those fields stay at "nothing reported" and "all spare".
+fn smart(controller: &Controller, shared: &Shared) -> Vec<u8> {
+    let subsystem = &controller.subsystem;
+    let mut page = vec![0; 512];
+    // Critical warning bit 2: reliability degraded.
+    page[0] = u8::from(subsystem.degraded()) << 2;
+    page[3] = 100;
+    page[4] = 10;
+    let mut put = |at: usize, value: u64| page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    // Data units are thousands of 512 bytes, rounded up.
+    put(32, subsystem.total(|c| &c.read_bytes).div_ceil(512_000));
+    put(48, subsystem.total(|c| &c.written_bytes).div_ceil(512_000));
+    put(64, subsystem.total(|c| &c.reads));
+    put(80, subsystem.total(|c| &c.writes));
+    // One power cycle: this process.
+    put(112, 1);
+    put(128, shared.started.elapsed().as_secs() / 3600);
+    put(160, subsystem.total(|c| &c.media_errors));
+    put(176, controller.state().error_count);
+    page
+}
+
+/// Slot 1 is active and holds this version.
+fn firmware() -> Vec<u8> {
+    let mut page = vec![0; 512];
+    page[0] = 1;
+    page[8..16].fill(b' ');
+    for (byte, source) in page[8..16].iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *byte = source;
+    }
+    page
+}
+
+/// Four bytes a command, admin from 0, I/O from 1024: bit 0 supported, bit 1 changes data.
+fn effects() -> Vec<u8> {
+    let mut page = vec![0; 4096];
+    let mut put = |at: usize, opcode: u8, effects: u32| {
+        let at = at + usize::from(opcode) * 4;
+        page[at..at + 4].copy_from_slice(&effects.to_le_bytes());
+    };
+    for opcode in [
+        admin::GET_LOG_PAGE,
+        admin::IDENTIFY,
+        admin::ABORT,
+        admin::SET_FEATURES,
+        admin::GET_FEATURES,
+        admin::ASYNC_EVENT_REQUEST,
+        admin::KEEP_ALIVE,
+    ] {
+        put(0, opcode, 1);
+    }
+    for opcode in [io::READ, io::FLUSH, io::COMPARE] {
+        put(1024, opcode, 1);
+    }
+    for opcode in [io::WRITE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT] {
+        put(1024, opcode, 3);
+    }
+    page
+}
+
+/// One record a subsystem that this host may use and address that it is served at.
+fn discovery(controller: &Controller, shared: &Shared, local: SocketAddr) -> Vec<u8> {
+    debug_assert_eq!(VERSION >> 16, 2);
+    let mut entries = Vec::new();
+    let own = std::iter::once((&controller.subsystem, 3));
+    let others = shared
+        .subsystems
+        .iter()
+        .filter(|s| s.allows(&controller.host.hostnqn))
+        .map(|s| (s, 2));
+    for (subsystem, subtype) in own.chain(others) {
+        for (index, listen) in shared.addresses().iter().enumerate() {
+            // A wildcard is no address to connect to; the one that this host used is.
+            let ip = if listen.ip().is_unspecified() {
+                local.ip().to_canonical()
+            } else {
+                listen.ip()
+            };
+            entries.push(DiscoveryEntry {
+                trtype: 3,
+                adrfam: if ip.is_ipv4() { 1 } else { 2 },
+                subtype,
+                // No secure channel; SQ flow control may be disabled.
+                treq: 2 | 1 << 2,
+                portid: index as u16 + 1,
+                cntlid: 0xFFFF,
+                asqsz: 32,
+                eflags: 0,
+                trsvcid: listen.port().to_string(),
+                subnqn: subsystem.nqn.clone(),
+                traddr: ip.to_string(),
+                sectype: 0,
+            });
+        }
+    }
+    let header = DiscoveryHeader {
+        genctr: 1,
+        numrec: entries.len() as u64,
+    };
+    let mut page = header.encode().to_vec();
+    entries
+        .iter()
+        .for_each(|entry| page.extend_from_slice(&entry.encode()));
+    page
+}

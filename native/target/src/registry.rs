@@ -1,0 +1,115 @@
+//! All controllers of a target, and the connections of lost ones that are still at the media.
+
+use crate::controller::{Controller, HostKey};
+use crate::gate::Gate;
+use crate::mailbox::Message;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// CNTLIDs from 0xFFF0 are reserved.
+const CNTLID_LAST: u16 = 0xFFEF;
+
+#[derive(Default)]
+pub(crate) struct Registry(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    controllers: BTreeMap<u16, Arc<Controller>>,
+    last: u16,
+    /// Closed gates with commands inside.
+    draining: Vec<(HostKey, Arc<Gate>)>,
+    created: u64,
+    expired: u64,
+}
+
+impl Registry {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// A new controller with a free CNTLID; ids rotate, so a stale one rarely names somebody else. `None`: all taken.
+    pub(crate) fn create(&self, make: impl FnOnce(u16) -> Controller) -> Option<Arc<Controller>> {
+        let mut inner = self.lock();
+        let start = inner.last;
+        let next = |id: u16| if id >= CNTLID_LAST { 1 } else { id + 1 };
+        let mut id = next(start);
+        while inner.controllers.contains_key(&id) {
+            id = next(id);
+            if id == next(start) {
+                return None;
+            }
+        }
+        inner.last = id;
+        inner.created += 1;
+        let controller = Arc::new(make(id));
+        inner.controllers.insert(id, controller.clone());
+        Some(controller)
+    }
+
+    pub(crate) fn get(&self, cntlid: u16) -> Option<Arc<Controller>> {
+        self.lock().controllers.get(&cntlid).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Controller>> {
+        self.lock().controllers.values().cloned().collect()
+    }
+
+    pub(crate) fn created(&self) -> u64 {
+        self.lock().created
+    }
+
+    pub(crate) fn expired(&self) -> u64 {
+        self.lock().expired
+    }
+
+    /// Declare an association dead: when this returns, none of its commands begins to touch media any more.
+    pub(crate) fn end(&self, controller: &Controller, why: &'static str) {
+        let Some(links) = controller.end() else { return };
+        for link in &links {
+            link.gate.close();
+        }
+        {
+            let mut inner = self.lock();
+            for link in &links {
+                if !link.gate.idle() {
+                    inner.draining.push((controller.host.clone(), link.gate.clone()));
+                }
+            }
+            inner.controllers.remove(&controller.cntlid);
+        }
+        for link in links {
+            link.mailbox.post(Message::Close {
+                token: link.token,
+                why,
+            });
+        }
+    }
+
+    /// One queue's connection was lost: its gate is closed, and counts until it is idle.
+    pub(crate) fn drain(&self, host: &HostKey, gate: &Arc<Gate>) {
+        if !gate.idle() {
+            self.lock().draining.push((host.clone(), gate.clone()));
+        }
+    }
+
+    /// Whether commands of lost connections of this host are still at the media.
+    pub(crate) fn is_draining(&self, host: &HostKey) -> bool {
+        let mut inner = self.lock();
+        inner.draining.retain(|(_, gate)| !gate.idle());
+        inner.draining.iter().any(|(other, _)| other == host)
+    }
+
+    /// End the controllers whose keep-alive time has passed; returns them.
+    pub(crate) fn expire(&self, now_ms: u64) -> Vec<Arc<Controller>> {
+        let late: Vec<_> = self
+            .all()
+            .into_iter()
+            .filter(|controller| controller.expired(now_ms))
+            .collect();
+        for controller in &late {
+            self.end(controller, "keep-alive timer expired");
+        }
+        self.lock().expired += late.len() as u64;
+        late
+    }
+}

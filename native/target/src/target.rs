@@ -1,0 +1,206 @@
+//! A running target: its threads, from start to the last join.
+
+use crate::config::TargetConfig;
+use crate::mailbox::{Mailbox, Message};
+use crate::memory::Memory;
+use crate::reactor::Reactor;
+use crate::registry::Registry;
+use crate::shared::{Limits, Shared, Totals};
+use crate::subsystem::{hex, Subsystem};
+use crate::worker::Workers;
+use serde_json::{json, Value};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// An NVMe/TCP target that serves from its own threads until it is stopped or dropped.
+pub struct Target {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<(String, JoinHandle<()>)>>,
+}
+
+impl Target {
+    /// Check the configuration, open all media, listen, serve. An error names the one thing that is wrong.
+    pub fn start(config: TargetConfig) -> Result<Target, String> {
+        config.validate()?;
+        let engine = config.engine();
+        let mut subsystems = Vec::with_capacity(config.subsystems.len());
+        for subsystem in &config.subsystems {
+            subsystems.push(Arc::new(Subsystem::open(subsystem, engine)?));
+        }
+        let mut listeners = Vec::with_capacity(config.listen.len());
+        let mut addresses = Vec::with_capacity(config.listen.len());
+        for listen in &config.listen {
+            let error =
+                |e: std::io::Error| format!("cannot listen on {} port {}: {e}", listen.host, listen.port);
+            let listener = TcpListener::bind((listen.host.as_str(), listen.port)).map_err(error)?;
+            listener.set_nonblocking(true).map_err(error)?;
+            addresses.push(listener.local_addr().map_err(error)?);
+            listeners.push(listener);
+        }
+        let reactors = match config.reactor_threads {
+            0 => std::thread::available_parallelism().map_or(1, |cores| if cores.get() < 4 { 1 } else { 2 }),
+            count => count,
+        };
+        let mut mailboxes = Vec::with_capacity(reactors);
+        for _ in 0..reactors {
+            mailboxes.push(Arc::new(Mailbox::new().map_err(|e| format!("eventfd: {e}"))?));
+        }
+        let (workers, handles) = Workers::start(config.worker_threads)?;
+        let shared = Arc::new(Shared {
+            limits: Limits {
+                mdts_bytes: config.mdts_bytes,
+                in_capsule_bytes: config.in_capsule_bytes,
+                max_h2c_data_bytes: config.max_h2c_data_bytes,
+                max_connections: config.max_connections,
+                max_queue_entries: config.max_queue_entries,
+                max_io_queues: config.max_io_queues,
+                connection_memory_bytes: config.connection_memory_bytes,
+                connect_timeout: Duration::from_millis(config.connect_timeout_ms),
+                progress_timeout: Duration::from_millis(config.progress_timeout_ms),
+            },
+            subsystems,
+            discovery: Arc::new(Subsystem::discovery()),
+            registry: Registry::default(),
+            memory: Memory::new(config.memory_bytes),
+            workers,
+            mailboxes,
+            addresses,
+            started: Instant::now(),
+            connections: AtomicUsize::new(0),
+            totals: Totals::default(),
+            notes: Mutex::default(),
+        });
+        let threads = handles
+            .into_iter()
+            .map(|handle| ("a media thread".to_string(), handle))
+            .collect();
+        // From here on `Drop` ends whatever was started.
+        let target = Target {
+            shared: shared.clone(),
+            threads: Mutex::new(threads),
+        };
+        let mut listeners = Some(listeners);
+        for index in 0..reactors {
+            let own = if index == 0 {
+                listeners.take().unwrap_or_default()
+            } else {
+                Vec::new()
+            };
+            let reactor = Reactor::new(shared.clone(), index, own).map_err(|e| format!("epoll: {e}"))?;
+            let handle = std::thread::Builder::new()
+                .name(format!("target-reactor-{index}"))
+                .spawn(move || reactor.run())
+                .map_err(|e| format!("cannot start a reactor thread: {e}"))?;
+            target.lock_threads().push((format!("reactor {index}"), handle));
+        }
+        Ok(target)
+    }
+
+    fn lock_threads(&self) -> std::sync::MutexGuard<'_, Vec<(String, JoinHandle<()>)>> {
+        self.threads.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Where it listens, in the order of the configuration, with the ports that were found.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.shared.addresses.clone()
+    }
+
+    /// Subsystems with their namespaces and engines, controllers with hosts and queues, counters, the last notes.
+    pub fn status(&self) -> Value {
+        let shared = &self.shared;
+        let controllers: Vec<Value> = shared
+            .registry
+            .all()
+            .iter()
+            .map(|controller| {
+                let queues: Vec<u16> = controller.state().queues.keys().copied().collect();
+                json!({
+                    "cntlid": controller.cntlid,
+                    "subsystem": controller.subsystem.nqn,
+                    "hostnqn": controller.host.hostnqn,
+                    "hostid": hex(&controller.host.hostid),
+                    "enabled": controller.enabled(),
+                    "keep_alive_ms": controller.kato_ms.load(Ordering::Relaxed),
+                    "queues": queues,
+                })
+            })
+            .collect();
+        let totals = &shared.totals;
+        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        json!({
+            "addresses": shared.addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>(),
+            "uptime_s": shared.started.elapsed().as_secs_f64(),
+            "subsystems": shared.subsystems.iter().map(|s| s.status()).collect::<Vec<_>>(),
+            "controllers": controllers,
+            "connections": shared.connections.load(Ordering::Relaxed),
+            "buffer_bytes": shared.memory.used_bytes(),
+            "totals": {
+                "connections_accepted": get(&totals.accepted),
+                "connections_refused": get(&totals.refused),
+                "connections_dropped_silent": get(&totals.dropped_silent),
+                "protocol_errors": get(&totals.protocol_errors),
+                "digest_errors": get(&totals.digest_errors),
+                "panics": get(&totals.panics),
+                "commands": get(&totals.commands),
+                "controllers_created": shared.registry.created(),
+                "controllers_expired": shared.registry.expired(),
+            },
+            "notes": shared.notes.lock().unwrap_or_else(|e| e.into_inner()).iter().cloned().collect::<Vec<_>>(),
+        })
+    }
+
+    /// End all connections, join all threads, flush all media. The error names what did not end in time or was lost.
+    /// Idempotent.
+    pub fn stop(&self, timeout: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + timeout;
+        let mut threads = self.lock_threads();
+        if threads.is_empty() {
+            return Ok(());
+        }
+        self.shared
+            .mailboxes
+            .iter()
+            .for_each(|mailbox| mailbox.post(Message::Stop));
+        self.shared.workers.stop();
+        let mut late = Vec::new();
+        for (name, handle) in threads.drain(..) {
+            while !handle.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !handle.is_finished() {
+                late.push((name, handle));
+            } else if handle.join().is_err() {
+                return Err(format!("{name} panicked"));
+            }
+        }
+        if let Some((name, _)) = late.first() {
+            let error = format!("{name} did not end within {timeout:?}: its media does not answer");
+            *threads = late;
+            return Err(error);
+        }
+        // An orderly end is a drive's shutdown: its cache goes down first.
+        for namespace in self
+            .shared
+            .subsystems
+            .iter()
+            .flat_map(|subsystem| subsystem.namespaces())
+        {
+            let nsid = namespace.nsid;
+            namespace
+                .media
+                .flush()
+                .map_err(|e| format!("namespace {nsid}: flush at the end: {e}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Nobody is there to hear an error; a caller who wants it calls `stop`.
+        let _ = self.stop(Duration::from_secs(10));
+    }
+}
