@@ -9,6 +9,7 @@ import pytest
 
 from headrace.device import NativeDevice, open_device
 from headrace.errors import DeviceError
+from headrace.fabric import MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 
 SIZE_BYTES = 4 << 20
 
@@ -18,6 +19,14 @@ Opener = Callable[[int], NativeDevice]
 
 def _file(path: Path, engine: str, block_bytes: int) -> NativeDevice:
     return open_device(f"file:{path}?block={block_bytes}&create={SIZE_BYTES}&engine={engine}")
+
+
+def _target(block_bytes: int) -> Target:
+    media = MemoryMedia(size_bytes=SIZE_BYTES)
+    namespaces = [NamespaceOptions(media=media, block_bytes=block_bytes)]
+    return Target(
+        TargetOptions(subsystems=[SubsystemOptions(nqn="nqn.2026-01.io.example:test", namespaces=namespaces)])
+    )
 
 
 @pytest.fixture(scope="session")
@@ -30,15 +39,19 @@ def io_uring(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ""
 
 
-@pytest.fixture(params=["mem", "file-pread", "file-io_uring"])
+@pytest.fixture(params=["mem", "file-pread", "file-io_uring", "nvme+tcp"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path, io_uring: str) -> Iterator[Opener]:
     if request.param == "file-io_uring" and io_uring:
         pytest.skip(io_uring)
     opened: list[NativeDevice] = []
+    targets: list[Target] = []
 
     def open_one(block_bytes: int = 4096) -> NativeDevice:
         if request.param == "mem":
             device = open_device(f"mem:{SIZE_BYTES}?block={block_bytes}")
+        elif request.param == "nvme+tcp":
+            targets.append(_target(block_bytes))
+            device = open_device(targets[-1].uri())
         else:
             device = _file(tmp_path / f"device-{len(opened)}", request.param.removeprefix("file-"), block_bytes)
         opened.append(device)
@@ -47,6 +60,8 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, io_uring: str) -> Ite
     yield open_one
     for device in opened:
         device.close()
+    for target in targets:
+        target.stop()
 
 
 @pytest.fixture

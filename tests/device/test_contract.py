@@ -143,7 +143,7 @@ def test_describe_says_what_is_in_use(device: NativeDevice) -> None:
     device.flush()
     seen = device.describe()
     assert seen["uri"] == device.uri
-    assert seen["state"] == "open" or seen["transport"] == "tcp"
+    assert seen["state"] == ("connected" if seen["transport"] == "nvme+tcp" else "open")
     assert seen["associations_lost"] == 0
     assert seen["counters"]["reads"] == 1
     assert {"transport", "engine", "address"} <= set(seen)

@@ -78,6 +78,7 @@ def test_mistakes_name_the_field() -> None:
     for make, says in (
         (lambda: FileMedia(path="/x", create=True), "size_bytes"),
         (lambda: NamespaceOptions(media=media, block_bytes=1000), "block_bytes"),
+        (lambda: NamespaceOptions(media=media, read_only=True), "read_only"),
         (lambda: NamespaceOptions(media=media, volatile_cache_bytes=-1), "volatile_cache_bytes"),
         (lambda: SubsystemOptions(nqn="", namespaces=[NamespaceOptions(media=media)]), "SubsystemOptions.nqn"),
         (lambda: SubsystemOptions(nqn=NQN, namespaces=[]), "namespaces"),

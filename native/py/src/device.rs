@@ -130,6 +130,6 @@ pub fn opened<D: BlockDevice + 'static>(
 ) -> PyResult<Device> {
     match result {
         Ok(device) => Ok(Device::new(device)),
-        Err(error) => Err(errors::raise(py, &error)),
+        Err(error) => Err(errors::raise_unopened(py, &error)),
     }
 }

@@ -17,8 +17,8 @@ fn class_name(kind: ErrorKind) -> &'static str {
     }
 }
 
-fn build(py: Python<'_>, error: &IoError) -> PyResult<PyErr> {
-    let class = py.import("headrace.errors")?.getattr(class_name(error.kind))?;
+fn build(py: Python<'_>, class_name: &str, error: &IoError) -> PyResult<PyErr> {
+    let class = py.import("headrace.errors")?.getattr(class_name)?;
     let details = PyDict::new(py);
     for (name, text) in [
         ("where", &error.place),
@@ -35,5 +35,15 @@ fn build(py: Python<'_>, error: &IoError) -> PyResult<PyErr> {
 
 /// The exception for `error`.
 pub fn raise(py: Python<'_>, error: &IoError) -> PyErr {
-    build(py, error).unwrap_or_else(|failure| failure)
+    build(py, class_name(error.kind), error).unwrap_or_else(|failure| failure)
+}
+
+/// The exception for what failed before there was a device, so that no command can have failed: `DeviceError` itself.
+pub fn raise_unopened(py: Python<'_>, error: &IoError) -> PyErr {
+    let name = if error.kind == ErrorKind::Failed {
+        "DeviceError"
+    } else {
+        class_name(error.kind)
+    };
+    build(py, name, error).unwrap_or_else(|failure| failure)
 }

@@ -4,11 +4,14 @@ use pyo3::prelude::*;
 
 mod crc32c;
 mod device;
+mod discover;
 mod errors;
 mod memory;
 mod open_file;
 mod open_memory;
+mod open_nvme_tcp;
 mod submit;
+mod target;
 mod transfer;
 mod wait;
 
@@ -16,9 +19,12 @@ mod wait;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Device>()?;
     module.add_class::<transfer::Transfer>()?;
+    module.add_class::<target::Target>()?;
     module.add_function(wrap_pyfunction!(open_file::open_file, module)?)?;
     module.add_function(wrap_pyfunction!(open_file::create_file, module)?)?;
     module.add_function(wrap_pyfunction!(open_memory::open_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(open_nvme_tcp::open_nvme_tcp, module)?)?;
+    module.add_function(wrap_pyfunction!(discover::discover, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_read, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_write, module)?)?;
     module.add_function(wrap_pyfunction!(crc32c::crc32c, module)?)?;

@@ -61,6 +61,6 @@ pub fn create_file(py: Python<'_>, path: &str, size_bytes: u64) -> PyResult<()> 
             let error = IoError::new(ErrorKind::Failed, "cannot create the file")
                 .at(path)
                 .found(error.to_string());
-            errors::raise(py, &error)
+            errors::raise_unopened(py, &error)
         })
 }

@@ -11,7 +11,7 @@ from typing import Any
 from headrace import _native
 from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, parse_address
 from headrace.device.protocol import Buffer
-from headrace.errors import CommandFailed, DeviceClosed, UsageError
+from headrace.errors import DeviceClosed, DeviceError, UsageError
 from headrace.settings import host_identity
 
 #: How long `close` lets queued requests end.
@@ -205,7 +205,7 @@ def _open_file(address: FileAddress, read_only: bool) -> _native.Device:
         if not Path(address.path).exists():
             try:
                 _native.create_file(address.path, create)
-            except CommandFailed:
+            except DeviceError:
                 # Somebody else may have made it meanwhile; if it has the right size, that is what was asked for.
                 if not Path(address.path).exists():
                     raise

@@ -21,7 +21,7 @@ class DiscoveryRecord:
     trtype: str
     #: "ipv4", "ipv6", "ib" or "fc".
     adrfam: str
-    #: "nvme" (a subsystem with namespaces), "referral" (another discovery controller) or "discovery" (this one).
+    #: "nvm" (a subsystem with namespaces), "referral" (another discovery controller) or "discovery" (this one).
     subtype: str
     traddr: str
     #: The port, as text.
@@ -31,7 +31,7 @@ class DiscoveryRecord:
     @property
     def uri(self) -> str | None:
         """The address of namespace 1 there; `None` where headrace cannot connect (not NVMe/TCP, or not a subsystem)."""
-        if self.trtype != "tcp" or self.subtype != "nvme":
+        if self.trtype != "tcp" or self.subtype != "nvm":
             return None
         host = f"[{self.traddr}]" if ":" in self.traddr else self.traddr
         return f"nvme+tcp://{host}:{self.trsvcid}/{self.subnqn}?nsid=1"

@@ -74,6 +74,8 @@ class NamespaceOptions:
     def __post_init__(self) -> None:
         if self.block_bytes not in (512, 4096):
             raise UsageError("NamespaceOptions.block_bytes", expected="512 or 4096", found=str(self.block_bytes))
+        if self.read_only and isinstance(self.media, MemoryMedia):
+            raise UsageError("NamespaceOptions.read_only", expected="media that hold something", found="new memory")
         if self.volatile_cache_bytes < 0:
             raise UsageError(
                 "NamespaceOptions.volatile_cache_bytes", expected="0 or more", found=str(self.volatile_cache_bytes)

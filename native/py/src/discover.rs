@@ -1,0 +1,30 @@
+//! The discovery log page.
+
+use crate::errors;
+use crate::open_nvme_tcp::hostid;
+use crate::wait::{interruptible, seconds};
+use headrace_host::DiscoverOptions;
+use pyo3::prelude::*;
+
+#[pyfunction]
+#[pyo3(signature = (host, port, *, hostnqn, hostid, connect_timeout_s))]
+pub fn discover(
+    py: Python<'_>,
+    host: String,
+    port: u16,
+    hostnqn: String,
+    hostid: &[u8],
+    connect_timeout_s: f64,
+) -> PyResult<String> {
+    let options = DiscoverOptions {
+        host,
+        port,
+        hostnqn,
+        hostid: self::hostid(hostid)?,
+        connect_timeout: seconds("connect_timeout_s", connect_timeout_s)?,
+    };
+    match interruptible(py, move || headrace_host::discover(options))? {
+        Ok(log) => Ok(log.to_string()),
+        Err(error) => Err(errors::raise(py, &error)),
+    }
+}
