@@ -1,0 +1,20 @@
+"""The volume: named, immutable, checksummed objects, striped over block devices. Format: `docs/volume-format.md`."""
+
+from headrace.volume.catalog import ObjectInfo
+from headrace.volume.grant import Grant, Receipt
+from headrace.volume.session import Session, Transaction
+from headrace.volume.transfer import VolumeTransfer
+from headrace.volume.volume import MemberInfo, Volume, VolumeInfo, WriterInfo
+
+__all__ = [
+    "Grant",
+    "MemberInfo",
+    "ObjectInfo",
+    "Receipt",
+    "Session",
+    "Transaction",
+    "Volume",
+    "VolumeInfo",
+    "VolumeTransfer",
+    "WriterInfo",
+]

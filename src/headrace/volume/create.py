@@ -1,0 +1,127 @@
+"""Making a volume: areas first, superblocks last, so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from headrace.device import BlockDevice
+from headrace.errors import NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
+from headrace.units import format_bytes
+from headrace.volume import layout
+from headrace.volume.durable import write_through
+from headrace.volume.layout import ALIGN, RESERVED_BYTES, AreaHeader, Member, Record, Superblock, align_up
+from headrace.volume.members import read_superblock
+
+MIN_STRIPE = 64 << 10
+MIN_AREA = 128 << 10
+MAX_DEFAULT_AREA = 64 << 20
+#: Data regions begin and end at multiples of this.
+_DATA_ALIGN = 64 << 10
+
+
+def create(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, log_bytes: int | None, force: bool) -> None:
+    """Write an empty volume. UsageError where there is a volume already, unless `force`."""
+    check(devices, name=name, stripe_bytes=stripe_bytes, force=force)
+    area = area_bytes(min(device.size_bytes for device in devices[: layout.LOG_COPIES]), log_bytes)
+    superblocks = plan(devices, name=name, stripe_bytes=stripe_bytes, area=area)
+    blank = bytes(ALIGN)
+    for device in devices:
+        for offset in layout.superblock_offsets(device.size_bytes):
+            write_through(device, offset, blank)
+    first = superblocks[0]
+    snapshot, _ = Record(layout.SNAPSHOT, 0, 0, 1, 0, 0, layout.encode_entries([], 0)).encode(first.volume_id, 1)
+    header = AreaHeader(1, first.log_epoch, 0, 1, 0, first.created_ns).encode(first.volume_id, 0)
+    for copy in range(layout.LOG_COPIES):
+        device = devices[first.log_member[copy]]
+        write_through(device, first.log_offset[copy], blank)
+        write_through(device, first.area_offset(copy, 1), blank)
+        write_through(device, first.area_offset(copy, 0) + ALIGN, snapshot)
+        write_through(device, first.area_offset(copy, 0), header)
+    for device, superblock in zip(devices, superblocks, strict=True):
+        for offset in layout.superblock_offsets(device.size_bytes):
+            write_through(device, offset, superblock.encode())
+
+
+def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force: bool) -> None:
+    """Everything that can be refused before a byte is written."""
+    if not 1 <= len(devices) <= layout.MAX_MEMBERS:
+        raise UsageError("members of a volume", expected=f"1 to {layout.MAX_MEMBERS}", found=str(len(devices)))
+    if len(name.encode()) > 128:
+        raise UsageError("the name of a volume", expected="at most 128 bytes of UTF-8", found=f"{len(name.encode())}")
+    if not MIN_STRIPE <= stripe_bytes <= 1 << 30 or stripe_bytes & (stripe_bytes - 1):
+        raise UsageError("stripe_bytes", expected="a power of two from 64 KiB to 1 GiB", found=str(stripe_bytes))
+    # Every `mem:` device is another one, whatever its address.
+    uris = [device.uri for device in devices if not device.uri.startswith("mem:")]
+    if len(set(uris)) != len(uris) or len(set(map(id, devices))) != len(devices):
+        raise UsageError("a member was given twice", where=", ".join(uris))
+    for device in devices:
+        if device.block_bytes > ALIGN:
+            raise UsageError("the logical block is too long", where=device.uri, expected=f"at most {ALIGN}")
+        if force:
+            continue
+        try:
+            held = read_superblock(device)[0].name
+        except NotAVolume:
+            continue
+        except (VolumeDamaged, VolumeTooNew) as error:
+            held = str(error)
+        raise UsageError(
+            "the device holds a volume",
+            where=device.uri,
+            found=repr(held),
+            next_step="choose another device, or destroy what it holds with force=True (--force)",
+        )
+
+
+def area_bytes(smallest: int, wanted: int | None) -> int:
+    """Bytes of one log area; there are two on each log copy."""
+    if wanted is None:
+        return max(2 * MIN_AREA, min(MAX_DEFAULT_AREA, smallest // 64 // ALIGN * ALIGN))
+    if wanted < MIN_AREA:
+        raise UsageError("log_bytes", expected=f"at least {MIN_AREA}", found=str(wanted))
+    return align_up(wanted)
+
+
+def plan(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, area: int) -> list[Superblock]:
+    """The superblock of every member."""
+    region = RESERVED_BYTES + 2 * area
+    log_member = (0, 1) if len(devices) > 1 else (0, 0)
+    log_offset = [RESERVED_BYTES, RESERVED_BYTES]
+    members = []
+    for index, device in enumerate(devices):
+        end = layout.superblock_offsets(device.size_bytes)[1]
+        start = RESERVED_BYTES
+        if index in log_member:
+            start += region
+        if len(devices) == 1:
+            # Both copies on one member: far apart, so that what hits one place does not hit the other.
+            end = (end - region) // _DATA_ALIGN * _DATA_ALIGN
+            log_offset[1] = end
+        start, end = align_up(start, _DATA_ALIGN), end // _DATA_ALIGN * _DATA_ALIGN
+        if end - start < stripe_bytes:
+            raise UsageError(
+                "the device is too small to be a member",
+                where=device.uri,
+                expected=f"at least {format_bytes(start + stripe_bytes + device.size_bytes - max(end, 0))}",
+                found=format_bytes(device.size_bytes),
+                next_step="give a larger one, or a smaller stripe_bytes or log_bytes",
+            )
+        members.append(Member(secrets.token_bytes(16), device.size_bytes, start, end))
+    volume_id, now = secrets.token_bytes(16), time.time_ns()
+    return [
+        Superblock(
+            volume_id=volume_id,
+            name=name,
+            generation=1,
+            member_index=index,
+            members=tuple(members),
+            stripe_bytes=stripe_bytes,
+            area_bytes=area,
+            created_ns=now,
+            log_offset=(log_offset[0], log_offset[1]),
+            log_member=log_member,
+        )
+        for index in range(len(devices))
+    ]

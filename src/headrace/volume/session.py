@@ -1,0 +1,545 @@
+"""A session: the one writer of a volume. Transactions: everything or nothing.
+
+session = volume.session(run_id="...")          claim, read the log, adopt what was in flight
+with session.transaction() as tx:               any number of objects, from any number of ranks
+    tx.put(name, data)
+    grant = tx.allocate(name, length)           -> volume.write_grant(grant, buffer) on a rank -> receipt
+    tx.accept(receipt)
+    tx.delete(name)
+tx.sequence                                     committed; an exception inside aborts instead
+session.close()                                 the next session opens at once
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.device.protocol import Buffer
+from headrace.errors import HeadraceError, ObjectExists, ObjectNotFound, SessionLost, UsageError, VolumeError
+from headrace.volume import heartbeat, layout
+from headrace.volume.catalog import Range, StoredObject
+from headrace.volume.checksums import table_page_bytes
+from headrace.volume.commit import LogWriter
+from headrace.volume.extents import Extents
+from headrace.volume.grant import Grant, Receipt
+from headrace.volume.heartbeat import HeartbeatBlock, HeartbeatThread
+from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Entry, SessionEntry
+from headrace.volume.names import check_checksum_block, check_name
+from headrace.volume.space import Allocator, FreeSpace
+from headrace.volume.stream import write_stream
+
+if TYPE_CHECKING:
+    from headrace.volume.volume import Volume
+
+DEFAULT_CHECKSUM_BLOCK = 64 << 10
+
+GRANTED = "granted"
+WRITTEN = "written"
+FAILED = "failed"
+
+
+@dataclass
+class Allocation:
+    """Space handed out in a transaction, and what is known of the commands to it."""
+
+    name: str
+    space: list[Range]
+    state: str = GRANTED
+    entry: Entry | None = None
+    grant: Grant | None = None
+
+    def written(self, *, birth: int, data: Extents, table: Extents | None, roots: layout.U32) -> None:
+        """Everything is durable: the entry is complete but for its sequence."""
+        self.entry = Entry(
+            name=self.name,
+            operation=layout.PUT,
+            length_bytes=data.length_bytes,
+            birth=birth,
+            sequence=0,
+            created_ns=time.time_ns(),
+            checksum_block_bytes=data.block_bytes,
+            table_page_bytes=0 if table is None else table.block_bytes,
+            runs=data.runs,
+            columns=data.columns,
+            table_runs=data.runs[:0] if table is None else table.runs,
+            table_columns=data.columns[:0] if table is None else table.columns,
+            roots=roots,
+        )
+        self.state = WRITTEN
+
+
+def may_still_be_written(allocation: Allocation) -> bool:
+    """The quarantine rule: may a command to this space be under way somewhere, to land later?"""
+    return allocation.state != WRITTEN
+
+
+class Session:
+    """Made by `Volume.session`. Thread-safe; belongs to the process that opened it."""
+
+    def __init__(self, volume: Volume, *, run_id: str, takeover: str, heartbeat_s: float, missed_beats: int) -> None:
+        self.volume = volume
+        self.run_id = run_id
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._lost: SessionLost | None = None
+        self._closed = False
+        self._transactions: dict[int, Transaction] = {}
+        self._next_transaction = 1
+        #: Something of this session may still be written by a command that nobody will ever answer for.
+        self._outstanding = False
+        superblock = volume.superblock
+        block = HeartbeatBlock(superblock, volume.devices)
+        mine = heartbeat.new_heartbeat(volume.catalog_session() + 1, run_id, heartbeat_s)
+        where = ", ".join(volume.uris)
+        mine, clean = heartbeat.claim(
+            block, mine, takeover=takeover, missed_beats=missed_beats, where=where, first=volume.catalog_session() == 0
+        )
+        self.number = mine.session
+        self._beat = HeartbeatThread(block, mine, on_lost=self._on_lost)
+        try:
+            # What follows writes to the log: a claim that fails from here on may have left commands behind.
+            self._writer = self._take_log(mine, clean)
+            self._allocator = self._count_space()
+            self._next_birth = max(self.number << 32, self._writer.catalog.last_birth) + 1
+        except BaseException:
+            with suppress(HeadraceError):
+                self._beat.stop(CLOSED_OUTSTANDING)
+            raise
+
+    # ---- opening and closing ----
+
+    def _take_log(self, mine: layout.Heartbeat, clean: bool) -> LogWriter:
+        volume = self.volume
+        volume.mend_superblocks()
+        catalog, cursor = volume.reload_for_writing()
+        writer = LogWriter(volume.log, catalog, cursor)
+        clean = clean and not cursor.waiting
+        writer.adopt()
+        if self.number <= catalog.session:
+            # The heartbeat block was lost: the log knows better which numbers were used.
+            raise VolumeError(
+                "the heartbeat block is older than the log",
+                found=f"session {self.number} after {catalog.session}",
+                next_step="open the session again",
+            )
+        entry = SessionEntry(
+            self.number,
+            0 if clean else layout.UNCLEAN_PREDECESSOR,
+            mine.nonce,
+            mine.started_ns,
+            mine.run_id,
+            mine.host,
+        )
+        if not clean or cursor.findings:
+            writer.move(say_so=clean)
+        record = writer.append(layout.SESSION, entry.encode(), self.number)
+        with volume.lock:
+            catalog.apply(record)
+            volume.adopt_state(catalog, writer, self)
+        return writer
+
+    def _count_space(self) -> Allocator:
+        superblock, catalog = self.volume.superblock, self._writer.catalog
+        spaces = [FreeSpace([(member.data_offset, member.data_end)]) for member in superblock.members]
+        newest: StoredObject | None = None
+        for stored in catalog.objects():
+            for member, offset, length in stored.space():
+                spaces[member].remove(offset, offset + length)
+            if newest is None or stored.entry.birth > newest.entry.birth:
+                newest = stored
+        before = sum(space.total for space in spaces)
+        for ranges in catalog.windows.values():
+            for member, offset, length in ranges:
+                spaces[member].remove(offset, offset + length)
+        quarantined = before - sum(space.total for space in spaces)
+        if newest is not None:
+            for member, offset, length in newest.space():
+                spaces[member].cursor = max(spaces[member].cursor, offset + length)
+        allocator = Allocator(spaces, stripe_bytes=superblock.stripe_bytes, log_window=self._log_window)
+        allocator.quarantined_bytes = quarantined
+        return allocator
+
+    def _log_window(self, ranges: list[Range]) -> None:
+        self.check()
+        rows = np.array([(member, 0, offset, length) for member, offset, length in ranges], layout.EXTENT)
+        record = self._writer.append(layout.WINDOW, rows.tobytes(), self.number)
+        with self.volume.lock:
+            self._writer.catalog.apply(record)
+
+    def _on_lost(self, lost: SessionLost) -> None:
+        self._lost = lost
+
+    def check(self) -> None:
+        """Raises SessionLost where this session no longer holds the volume, UsageError where it was closed."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                "a session belongs to the process that opened it", next_step="pass grants to other processes"
+            )
+        if self._closed:
+            raise UsageError("the session is closed")
+        if self._lost is not None:
+            raise self._lost
+        try:
+            self._beat.check()
+        except SessionLost as lost:
+            self._lost = lost
+            raise
+
+    def close(self) -> None:
+        """Abort what is open, and mark the session closed, so that the next one opens at once. Never raises SessionLost."""
+        if self._closed or self._pid != os.getpid():
+            return
+        with self._lock:
+            for transaction in list(self._transactions.values()):
+                transaction.abort()
+            self._closed = True
+            outstanding = self._outstanding or self._writer.broken is not None
+            self.volume.end_session(self._writer)
+        try:
+            self._beat.stop(None if self._lost is not None else CLOSED_OUTSTANDING if outstanding else CLOSED)
+        except SessionLost as lost:
+            self._lost = lost
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- transactions ----
+
+    def transaction(self) -> Transaction:
+        """A transaction, for `with`. Several may be open at a time; each is committed whole, in the order of their ends."""
+        with self._lock:
+            self.check()
+            transaction = Transaction(self, self._next_transaction)
+            self._transactions[transaction.number] = transaction
+            self._next_transaction += 1
+        return transaction
+
+    @property
+    def free_bytes(self) -> int:
+        """Space that can still be handed out by this session, in bytes."""
+        with self._lock:
+            return self._allocator.available
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """Space that late writes may still hit, in bytes; not handed out by this session."""
+        with self._lock:
+            return self._allocator.quarantined_bytes
+
+    def _take(self, length_bytes: int, block_bytes: int) -> Extents:
+        runs, columns = self._allocator.allocate(length_bytes, block_bytes)
+        return Extents(
+            runs,
+            columns,
+            length_bytes=length_bytes,
+            block_bytes=block_bytes,
+            stripe_bytes=self.volume.superblock.stripe_bytes,
+        )
+
+    def take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
+        """More space for an allocation. VolumeFull."""
+        with self._lock:
+            self.check()
+            extents = self._take(length_bytes, block_bytes)
+            allocation.space.extend(extents.used())
+        return extents
+
+    def new_birth(self) -> int:
+        """A number that no other allocation of this volume ever had."""
+        with self._lock:
+            birth = self._next_birth
+            self._next_birth += 1
+        return birth
+
+    def check_room(self, record_bytes: int) -> None:
+        """VolumeFull where a commit record of this size would not fit into the log."""
+        with self._lock:
+            self._writer.check_room(record_bytes)
+
+    def _allocate(
+        self, transaction: Transaction, name: str, length_bytes: int, checksum_block_bytes: int
+    ) -> Allocation:
+        superblock = self.volume.superblock
+        block_count = -(-length_bytes // checksum_block_bytes)
+        page = table_page_bytes(block_count, superblock.stripe_bytes)
+        with self._lock:
+            self.check()
+            data = self._take(length_bytes, checksum_block_bytes)
+            table = None
+            if page:
+                try:
+                    table = self._take(block_count * 4, page)
+                except HeadraceError:
+                    self._allocator.give_back(data.used())
+                    raise
+        grant = Grant(
+            volume_id=superblock.volume_id,
+            session=self.number,
+            transaction=transaction.number,
+            name=name,
+            birth=self.new_birth(),
+            length_bytes=length_bytes,
+            checksum_block_bytes=checksum_block_bytes,
+            table_page_bytes=page,
+            stripe_bytes=superblock.stripe_bytes,
+            runs=data.runs.tobytes(),
+            columns=data.columns.tobytes(),
+            table_runs=b"" if table is None else table.runs.tobytes(),
+            table_columns=b"" if table is None else table.columns.tobytes(),
+        )
+        return Allocation(name, data.used() + ([] if table is None else table.used()), grant=grant)
+
+    def _commit(self, transaction: Transaction) -> int:
+        with self._lock:
+            self.check()
+            catalog = self._writer.catalog
+            gone: list[StoredObject] = []
+            names = set(transaction.deleted)
+            for name in transaction.deleted:
+                stored = catalog.object(name)
+                if stored is None:
+                    raise ObjectNotFound("no such object to delete", where=f"object {name!r}")
+                gone.append(stored)
+            for allocation in transaction.allocations.values():
+                if allocation.entry is None:
+                    raise VolumeError(
+                        "a grant was not answered",
+                        where=f"object {allocation.name!r}",
+                        next_step="accept the receipt of every grant before the transaction ends",
+                    )
+                if allocation.name in catalog.entries and allocation.name not in names:
+                    raise _exists(allocation.name)
+            sequence = self._writer.cursor.sequence + 1
+            entries = [_deletion(stored, sequence) for stored in gone]
+            encoded = [entry.encode() for entry in entries]
+            for allocation in transaction.allocations.values():
+                assert allocation.entry is not None
+                encoded.append(allocation.entry.encode())
+            if not encoded:
+                return catalog.sequence
+            self._writer.check_room(sum(map(len, encoded)) + layout.PAYLOAD_HEAD.size)
+            self._writer.ensure_room(layout.record_blocks(sum(map(len, encoded)) + layout.PAYLOAD_HEAD.size))
+            transaction.committing = True
+            record = commit_records(self._writer, transaction, encoded, self.number)
+            with self.volume.lock:
+                catalog.apply(record)
+                self.volume.forget_objects()
+            for stored in gone:
+                self._allocator.free(stored.space())
+            return record.sequence
+
+    def _settle(self, allocations: Iterable[Allocation]) -> None:
+        """What becomes of the space of an aborted transaction."""
+        with self._lock:
+            for allocation in allocations:
+                if may_still_be_written(allocation):
+                    self._allocator.quarantine(allocation.space)
+                    self._outstanding = True
+                else:
+                    self._allocator.free(allocation.space)
+
+
+def commit_records(writer: LogWriter, transaction: Transaction, encoded: list[bytes], session: int) -> layout.Record:
+    """The atomicity rule: one record holds the whole transaction."""
+    sequence = writer.cursor.sequence + 1
+    entries = [layout.number_entry(entry, sequence) for entry in encoded]
+    return writer.commit(layout.encode_entries(entries, sequence), session)
+
+
+def _exists(name: str) -> ObjectExists:
+    return ObjectExists(
+        "there is an object of this name, and objects never change",
+        where=f"object {name!r}",
+        next_step="delete it in the same transaction, or choose another name",
+    )
+
+
+def _deletion(stored: StoredObject, sequence: int) -> Entry:
+    none = layout.np.zeros(0, layout.RUN), layout.np.zeros(0, layout.COLUMN)
+    entry = stored.entry
+    return Entry(
+        name=entry.name, operation=layout.DELETE, length_bytes=entry.length_bytes, birth=entry.birth, sequence=sequence,
+        created_ns=time.time_ns(), checksum_block_bytes=entry.checksum_block_bytes, table_page_bytes=0,
+        runs=none[0], columns=none[1], table_runs=none[0], table_columns=none[1], roots=np.zeros(0, np.uint32),
+    )  # fmt: skip
+
+
+class Transaction:
+    """Made by `Session.transaction`. Thread-safe where several threads put objects at once."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self.number = number
+        self.allocations: dict[int, Allocation] = {}
+        self.deleted: list[str] = []
+        self.committing = False
+        self._ended = False
+        self._sequence: int | None = None
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+        self._deleted_names: set[str] = set()
+        #: Bytes of the commit record so far.
+        self._record_bytes = 0
+
+    @property
+    def sequence(self) -> int:
+        """Of the durable commit record. UsageError before the commit."""
+        if self._sequence is None:
+            raise UsageError("the transaction is not committed")
+        return self._sequence
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def _open(self) -> None:
+        if self._ended:
+            raise UsageError("the transaction has ended")
+
+    # ---- what it does ----
+
+    def allocate(self, name: str, length_bytes: int, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> Grant:
+        """Space for one object that somebody else writes, with `Volume.write_grant`; `accept` takes the answer.
+
+        VolumeFull before anything is written; ObjectExists; UsageError for a bad name or checksum block.
+        """
+        allocation = self._reserve(name, length_bytes, checksum_block_bytes)
+        assert allocation.grant is not None
+        return allocation.grant
+
+    def _reserve(self, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
+        check_name(name)
+        check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
+        if length_bytes < 0:
+            raise UsageError("the length of an object", expected="0 or more", found=str(length_bytes))
+        with self._lock:
+            self._check_new(name)
+            allocation = self._session._allocate(self, name, length_bytes, checksum_block_bytes)
+            grant = allocation.grant
+            assert grant is not None
+            self._register(grant.birth, allocation, 4 * grant.root_count + len(grant.runs) + len(grant.columns))
+        return allocation
+
+    def begin(self, name: str, checksum_block_bytes: int) -> tuple[int, Allocation]:
+        """A birth number and an allocation without space yet, for a stream."""
+        check_name(name)
+        check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
+        with self._lock:
+            self._check_new(name)
+            birth, allocation = self._session.new_birth(), Allocation(name, [])
+            self._register(birth, allocation, 0)
+        return birth, allocation
+
+    def _check_new(self, name: str) -> None:
+        self._open()
+        if name in self._names:
+            raise UsageError("the transaction has this object already", where=f"object {name!r}")
+        if name not in self._deleted_names and name in self._session.volume:
+            raise _exists(name)
+        self._session.check_room(self._record_bytes + len(name) * 4 + 4096)
+
+    def _register(self, birth: int, allocation: Allocation, entry_bytes: int) -> None:
+        self.allocations[birth] = allocation
+        self._names.add(allocation.name)
+        self._record_bytes += 128 + len(allocation.name.encode()) + entry_bytes
+
+    def accept(self, receipt: Receipt) -> None:
+        """A rank's answer: the bytes of its grant are durable. UsageError where it does not belong here."""
+        with self._lock:
+            self._open()
+            allocation = self.allocations.get(receipt.birth)
+            grant = None if allocation is None else allocation.grant
+            if (
+                allocation is None
+                or grant is None
+                or (receipt.session, receipt.transaction) != (self._session.number, self.number)
+                or (receipt.name, receipt.length_bytes) != (grant.name, grant.length_bytes)
+                or len(receipt.roots) != 4 * grant.root_count
+            ):
+                raise UsageError(
+                    "the receipt belongs to no grant of this transaction", where=f"object {receipt.name!r}"
+                )
+            data, table = grant.data_extents(), grant.table_extents()
+            allocation.written(birth=grant.birth, data=data, table=table, roots=np.frombuffer(receipt.roots, "<u4"))
+
+    def put(self, name: str, data: Buffer, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> None:
+        """One object from this process's memory."""
+        from headrace.volume.write import buffer_bytes
+
+        allocation = self._reserve(name, buffer_bytes(data), checksum_block_bytes)
+        assert allocation.grant is not None
+        self.accept(self._session.volume.write_grant(allocation.grant, data))
+
+    def write_stream(
+        self,
+        name: str,
+        buffers: Iterable[Buffer],
+        *,
+        length_bytes: int | None = None,
+        checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK,
+    ) -> int:
+        """One object from buffers that come one after another; returns its length in bytes.
+
+        Memory is bounded by one staging buffer (some stripes for each member), whatever the length. With `length_bytes` the
+        space is taken first, so that VolumeFull comes before any data is written, and another length is a UsageError.
+        """
+        return write_stream(self, name, buffers, length_bytes=length_bytes, checksum_block_bytes=checksum_block_bytes)
+
+    def delete(self, name: str) -> None:
+        """The object ends with this transaction; its space is used again, last, when that is durable. ObjectNotFound."""
+        with self._lock:
+            self._open()
+            if name in self._deleted_names or name not in self._session.volume:
+                raise ObjectNotFound("no such object", where=f"object {name!r}")
+            self.deleted.append(name)
+            self._deleted_names.add(name)
+            self._record_bytes += 80 + len(name.encode())
+
+    # ---- its end ----
+
+    def commit(self) -> int:
+        """Everything becomes visible and durable, or nothing does; returns the sequence. Aborts where it raises."""
+        with self._lock:
+            self._open()
+        try:
+            self._sequence = self._session._commit(self)
+        except BaseException:
+            self.abort()
+            raise
+        self._finish()
+        return self._sequence
+
+    def abort(self) -> None:
+        """Nothing of it is ever visible. Space that a command may still reach is not used again by this session."""
+        if self._ended:
+            return
+        self._finish()
+        if self.committing:
+            # The record may be durable: its space belongs to whoever reads the log next.
+            for allocation in self.allocations.values():
+                allocation.state = FAILED
+        self._session._settle(self.allocations.values())
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._session._transactions.pop(self.number, None)

@@ -1,0 +1,266 @@
+"""Space: which bytes of the members are free, and in which order they are handed out.
+
+Three kinds of space that nobody's object lies in:
+
+* **free**: next-fit, so that a place is used again as late as possible;
+* **freed** by this session's deletions: used only when nothing free is left, which is what gives readers their grace;
+* **quarantined**: a command of unknown fate may still write there (aborted grants, a dead predecessor's windows). Never
+  handed out by this session.
+
+Space goes from free into the **pool** in windows, each logged durably before its first use, so that a successor knows
+where late writes of this session may land. Objects are cut from the pool.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.errors import VolumeFull
+from headrace.units import format_bytes
+from headrace.volume.extents import column_bytes, make_runs
+from headrace.volume.layout import ALIGN, Rows, align_up
+
+#: (member, offset, bytes)
+Range = tuple[int, int, int]
+
+
+class FreeSpace:
+    """The free ranges of one member, sorted and merged; taken next-fit from a cursor that goes round."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self.total = 0
+        self.cursor = 0
+        for start, end in ranges:
+            self.add(start, end)
+
+    def add(self, start: int, end: int) -> None:
+        """Make [start, end) free; it must not be."""
+        if start >= end:
+            return
+        self.total += end - start
+        i = bisect.bisect_left(self._starts, start)
+        if i > 0 and self._ends[i - 1] == start:
+            start = self._starts[i - 1]
+            i -= 1
+            del self._starts[i], self._ends[i]
+        if i < len(self._starts) and self._starts[i] == end:
+            end = self._ends[i]
+            del self._starts[i], self._ends[i]
+        self._starts.insert(i, start)
+        self._ends.insert(i, end)
+
+    def remove(self, start: int, end: int) -> None:
+        """Make [start, end) not free, whatever it was."""
+        i = max(0, bisect.bisect_right(self._starts, start) - 1)
+        while i < len(self._starts) and self._starts[i] < end:
+            low, high = self._starts[i], self._ends[i]
+            if high <= start:
+                i += 1
+                continue
+            del self._starts[i], self._ends[i]
+            self.total -= high - low
+            if low < start:
+                self.add(low, start)
+            if end < high:
+                self.add(end, high)
+            i = max(0, bisect.bisect_right(self._starts, start) - 1)
+
+    def front(self, minimum: int = 1) -> tuple[int, int] | None:
+        """The next free range (offset, bytes) at or behind the cursor, going round, of at least `minimum` bytes."""
+        count = len(self._starts)
+        first = bisect.bisect_right(self._starts, self.cursor) - 1
+        for step in range(count + 1):
+            i = (first + step) % count if first >= 0 else step
+            if i >= count:
+                break
+            start, end = self._starts[i], self._ends[i]
+            if step == 0 and first >= 0:
+                start = max(start, self.cursor)
+            if end - start >= minimum:
+                return start, end - start
+        return None
+
+    def take(self, start: int, length: int) -> None:
+        """Take a range that `front` named."""
+        self.remove(start, start + length)
+        self.cursor = start + length
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._ends, strict=True))
+
+
+class Allocator:
+    """Hands out space of all members in runs. Not thread-safe: the session's lock guards it.
+
+    `log_window(ranges)` makes a window durable before any of it is used.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[FreeSpace],
+        *,
+        stripe_bytes: int,
+        log_window: Callable[[list[Range]], None],
+    ) -> None:
+        self._free = list(members)
+        self._pool = [FreeSpace() for _ in members]
+        self._freed: list[Range] = []
+        self._log_window = log_window
+        self.stripe_bytes = stripe_bytes
+        self.quarantined_bytes = 0
+        self._turn = 0
+        capacity = sum(space.total for space in members)
+        self._window_bytes = min(max(align_up(capacity // 64 // len(members), 1 << 20), 1 << 20), 1 << 30)
+
+    @property
+    def available(self) -> int:
+        """Bytes that can still be handed out."""
+        return (
+            sum(space.total for space in self._free)
+            + sum(space.total for space in self._pool)
+            + sum(length for _, _, length in self._freed)
+        )
+
+    def allocate(self, length: int, block_bytes: int) -> tuple[Rows, Rows]:
+        """Runs and columns for `length` bytes, cut at multiples of `block_bytes`. VolumeFull: nothing was taken."""
+        if align_up(length) > self.available:
+            raise self._full(length)
+        rows: list[tuple[int, list[tuple[int, int]]]] = []
+        left = length
+        while left:
+            row = self._run(left, block_bytes)
+            if row is None:
+                if self._extend(left):
+                    continue
+                for range_ in _space_of(rows, self.stripe_bytes):
+                    self.give_back([range_])
+                raise self._full(length)
+            rows.append(row)
+            left -= row[0]
+        return make_runs(rows)
+
+    def _full(self, length: int) -> VolumeFull:
+        detail = f"{format_bytes(self.available)} free"
+        if self.quarantined_bytes:
+            detail += f" and {format_bytes(self.quarantined_bytes)} waiting until late writes can be ruled out"
+        return VolumeFull(
+            "the volume is full",
+            expected=f"{format_bytes(length)} of free space",
+            found=detail,
+            next_step="delete objects that are not needed",
+        )
+
+    def _run(self, length: int, block_bytes: int) -> tuple[int, list[tuple[int, int]]] | None:
+        """One run of at most `length` bytes out of the pool; None when the pool has no room for it."""
+        stripe, count = self.stripe_bytes, len(self._pool)
+        order = [(self._turn + i) % count for i in range(count)]
+        units = -(-length // stripe)
+        if units > 1 and count > 1:
+            fronts = [(member, front) for member in order if (front := self._pool[member].front(stripe))]
+            fronts = fronts[:units]
+            if len(fronts) > 1:
+                rows = min(min(room for _, (_, room) in fronts) // stripe, -(-units // len(fronts)))
+                run = min(length, rows * len(fronts) * stripe)
+                columns = []
+                for i, (member, (offset, _)) in enumerate(fronts):
+                    self._pool[member].take(offset, column_bytes(run, len(fronts), stripe, i))
+                    columns.append((member, offset))
+                self._turn = (self._turn + min(len(fronts), -(-run // stripe))) % count
+                return run, columns
+            if len(self._with_free(stripe)) > 1:
+                return None
+        # One contiguous piece: small objects, volumes of one member, and what is left when others are full.
+        whole = align_up(length)
+        least = min(whole, stripe)
+        for minimum in (whole, least) if units == 1 or count == 1 else (least,):
+            for member in order:
+                front = self._pool[member].front(minimum)
+                if front is not None:
+                    return self._piece(member, front, length, block_bytes)
+        if any(space.front(least) for space in self._free) or self._freed:
+            return None
+        # Nothing of a decent size is left anywhere: fragments.
+        for member in order:
+            front = self._pool[member].front(align_up(block_bytes))
+            if front is not None:
+                return self._piece(member, front, length, block_bytes)
+        return None
+
+    def _piece(
+        self, member: int, front: tuple[int, int], length: int, block_bytes: int
+    ) -> tuple[int, list[tuple[int, int]]]:
+        offset, room = front
+        run = length if align_up(length) <= room else room // block_bytes * block_bytes
+        self._pool[member].take(offset, align_up(run))
+        self._turn = (member + 1) % len(self._pool)
+        return run, [(member, offset)]
+
+    def _with_free(self, minimum: int) -> list[int]:
+        return [
+            member
+            for member in range(len(self._free))
+            if self._free[member].front(minimum) or self._pool[member].front(minimum)
+        ]
+
+    def _extend(self, length: int) -> bool:
+        """Move a window from free (or, at last, from freed) into the pool; False when there is nothing left."""
+        share = align_up(align_up(length, self.stripe_bytes) // len(self._free), self.stripe_bytes)
+        window: list[Range] = []
+        for member, space in enumerate(self._free):
+            wanted = max(self._window_bytes, share) - self._pool[member].total
+            if wanted <= 0 and self._pool[member].front(self.stripe_bytes):
+                continue
+            wanted = max(wanted, self._window_bytes)
+            while wanted > 0:
+                front = space.front()
+                if front is None:
+                    break
+                start, room = front
+                taken = min(room, align_up(wanted))
+                space.take(start, taken)
+                window.append((member, start, taken))
+                wanted -= taken
+        if not window:
+            if not self._freed:
+                return False
+            for member, start, freed in self._freed:
+                self._free[member].add(start, start + freed)
+            self._freed.clear()
+            return self._extend(length)
+        try:
+            self._log_window(window)
+        except BaseException:
+            for member, start, taken in window:
+                self._free[member].add(start, start + taken)
+            raise
+        for member, start, taken in window:
+            self._pool[member].add(start, start + taken)
+        return True
+
+    def give_back(self, ranges: Iterable[Range]) -> None:
+        """Space that was allocated and certainly has no command under way."""
+        for member, start, length in ranges:
+            self._pool[member].add(start, start + length)
+
+    def free(self, ranges: Iterable[Range]) -> None:
+        """Space of objects whose deletion is durable: used last."""
+        self._freed.extend(range_ for range_ in ranges if range_[2])
+
+    def quarantine(self, ranges: Iterable[Range]) -> None:
+        """Space that a late write may still hit: not used again by this session."""
+        self.quarantined_bytes += sum(length for _, _, length in ranges)
+
+
+def _space_of(rows: list[tuple[int, list[tuple[int, int]]]], stripe_bytes: int) -> list[Range]:
+    result = []
+    for length, columns in rows:
+        unit = stripe_bytes if len(columns) > 1 else length
+        for i, (member, offset) in enumerate(columns):
+            result.append((member, offset, column_bytes(length, len(columns), unit, i)))
+    return result
+
+
+__all__ = ["ALIGN", "Allocator", "FreeSpace", "Range"]

@@ -1,0 +1,522 @@
+"""A volume: named, immutable objects on a set of block devices."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.device import BlockDevice, submit_read
+from headrace.device.protocol import Buffer
+from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeError
+from headrace.units import MIB
+from headrace.volume import layout, members
+from headrace.volume.catalog import Catalog, ObjectInfo, StoredObject
+from headrace.volume.checksums import ChecksumCache
+from headrace.volume.commit import LogWriter
+from headrace.volume.create import create as create_on
+from headrace.volume.extents import I64, U32, spread
+from headrace.volume.grant import Grant, Receipt
+from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
+from headrace.volume.layout import Superblock
+from headrace.volume.log import Cursor, Followed, LogReader
+from headrace.volume.session import Session
+from headrace.volume.transfer import VolumeTransfer, explain
+from headrace.volume.write import buffer_bytes, write_grant
+
+#: `Volume.list` hides the builtin inside of the class.
+Addresses: TypeAlias = list[str]
+ObjectList: TypeAlias = list[ObjectInfo]
+
+#: Objects whose extents are kept decoded.
+_DECODED_OBJECTS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberInfo:
+    index: int
+    uri: str
+    id: str
+    size_bytes: int
+    data_bytes: int
+    log_copy: bool
+    volatile_cache: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterInfo:
+    """Who wrote last, or writes now (`state` "active"; whether its heart beats is not said here)."""
+
+    state: str
+    session: int
+    run_id: str
+    host: str
+    pid: int
+    started_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeInfo:
+    """One committed state of a volume. Sizes in bytes."""
+
+    id: str
+    name: str
+    version: int
+    created_s: float
+    members: list[MemberInfo]
+    stripe_bytes: int
+    log_bytes: int
+    #: For objects and their checksum tables, on all members together.
+    capacity_bytes: int
+    used_bytes: int
+    #: Of it, what late writes of a dead session may still hit.
+    quarantined_bytes: int
+    free_bytes: int
+    object_count: int
+    #: Of the last commit.
+    sequence: int
+    #: "unfenced": a second writer is refused by heartbeat, not by the target.
+    fence: str
+    writer: WriterInfo | None
+    #: Copies of structures that are damaged while the other is good; the next session mends them.
+    warnings: list[str]
+
+
+_open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()
+
+
+class Volume:
+    """Open with `Volume.open` or `Volume.create`. Thread-safe. Pickles by address: the other side opens it again."""
+
+    def __init__(self, found: members.Members, *, write: bool, owned: bool) -> None:
+        self.devices: list[BlockDevice] = found.devices
+        self.superblock: Superblock = found.superblock
+        self.writable = write
+        #: Guards catalog and cursor; never held while waiting for a session.
+        self.lock = threading.RLock()
+        self.log = LogReader(self.superblock, self.devices)
+        self._owned = owned
+        self._closed = False
+        self._warnings = found.warnings
+        self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
+        self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
+        self._session: Session | None = None
+        self._catalog: Catalog
+        self._cursor: Cursor
+        self._catalog, self._cursor = self.log.load()
+        _open_volumes.add(self)
+
+    # ---- opening and closing ----
+
+    @classmethod
+    def create(
+        cls,
+        uris: str | Sequence[str] | None = None,
+        *,
+        name: str = "",
+        stripe_bytes: int = MIB,
+        log_bytes: int | None = None,
+        force: bool = False,
+        devices: Sequence[BlockDevice] | None = None,
+    ) -> Volume:
+        """Make an empty volume on 1..64 members, given by address or as open devices, and open it for writing.
+
+        `stripe_bytes`: power of two from 64 KiB. `log_bytes`: size of a log area (two on each of two copies); by default a
+        64th of a member, 256 KiB to 64 MiB; it bounds the catalog. UsageError where a device holds a volume, unless `force`.
+        """
+        if (uris is None) == (devices is None):
+            raise UsageError("give either addresses or devices")
+        opened = members.open_all(members.addresses(uris), read_only=False) if uris is not None else [*(devices or ())]
+        try:
+            create_on(opened, name=name, stripe_bytes=stripe_bytes, log_bytes=log_bytes, force=force)
+            return cls(members.recognise(opened), write=True, owned=uris is not None)
+        except BaseException:
+            if uris is not None:
+                members.close_all(opened)
+            raise
+
+    @classmethod
+    def open(cls, where: str | Sequence[str] | Sequence[BlockDevice], *, write: bool = False) -> Volume:
+        """Open by the addresses of all members, in any order (one text may hold several, separated by commas), or devices.
+
+        `write`: needed for `session` and `write_grant`. Raises NotAVolume, VolumeTooNew, VolumeDamaged, DeviceError.
+        """
+        owned = isinstance(where, str) or all(isinstance(item, str) for item in where)
+        opened: list[BlockDevice]
+        if owned:
+            opened = members.open_all(members.addresses(where), read_only=not write)  # type: ignore[arg-type]
+        else:
+            opened = [*where]  # type: ignore[list-item]
+        try:
+            return cls(members.recognise(opened), write=write, owned=owned)
+        except BaseException:
+            if owned:
+                members.close_all(opened)
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopen, (self.uris if self._owned else self.devices, self.writable))
+
+    @property
+    def uris(self) -> Addresses:
+        """Addresses of the members, in order."""
+        return [device.uri for device in self.devices]
+
+    @property
+    def id(self) -> str:
+        return self.superblock.volume_id.hex()
+
+    @property
+    def name(self) -> str:
+        return self.superblock.name
+
+    @property
+    def stripe_bytes(self) -> int:
+        return self.superblock.stripe_bytes
+
+    def close(self) -> None:
+        """Close the session, if one is open, and the devices that were opened by address."""
+        if self._closed:
+            return
+        self._closed = True
+        session = self._session
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            if self._owned:
+                members.close_all(self.devices)
+
+    def __enter__(self) -> Volume:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<volume {self.name or self.id} at {', '.join(self.uris)}>"
+
+    # ---- what there is ----
+
+    @property
+    def sequence(self) -> int:
+        """Sequence of the last commit that this reader has seen."""
+        with self.lock:
+            return self._catalog.sequence
+
+    def refresh(self) -> bool:
+        """Follow the log: some small reads. True where there are new commits."""
+        with self.lock:
+            if self._session is not None:
+                return False  # This volume's own session is the only writer.
+            before = self._catalog.sequence
+            followed = self.log.follow(self._cursor, self._catalog)
+            if followed is Followed.MOVED:
+                self._catalog, self._cursor = self.log.load()
+            changed = self._catalog.sequence != before
+            if changed:
+                self._decoded.clear()
+            return changed
+
+    def list(self, prefix: str = "") -> ObjectList:
+        """Objects whose name begins with `prefix`, by name."""
+        with self.lock:
+            names = sorted(name for name in self._catalog.entries if name.startswith(prefix))
+            return [StoredObject(self._catalog.entries[name], self.stripe_bytes).info() for name in names]
+
+    def stat(self, name: str) -> ObjectInfo:
+        """One object. ObjectNotFound."""
+        return self._stored(name).info()
+
+    def __contains__(self, name: object) -> bool:
+        with self.lock:
+            return name in self._catalog.entries
+
+    def birth_of(self, name: str) -> int | None:
+        """Which allocation has this name now."""
+        with self.lock:
+            entry = self._catalog.entries.get(name)
+            return None if entry is None else entry.birth
+
+    def _stored(self, what: str | ObjectInfo) -> StoredObject:
+        name = what if isinstance(what, str) else what.name
+        with self.lock:
+            stored = self._decoded.get(name)
+            if stored is None:
+                stored = self._catalog.object(name)
+                if stored is None:
+                    raise ObjectNotFound("there is no such object", where=f"object {name!r} in {self!r}")
+                self._decoded[name] = stored
+                while len(self._decoded) > _DECODED_OBJECTS:
+                    self._decoded.popitem(last=False)
+        if not isinstance(what, str) and what.birth != stored.entry.birth:
+            raise ObjectNotFound("the object was replaced", where=f"object {name!r}", next_step="read it by name")
+        return stored
+
+    def forget_objects(self) -> None:
+        """The catalog changed. For the session."""
+        self._decoded.clear()
+
+    def info(self) -> VolumeInfo:
+        """Sizes, sequence, writer. Reads the heartbeat block."""
+        superblock = self.superblock
+        heartbeat = HeartbeatBlock(superblock, self.devices).read()
+        session = self._session
+        with self.lock:
+            used = sum(length for stored in self._catalog.objects() for _, _, length in stored.space())
+            count, sequence = len(self._catalog.entries), self._catalog.sequence
+            findings = [*self._cursor.findings]
+        capacity = sum(member.data_end - member.data_offset for member in superblock.members)
+        quarantined = session.quarantined_bytes if session is not None else 0
+        writer = None
+        if heartbeat is not None:
+            writer = WriterInfo(
+                state="active" if heartbeat.state == layout.ACTIVE else "closed",
+                session=heartbeat.session,
+                run_id=heartbeat.run_id,
+                host=heartbeat.host,
+                pid=heartbeat.pid,
+                started_s=heartbeat.started_ns / 1e9,
+            )
+        return VolumeInfo(
+            id=self.id,
+            name=self.name,
+            version=superblock.version,
+            created_s=superblock.created_ns / 1e9,
+            members=[
+                MemberInfo(
+                    index=index,
+                    uri=device.uri,
+                    id=member.id.hex(),
+                    size_bytes=member.size_bytes,
+                    data_bytes=member.data_end - member.data_offset,
+                    log_copy=index in superblock.log_member,
+                    volatile_cache=device.volatile_cache,
+                )
+                for index, (device, member) in enumerate(zip(self.devices, superblock.members, strict=True))
+            ],
+            stripe_bytes=superblock.stripe_bytes,
+            log_bytes=superblock.area_bytes,
+            capacity_bytes=capacity,
+            used_bytes=used,
+            quarantined_bytes=quarantined,
+            free_bytes=capacity - used - quarantined,
+            object_count=count,
+            sequence=sequence,
+            fence="unfenced",
+            writer=writer,
+            warnings=[*self._warnings, *findings],
+        )
+
+    # ---- reading ----
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes of an object, verified; `length` None: to its end."""
+        stored = self._stored(name)
+        if length is None:
+            length = max(0, stored.entry.length_bytes - offset)
+        # Checked before memory is taken.
+        _check_ranges(stored, np.array([offset], np.int64), np.array([length], np.int64))
+        buffer = np.empty(length, np.uint8)
+        self._submit(stored, [offset], [length], [buffer], [0], None, True).wait()
+        return buffer.tobytes()
+
+    def read_into(self, name: str, offset: int, buffer: Buffer) -> None:
+        """Fill `buffer` with the object's bytes from `offset` on, verified."""
+        self.submit_read(name, [offset], [buffer_bytes(buffer)], [buffer], [0]).wait()
+
+    def submit_read(
+        self,
+        what: str | ObjectInfo,
+        offsets: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        buffers: Sequence[Buffer],
+        buffer_offsets: npt.ArrayLike,
+        buffer_index: npt.ArrayLike | None = None,
+        *,
+        verify: bool = True,
+    ) -> VolumeTransfer:
+        """Start to read byte ranges of one object, given by name or by its `ObjectInfo` (then it must be that very one).
+
+        `offsets`, `lengths`: uint64[n], bytes in the object; `buffer_offsets`: uint64[n], where they go in
+        `buffers[buffer_index]` (uint32[n], all 0 by default). Ranges may overlap; no Python runs per range or block. Reads
+        are widened to whole checksum blocks and verified; `verify=False` waives that.
+
+        UsageError where a range leaves the object or its buffer; ObjectNotFound; errors of the read come from `wait`.
+        """
+        return self._submit(self._stored(what), offsets, lengths, buffers, buffer_offsets, buffer_index, verify)
+
+    def _submit(
+        self,
+        stored: StoredObject,
+        offsets: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        buffers: Sequence[Buffer],
+        buffer_offsets: npt.ArrayLike,
+        buffer_index: npt.ArrayLike | None,
+        verify: bool,
+    ) -> VolumeTransfer:
+        starts, counts, places = _int64(offsets), _int64(lengths), _int64(buffer_offsets)
+        index: U32 = (
+            np.zeros(len(starts), np.uint32)
+            if buffer_index is None
+            else np.ascontiguousarray(buffer_index, dtype=np.uint32)
+        )
+        if not len(starts) == len(counts) == len(places) == len(index):
+            raise UsageError(
+                "the columns of a read have different lengths",
+                found=f"{len(starts)}, {len(counts)}, {len(places)}, {len(index)}",
+            )
+        _check_ranges(stored, starts, counts)
+        if len(places) and int(places.min()) < 0:
+            raise UsageError("a range leaves its buffer", found=f"buffer offset {int(places.min())}")
+        pieces = stored.data.pieces(starts, counts)
+        block_bytes = stored.entry.checksum_block_bytes
+        batch = pieces.batch(
+            buffer=index,
+            buffer_offset=places,
+            birth=stored.entry.birth,
+            block_bytes=block_bytes,
+            volume_id=self.superblock.volume_id,
+            mark=0,
+        )
+        checksums: U32 | None = None
+        if verify:
+            blocks = spread(*pieces.blocks(block_bytes))
+            try:
+                checksums = self._checksums.gather(stored, blocks)
+            except ChecksumMismatch as error:
+                raise explain(self, stored, error, f"its checksum table at {error.where}") from error
+        return VolumeTransfer(self, stored, pieces, submit_read(self.devices, batch, buffers, checksums))
+
+    # ---- writing ----
+
+    def session(
+        self,
+        run_id: str | None = None,
+        *,
+        takeover: str = "refuse",
+        heartbeat_s: float = INTERVAL_S,
+        missed_beats: int = MISSED_BEATS,
+    ) -> Session:
+        """Become the volume's one writer.
+
+        `run_id` names the job: a restart under the same name takes over by itself once its predecessor is dead, which takes
+        `missed_beats` of the predecessor's heartbeat intervals. `takeover="if-dead"` does so for any name. WriterActive
+        where another session holds the volume; a session that was closed is followed at once.
+        """
+        if takeover not in ("refuse", "if-dead"):
+            raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(takeover))
+        if not 0.01 <= heartbeat_s <= 60 or not 1 <= missed_beats <= 1000:
+            raise UsageError(
+                "a session's heartbeat",
+                expected="0.01 s to 60 s, 1 to 1000 beats",
+                found=f"{heartbeat_s}, {missed_beats}",
+            )
+        self.check_writable()
+        with self.lock:
+            if self._session is not None:
+                raise UsageError("this volume has a session open", next_step="use it, or close it first")
+        self.refresh()
+        return Session(
+            self,
+            run_id=run_id or secrets.token_hex(8),
+            takeover=takeover,
+            heartbeat_s=heartbeat_s,
+            missed_beats=missed_beats,
+        )
+
+    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+        """Write an object's bytes where its grant says, until they are durable; any rank may, without a session.
+
+        `buffer` must not change before this returns. The receipt goes back to the transaction that gave the grant.
+        """
+        self.check_writable()
+        if grant.volume_id != self.superblock.volume_id:
+            raise UsageError("the grant belongs to another volume", where=f"object {grant.name!r}")
+        return write_grant(self.devices, grant, buffer)
+
+    def check_writable(self) -> None:
+        if self._closed:
+            raise UsageError("the volume is closed")
+        if not self.writable:
+            raise UsageError("the volume is open for reading", next_step="open it with write=True")
+
+    # ---- for the session ----
+
+    def catalog_session(self) -> int:
+        with self.lock:
+            return self._catalog.session
+
+    def mend_superblocks(self) -> None:
+        if self._warnings:
+            members.mend_superblocks(self.devices)
+            self._warnings = []
+
+    def reload_for_writing(self) -> tuple[Catalog, Cursor]:
+        """The state as of now, not yet this volume's."""
+        return self.log.load()
+
+    def adopt_state(self, catalog: Catalog, writer: LogWriter, session: Session) -> None:
+        """From now on the session moves this volume's state."""
+        self._catalog, self._cursor, self._session = catalog, writer.cursor, session
+        self._decoded.clear()
+
+    def end_session(self, writer: LogWriter) -> None:
+        """The session is over: follow the log again from where it stopped."""
+        with self.lock:
+            self._cursor = writer.cursor
+            self._session = None
+
+    def after_fork(self) -> None:
+        """In the child: locks may have been held by threads that it does not have, and the session is not its own."""
+        self.lock = threading.RLock()
+        self._checksums.after_fork()
+        if self._session is not None:
+            self._session = None
+            self.log = LogReader(self.superblock, self.devices)
+
+
+def _after_fork() -> None:
+    for volume in list(_open_volumes):
+        volume.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _reopen(where: Any, write: bool) -> Volume:
+    return Volume.open(where, write=write)
+
+
+def _int64(values: npt.ArrayLike) -> I64:
+    array = np.atleast_1d(np.asarray(values))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UsageError("a column of a read", expected="whole numbers, one dimension", found=f"{array.dtype}")
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
+        raise UsageError("a column of a read", expected="below 2^63", found=str(int(array.max())))
+    return array.astype(np.int64)
+
+
+def _check_ranges(stored: StoredObject, starts: I64, counts: I64) -> None:
+    size = stored.entry.length_bytes
+    wrong = np.flatnonzero((starts < 0) | (counts < 0) | (starts > size) | (counts > size - starts))
+    if len(wrong):
+        i = int(wrong[0])
+        raise UsageError(
+            "the range leaves the object",
+            where=f"object {stored.entry.name!r}",
+            expected=f"within {size} bytes",
+            found=f"{int(counts[i])} bytes from {int(starts[i])}",
+        )
+
+
+__all__ = ["MemberInfo", "Volume", "VolumeError", "VolumeInfo", "WriterInfo"]
