@@ -84,9 +84,9 @@ def _shift(state: U32, length: int) -> U32:
 def crc32c_rows(rows: U8, seeds: U32) -> U32:
     """CRC32C of every row of `rows` (uint8[n, length]), each going on from its own seed (uint32[n])."""
     count, length = rows.shape
-    state = np.asarray(seeds, np.uint32) ^ np.uint32(0xFFFFFFFF)
+    state: U32 = np.asarray(seeds, np.uint32) ^ np.uint32(0xFFFFFFFF)
     if length == 0 or count == 0:
-        return state ^ np.uint32(0xFFFFFFFF)
+        return np.array(seeds, np.uint32)
     words = 1 << max(0, (-(-length // 4) - 1).bit_length())
     if words * 4 == length and rows.flags.c_contiguous:
         padded = rows
@@ -99,7 +99,8 @@ def crc32c_rows(rows: U8, seeds: U32) -> U32:
         value = _apply(_shift_tables(level), value[:, 0::2]) ^ value[:, 1::2]
         level += 1
     raw = _apply(_shift_tables(2), value[:, 0])
-    return raw ^ _shift(state, length) ^ np.uint32(0xFFFFFFFF)
+    result: U32 = raw ^ _shift(state, length) ^ np.uint32(0xFFFFFFFF)
+    return result
 
 
 def crc32c(data: Buffer, seed: int = 0) -> int:

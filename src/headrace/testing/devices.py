@@ -6,14 +6,13 @@ import itertools
 import threading
 from typing import Any
 
+import numpy as np
+
 from headrace.device.protocol import Buffer
+from headrace.device.reference import as_bytes
 from headrace.errors import DeviceClosed, DeviceError, UsageError
 
 _numbers = itertools.count()
-
-
-def _view(buffer: Buffer) -> memoryview:
-    return memoryview(buffer).cast("B")
 
 
 class MemoryDevice:
@@ -43,6 +42,7 @@ class MemoryDevice:
         self.read_only = read_only
         #: What a read gives: the cache over the medium.
         self.data = bytearray(size_bytes)
+        self._bytes = np.frombuffer(self.data, np.uint8)
         #: Block offset -> the durable bytes under a block that the cache holds.
         self._undo: dict[int, bytes] = {}
         self._losses = 0
@@ -65,14 +65,14 @@ class MemoryDevice:
         return self._losses
 
     def read_into(self, offset: int, buffer: Buffer) -> None:
-        view = _view(buffer)
+        view = as_bytes(buffer)
         with self._lock:
             self._check(offset, len(view))
             self.reads += 1
-            view[:] = memoryview(self.data)[offset : offset + len(view)]
+            view[:] = self._bytes[offset : offset + len(view)]
 
     def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
-        view = _view(data)
+        view = as_bytes(data)
         with self._lock:
             self._check(offset, len(view))
             if self.read_only:
@@ -85,7 +85,7 @@ class MemoryDevice:
                         self._undo.pop(start, None)
                     elif start not in self._undo:
                         self._undo[start] = bytes(self.data[start : start + block])
-            self.data[offset : offset + len(view)] = view
+            self._bytes[offset : offset + len(view)] = view
 
     def flush(self) -> None:
         with self._lock:
@@ -111,6 +111,9 @@ class MemoryDevice:
         """The same device, usable again after `close`."""
         self._closed = False
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UsageError("a memory device cannot leave its process", where=self.uri)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,8 @@
 
 from headrace.volume.catalog import ObjectInfo
 from headrace.volume.grant import Grant, Receipt
-from headrace.volume.session import Session, Transaction
+from headrace.volume.session import Session
+from headrace.volume.transaction import Transaction
 from headrace.volume.transfer import VolumeTransfer
 from headrace.volume.volume import MemberInfo, Volume, VolumeInfo, WriterInfo
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.extents import Extents
@@ -146,7 +148,7 @@ class Catalog:
             yield layout.SESSION, self.session, self.last_session.encode()
         for number, ranges in self.windows.items():
             rows = [(member, 0, offset, length) for member, offset, length in ranges]
-            yield layout.WINDOW, number, layout.np.array(rows, layout.EXTENT).tobytes()
+            yield layout.WINDOW, number, np.array(rows, layout.EXTENT).tobytes()
 
     def snapshot_bytes(self) -> int:
         """Upper bound of the blocks that `snapshot` takes."""

@@ -8,15 +8,16 @@ The order of writes is the whole of it. Each arrow is "acknowledged, with FUA: d
     COMMIT record N          on log copy 0, then on copy 1: one record holds the whole transaction, so it is there whole
         |                    or not at all
         v
-    MARKER N+1               "N is durable on every copy". Only now do readers believe N, and only now is it acknowledged
+    MARKER N+1               "N is durable on every copy": now readers believe N, and now it is acknowledged
         |
         v
     catalog, space           the new objects appear; space of deleted ones becomes free
 
-A power cut before the COMMIT record is whole on one copy leaves no trace of the transaction. After that, the next session
-finds it at the end of the log, writes the same bytes to both copies again, and marks it: it was in flight, and is now whole.
-Nobody ever overwrites a log block whose fate is unknown with other bytes: `adopt` repeats identical ones, and a session
-whose predecessor did not end cleanly goes on in the other area, where no late write of the predecessor can land.
+A power cut before the COMMIT record is whole on one copy leaves no trace of the transaction. After that, the next
+session finds it at the end of the log, writes the same bytes to both copies again, and marks it: it was in flight, and
+is now whole. Nobody ever overwrites a log block whose fate is unknown with other bytes: `adopt` repeats identical ones,
+and a session whose predecessor did not end cleanly goes on in the other area, where no late write of the predecessor
+can land.
 
 Areas. When an area is nearly full the catalog is written into the other one, and that area's header last: an area is in
 force when its header is the highest valid one. A crash at any write before leaves the old area in force, untouched.
@@ -148,7 +149,8 @@ class LogWriter:
     def move(self, *, say_so: bool) -> None:
         """Write the catalog into the other area and go on there.
 
-        `say_so`: append MOVED to the old area. Not after a predecessor of unknown fate, whose late write may hit that block.
+        `say_so`: append MOVED to the old area. Not after a predecessor of unknown fate, whose late write may hit that
+        block.
         """
         old = self.cursor
         area, generation, base = 1 - old.area, old.header.generation + 1, old.sequence

@@ -5,8 +5,8 @@ succeeds afterwards, on a new association, proves nothing. So:
 
     count the device's losses -> write -> flush -> count again;   moved: write the same bytes again
 
-through the same device object, which is the association's owner, with the bytes kept until the end. Structures of the log
-are written with FUA instead: acknowledged means durable, and there is nothing to count.
+through the same device object, which is the association's owner, with the bytes kept until the end. Structures of the
+log are written with FUA instead: acknowledged means durable, and there is nothing to count.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def flush_all(devices: Sequence[BlockDevice]) -> None:
 
 
 def write_durably(devices: Sequence[BlockDevice], write: Callable[[], None]) -> None:
-    """Run `write`, which writes the same bytes to the same places of `devices` whenever it is called, until they are durable."""
+    """Run `write`, which writes the same bytes to the same places of `devices` whenever it is called, until they are
+    durable.
+    """
     for _ in range(ATTEMPTS):
         before = [device.loss_count() for device in devices]
         write()

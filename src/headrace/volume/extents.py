@@ -1,8 +1,8 @@
 """From byte ranges of an object to segments on its members, by arithmetic over whole arrays.
 
-An object's bytes are a row of runs. A run deals its bytes out in stripe units, round-robin over `width` columns, each of
-which is contiguous on one member; a run of width 1 is one contiguous piece. Every run but the last is a multiple of the
-checksum block, and a unit is one too, so no checksum block ever crosses a piece.
+An object's bytes are a row of runs. A run deals its bytes out in stripe units, round-robin over `width` columns, each
+of which is contiguous on one member; a run of width 1 is one contiguous piece. Every run but the last is a multiple of
+the checksum block, and a unit is one too, so no checksum block ever crosses a piece.
 
     byte  ->  run  ->  unit k = (byte - run start) / unit  ->  column k mod width, row k div width  ->  member, offset
 """
@@ -43,7 +43,9 @@ class Pieces(NamedTuple):
     def batch(
         self, *, buffer: U32, buffer_offset: I64, birth: int, block_bytes: int, volume_id: bytes, mark: int
     ) -> Batch:
-        """The batch that moves these segments. `buffer`, `buffer_offset`: of each range; `mark` is or-ed to block indices."""
+        """The batch that moves these segments. `buffer`, `buffer_offset`: of each range; `mark` is or-ed to block
+        indices.
+        """
         first, _ = self.blocks(block_bytes)
         return Batch(
             member=self.member.astype(np.uint32),

@@ -1,11 +1,12 @@
 """Who may write: one session at a time, told apart by a block that its holder beats.
 
-The block is claimed, beaten and read on both log copies. Time is only ever the reader's own monotonic clock: a session is
-taken for dead when its beat has not changed over a number of its own intervals, every look having been answered promptly.
+The block is claimed, beaten and read on both log copies. Time is only ever the reader's own monotonic clock: a session
+is taken for dead when its beat has not changed over a number of its own intervals, every look having been answered
+promptly.
 
 This is courtesy, not a fence (`volume info` says "unfenced"): a writer that was stopped and wakes up is kept from
-committing (it looks at the block before every commit, and its log is no longer the one in force), but not from writing to
-the space that it was given. That is why its windows stay quarantined.
+committing (it looks at the block before every commit, and its log is no longer the one in force), but not from writing
+to the space that it was given. That is why its windows stay quarantined.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ INTERVAL_S = 1.0
 MISSED_BEATS = 5
 #: A claim is looked at again after this time: of two that claimed at once the later writer stays.
 SETTLE_S = 0.05
-#: An interval that a heartbeat block asks others to respect is bounded, so that no bad block makes anybody wait for ever.
+#: An interval that a heartbeat block asks others to respect is bounded, so that no bad block makes anybody wait for
+#: ever.
 _MAX_INTERVAL_S = 60.0
 
 
@@ -83,7 +85,9 @@ def new_heartbeat(session: int, run_id: str, interval_s: float) -> Heartbeat:
 
 
 def same_session(found: Heartbeat | None, mine: Heartbeat) -> bool:
-    """Does the block still name us? A block that is older than ours lost our claim in a crash: it is ours to write again."""
+    """Does the block still name us? A block that is older than ours lost our claim in a crash: it is ours to write
+    again.
+    """
     if found is None or found.session < mine.session:
         return True
     return found.session == mine.session and found.nonce == mine.nonce
@@ -100,8 +104,8 @@ def describe(heartbeat: Heartbeat) -> str:
 def wait_for_silence(block: HeartbeatBlock, seen: Heartbeat, missed_beats: int) -> bool:
     """Watch `seen` for `missed_beats` of its intervals; True when it never beat, False as soon as it does.
 
-    A look that took longer than an interval proves nothing about its owner, who may have waited for the same device: the
-    count starts again.
+    A look that took longer than an interval proves nothing about its owner, who may have waited for the same device:
+    the count starts again.
     """
     interval_s = min(max(seen.interval_ns / 1e9, 0.01), _MAX_INTERVAL_S)
     missed = 0
@@ -125,7 +129,8 @@ def wait_for_silence(block: HeartbeatBlock, seen: Heartbeat, missed_beats: int) 
 def claim(
     block: HeartbeatBlock, mine: Heartbeat, *, takeover: str, missed_beats: int, where: str, first: bool
 ) -> tuple[Heartbeat, bool]:
-    """Become the holder. Returns the claim (its session number is above all seen) and whether the predecessor ended cleanly.
+    """Become the holder. Returns the claim (its session number is above all seen) and whether the predecessor ended
+    cleanly.
 
     `first`: no session has ever been. Raises WriterActive.
     """

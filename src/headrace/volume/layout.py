@@ -383,7 +383,7 @@ def clip_utf8(text: str, limit: int) -> bytes:
     return text.encode()[:limit].decode(errors="ignore").encode()
 
 
-# ---- entries of COMMIT and SNAPSHOT payloads ---------------------------------------------------------------------------
+# ---- entries of COMMIT and SNAPSHOT payloads -------------------------------------------------------------------------
 #
 # payload:  0 entry_count 4 | 4 reserved 4 | 8 commit sequence 8 (SNAPSHOT: of the last commit in it) | 16 entries
 #
@@ -391,9 +391,9 @@ def clip_utf8(text: str, limit: int) -> bytes:
 #           4  operation: 1 put, 2 delete         1 | 16 column_count (data)      4 | 40 birth          8
 #           5  log2 of checksum_block_bytes       1 | 20 run_count (table)        4 | 48 sequence       8
 #           6  log2 of table page; 0: inline      1 | 24 column_count (table)     4 | 56 created (ns)   8
-#           7  flags                              1 | 28 root_count               4 | 64 runs  16 each, data then table
-#           8  name_bytes                         2 |                               |    columns 16 each, data then table
-#          10  reserved                           2 |                               |    roots  4 each; name; zeros
+#           7  flags                              1 | 28 root_count               4 | 64 runs 16 each, data then table
+#           8  name_bytes                         2 |                               |    columns 16 each, same
+#          10  reserved                           2 |                               |    roots 4 each; name; zeros
 
 PAYLOAD_HEAD = struct.Struct("<I4xQ")
 _ENTRY = struct.Struct("<IBBBBH2xIIIIIQQQQ")
@@ -441,7 +441,9 @@ class Entry:
 
 
 def decode_entries(payload: bytes, where: str) -> tuple[int, list[Entry]]:
-    """Commit sequence and entries of a COMMIT or SNAPSHOT payload. Raises VolumeDamaged: never reads beyond the payload."""
+    """Commit sequence and entries of a COMMIT or SNAPSHOT payload. Raises VolumeDamaged: never reads beyond the
+    payload.
+    """
     try:
         count, sequence = PAYLOAD_HEAD.unpack_from(payload)
         entries = []
@@ -492,7 +494,7 @@ def encode_entries(entries: list[bytes], commit_sequence: int) -> bytes:
     return PAYLOAD_HEAD.pack(len(entries), commit_sequence) + b"".join(entries)
 
 
-# ---- session records ---------------------------------------------------------------------------------------------------
+# ---- session records -------------------------------------------------------------------------------------------------
 #
 #    0  number   8 |  8  flags (1: the predecessor did not end cleanly)  8 | 16  nonce  16 | 32  started (ns)  8
 #   40  run id bytes 2, host bytes 2, reserved 4 | 48  run id, host

@@ -1,10 +1,10 @@
 """Reading the log: which area is in force, and record after record from either copy.
 
-Both copies of the log hold the same bytes at the same places. A record is taken from the first copy that has it whole; a
-place where neither has one is the end. The end moves only forwards, so following the log is one small read there.
+Both copies of the log hold the same bytes at the same places. A record is taken from the first copy that has it whole;
+a place where neither has one is the end. The end moves only forwards, so following the log is one small read there.
 
-Believing: a record is a fact only once a later one says that it was durable (`durable`); until then a power cut may still
-take it back, and a reader that had shown it would see a commit vanish. `follow` hands out facts only.
+Believing: a record is a fact only once a later one says that it was durable (`durable`); until then a power cut may
+still take it back, and a reader that had shown it would see a commit vanish. `follow` hands out facts only.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ class LogReader:
     def follow(self, cursor: Cursor, catalog: Catalog, ahead: int = _TAIL_BLOCKS) -> Followed:
         """Apply every record that has become a fact.
 
-        The records are read first, then the other area's header: a record that a fenced-off writer appended after the log
-        had moved is then never applied, because the move is seen.
+        The records are read first, then the other area's header: a record that a fenced-off writer appended after the
+        log had moved is then never applied, because the move is seen.
         """
         before = catalog.sequence
         moved = False

@@ -17,14 +17,16 @@ from headrace.volume.layout import Rows
 from headrace.volume.write import members_of, write_extents, write_table
 
 if TYPE_CHECKING:
-    from headrace.volume.session import Transaction
+    from headrace.volume.transaction import Transaction
 
 #: At least so much is written at a time; and a stripe of every member.
 _STAGE_BYTES = 16 << 20
 
 
 def staged(buffers: Iterable[Buffer], stage: U8) -> Iterator[U8]:
-    """The same bytes, cut into pieces that fill `stage`, all but the last. A piece is valid until the next is asked for."""
+    """The same bytes, cut into pieces that fill `stage`, all but the last. A piece is valid until the next is asked
+    for.
+    """
     filled = 0
     for buffer in buffers:
         view = as_bytes(buffer)
@@ -74,7 +76,9 @@ def write_stream(
     length_bytes: int | None,
     checksum_block_bytes: int,
 ) -> int:
-    """See `Transaction.write_stream`. Each stage is durable before the next is filled, which is what bounds the memory."""
+    """See `Transaction.write_stream`. Each stage is durable before the next is filled, which is what bounds the
+    memory.
+    """
     session = transaction.session
     devices, superblock = session.volume.devices, session.volume.superblock
     stripe = superblock.stripe_bytes

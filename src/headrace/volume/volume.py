@@ -129,8 +129,9 @@ class Volume:
     ) -> Volume:
         """Make an empty volume on 1..64 members, given by address or as open devices, and open it for writing.
 
-        `stripe_bytes`: power of two from 64 KiB. `log_bytes`: size of a log area (two on each of two copies); by default a
-        64th of a member, 256 KiB to 64 MiB; it bounds the catalog. UsageError where a device holds a volume, unless `force`.
+        `stripe_bytes`: power of two from 64 KiB. `log_bytes`: size of a log area (two on each of two copies); by
+        default a 64th of a member, 256 KiB to 64 MiB; it bounds the catalog. UsageError where a device holds a volume,
+        unless `force`.
         """
         if (uris is None) == (devices is None):
             raise UsageError("give either addresses or devices")
@@ -145,16 +146,19 @@ class Volume:
 
     @classmethod
     def open(cls, where: str | Sequence[str] | Sequence[BlockDevice], *, write: bool = False) -> Volume:
-        """Open by the addresses of all members, in any order (one text may hold several, separated by commas), or devices.
+        """Open by the addresses of all members, in any order (one text may hold several, separated by commas), or
+        devices.
 
         `write`: needed for `session` and `write_grant`. Raises NotAVolume, VolumeTooNew, VolumeDamaged, DeviceError.
         """
-        owned = isinstance(where, str) or all(isinstance(item, str) for item in where)
-        opened: list[BlockDevice]
-        if owned:
-            opened = members.open_all(members.addresses(where), read_only=not write)  # type: ignore[arg-type]
-        else:
-            opened = [*where]  # type: ignore[list-item]
+        uris = [where] if isinstance(where, str) else [item for item in where if isinstance(item, str)]
+        devices = [] if isinstance(where, str) else [item for item in where if not isinstance(item, str)]
+        if uris and devices:
+            raise UsageError("give either addresses or devices")
+        owned = not devices
+        opened = devices or members.open_all(
+            members.addresses(where if isinstance(where, str) else uris), read_only=not write
+        )
         try:
             return cls(members.recognise(opened), write=write, owned=owned)
         except BaseException:
@@ -344,11 +348,12 @@ class Volume:
         *,
         verify: bool = True,
     ) -> VolumeTransfer:
-        """Start to read byte ranges of one object, given by name or by its `ObjectInfo` (then it must be that very one).
+        """Start to read byte ranges of one object, given by name or by its `ObjectInfo` (then it must be that very
+        one).
 
         `offsets`, `lengths`: uint64[n], bytes in the object; `buffer_offsets`: uint64[n], where they go in
-        `buffers[buffer_index]` (uint32[n], all 0 by default). Ranges may overlap; no Python runs per range or block. Reads
-        are widened to whole checksum blocks and verified; `verify=False` waives that.
+        `buffers[buffer_index]` (uint32[n], all 0 by default). Ranges may overlap; no Python runs per range or block.
+        Reads are widened to whole checksum blocks and verified; `verify=False` waives that.
 
         UsageError where a range leaves the object or its buffer; ObjectNotFound; errors of the read come from `wait`.
         """
@@ -409,9 +414,9 @@ class Volume:
     ) -> Session:
         """Become the volume's one writer.
 
-        `run_id` names the job: a restart under the same name takes over by itself once its predecessor is dead, which takes
-        `missed_beats` of the predecessor's heartbeat intervals. `takeover="if-dead"` does so for any name. WriterActive
-        where another session holds the volume; a session that was closed is followed at once.
+        `run_id` names the job: a restart under the same name takes over by itself once its predecessor is dead, which
+        takes `missed_beats` of the predecessor's heartbeat intervals. `takeover="if-dead"` does so for any name.
+        WriterActive where another session holds the volume; a session that was closed is followed at once.
         """
         if takeover not in ("refuse", "if-dead"):
             raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(takeover))

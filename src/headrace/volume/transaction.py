@@ -1,0 +1,243 @@
+"""Transactions: everything or nothing, over any number of objects, ranks and members."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.device.protocol import Buffer
+from headrace.errors import ObjectExists, ObjectNotFound, UsageError
+from headrace.volume import layout
+from headrace.volume.catalog import Range
+from headrace.volume.extents import Extents
+from headrace.volume.grant import Grant, Receipt
+from headrace.volume.layout import Entry
+from headrace.volume.names import check_checksum_block, check_name
+from headrace.volume.stream import write_stream
+from headrace.volume.write import buffer_bytes
+
+if TYPE_CHECKING:
+    from headrace.volume.session import Session
+
+DEFAULT_CHECKSUM_BLOCK = 64 << 10
+
+GRANTED = "granted"
+WRITTEN = "written"
+FAILED = "failed"
+
+
+@dataclass
+class Allocation:
+    """Space handed out in a transaction, and what is known of the commands to it."""
+
+    name: str
+    space: list[Range]
+    state: str = GRANTED
+    entry: Entry | None = None
+    grant: Grant | None = None
+
+    def written(self, *, birth: int, data: Extents, table: Extents | None, roots: layout.U32) -> None:
+        """Everything is durable: the entry is complete but for its sequence."""
+        self.entry = Entry(
+            name=self.name,
+            operation=layout.PUT,
+            length_bytes=data.length_bytes,
+            birth=birth,
+            sequence=0,
+            created_ns=time.time_ns(),
+            checksum_block_bytes=data.block_bytes,
+            table_page_bytes=0 if table is None else table.block_bytes,
+            runs=data.runs,
+            columns=data.columns,
+            table_runs=data.runs[:0] if table is None else table.runs,
+            table_columns=data.columns[:0] if table is None else table.columns,
+            roots=roots,
+        )
+        self.state = WRITTEN
+
+
+def may_still_be_written(allocation: Allocation) -> bool:
+    """The quarantine rule: may a command to this space be under way somewhere, to land later?"""
+    return allocation.state != WRITTEN
+
+
+def already_exists(name: str) -> ObjectExists:
+    return ObjectExists(
+        "there is an object of this name, and objects never change",
+        where=f"object {name!r}",
+        next_step="delete it in the same transaction, or choose another name",
+    )
+
+
+class Transaction:
+    """Made by `Session.transaction`. Thread-safe where several threads put objects at once."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self.number = number
+        self.allocations: dict[int, Allocation] = {}
+        self.deleted: list[str] = []
+        self.committing = False
+        self._ended = False
+        self._sequence: int | None = None
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+        self._deleted_names: set[str] = set()
+        #: Bytes of the commit record so far.
+        self._record_bytes = 0
+
+    @property
+    def sequence(self) -> int:
+        """Of the durable commit record. UsageError before the commit."""
+        if self._sequence is None:
+            raise UsageError("the transaction is not committed")
+        return self._sequence
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def _open(self) -> None:
+        if self._ended:
+            raise UsageError("the transaction has ended")
+
+    # ---- what it does ----
+
+    def allocate(self, name: str, length_bytes: int, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> Grant:
+        """Space for one object that somebody else writes, with `Volume.write_grant`; `accept` takes the answer.
+
+        VolumeFull before anything is written; ObjectExists; UsageError for a bad name or checksum block.
+        """
+        allocation = self._reserve(name, length_bytes, checksum_block_bytes)
+        assert allocation.grant is not None
+        return allocation.grant
+
+    def _reserve(self, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
+        check_name(name)
+        check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
+        if length_bytes < 0:
+            raise UsageError("the length of an object", expected="0 or more", found=str(length_bytes))
+        with self._lock:
+            self._check_new(name)
+            allocation = self._session.allocate(self, name, length_bytes, checksum_block_bytes)
+            grant = allocation.grant
+            assert grant is not None
+            self._register(grant.birth, allocation, 4 * grant.root_count + len(grant.runs) + len(grant.columns))
+        return allocation
+
+    def begin(self, name: str, checksum_block_bytes: int) -> tuple[int, Allocation]:
+        """A birth number and an allocation without space yet, for a stream."""
+        check_name(name)
+        check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
+        with self._lock:
+            self._check_new(name)
+            birth, allocation = self._session.new_birth(), Allocation(name, [])
+            self._register(birth, allocation, 0)
+        return birth, allocation
+
+    def _check_new(self, name: str) -> None:
+        self._open()
+        if name in self._names:
+            raise UsageError("the transaction has this object already", where=f"object {name!r}")
+        if name not in self._deleted_names and name in self._session.volume:
+            raise already_exists(name)
+        self._session.check_room(self._record_bytes + len(name) * 4 + 4096)
+
+    def _register(self, birth: int, allocation: Allocation, entry_bytes: int) -> None:
+        self.allocations[birth] = allocation
+        self._names.add(allocation.name)
+        self._record_bytes += 128 + len(allocation.name.encode()) + entry_bytes
+
+    def accept(self, receipt: Receipt) -> None:
+        """A rank's answer: the bytes of its grant are durable. UsageError where it does not belong here."""
+        with self._lock:
+            self._open()
+            allocation = self.allocations.get(receipt.birth)
+            grant = None if allocation is None else allocation.grant
+            if (
+                allocation is None
+                or grant is None
+                or (receipt.session, receipt.transaction) != (self._session.number, self.number)
+                or (receipt.name, receipt.length_bytes) != (grant.name, grant.length_bytes)
+                or len(receipt.roots) != 4 * grant.root_count
+            ):
+                raise UsageError(
+                    "the receipt belongs to no grant of this transaction", where=f"object {receipt.name!r}"
+                )
+            data, table = grant.data_extents(), grant.table_extents()
+            allocation.written(birth=grant.birth, data=data, table=table, roots=np.frombuffer(receipt.roots, "<u4"))
+
+    def put(self, name: str, data: Buffer, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> None:
+        """One object from this process's memory."""
+        allocation = self._reserve(name, buffer_bytes(data), checksum_block_bytes)
+        assert allocation.grant is not None
+        self.accept(self._session.volume.write_grant(allocation.grant, data))
+
+    def write_stream(
+        self,
+        name: str,
+        buffers: Iterable[Buffer],
+        *,
+        length_bytes: int | None = None,
+        checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK,
+    ) -> int:
+        """One object from buffers that come one after another; returns its length in bytes.
+
+        Memory is bounded by one staging buffer (some stripes for each member), whatever the length. With `length_bytes`
+        the space is taken first, so that VolumeFull comes before any data is written, and another length is a
+        UsageError.
+        """
+        return write_stream(self, name, buffers, length_bytes=length_bytes, checksum_block_bytes=checksum_block_bytes)
+
+    def delete(self, name: str) -> None:
+        """The object ends with this transaction; its space is used again, last, when that is durable. ObjectNotFound."""
+        with self._lock:
+            self._open()
+            if name in self._deleted_names or name not in self._session.volume:
+                raise ObjectNotFound("no such object", where=f"object {name!r}")
+            self.deleted.append(name)
+            self._deleted_names.add(name)
+            self._record_bytes += 80 + len(name.encode())
+
+    # ---- its end ----
+
+    def commit(self) -> int:
+        """Everything becomes visible and durable, or nothing does; returns the sequence. Aborts where it raises."""
+        with self._lock:
+            self._open()
+        try:
+            self._sequence = self._session.commit(self)
+        except BaseException:
+            self.abort()
+            raise
+        self._finish()
+        return self._sequence
+
+    def abort(self) -> None:
+        """Nothing of it is ever visible. Space that a command may still reach is not used again by this session."""
+        if self._ended:
+            return
+        self._finish()
+        if self.committing:
+            # The record may be durable: its space belongs to whoever reads the log next.
+            for allocation in self.allocations.values():
+                allocation.state = FAILED
+        self._session.settle(self.allocations.values())
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._session.ended(self)
