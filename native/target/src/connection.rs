@@ -200,26 +200,23 @@ impl Connection {
         self.end();
     }
 
+    /// The queue is dead at once; the socket lives on until what was said is heard.
     fn end(&mut self) {
-        self.gate.close();
-        self.phase = Phase::Ending {
-            until: self.now + LINGER,
-        };
-        self.waiting.clear();
-        self.commands.clear();
+        self.phase = Phase::Ending { until: self.now + LINGER };
+        self.closed();
     }
 
-    /// The socket is gone. What it stood for goes with it.
+    /// What this connection stood for ends: the queue, and with the admin queue its association.
     pub(crate) fn closed(&mut self) {
         self.gate.close();
+        self.waiting.clear();
         self.commands.clear();
+        self.deferred = None;
         let Some(queue) = self.queue.take() else { return };
         queue.controller.detach(queue.qid, self.token);
         self.shared.registry.drain(&queue.controller.host, &self.gate);
         if queue.qid == 0 {
-            self.shared
-                .registry
-                .end(&queue.controller, "the admin connection ended");
+            self.shared.registry.end(&queue.controller, "the admin connection ended");
         }
     }
 
