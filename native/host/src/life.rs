@@ -241,7 +241,7 @@ impl Core {
     fn run_connecting(&mut self, mut association: Box<Association>, turn: &mut Turn<'_>) -> bool {
         let result = association.turn(turn, &mut |_| {}).and_then(|again| {
             association.tick(turn.now)?;
-            Ok(again)
+            Ok(association.send()? || again)
         });
         match result {
             Ok(_) if association.step == Step::Running => self.ready(association, turn),

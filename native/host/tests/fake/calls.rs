@@ -1,0 +1,41 @@
+//! Blocking calls for tests, with a deadline that no test should reach.
+
+#![allow(dead_code)]
+
+use headrace_host::NvmeTcpDevice;
+use headrace_transfer::{submit_one, BlockDevice, Buffer, IoError, Op};
+use std::time::Duration;
+
+const LONG: Duration = Duration::from_secs(20);
+
+pub fn read(device: &NvmeTcpDevice, offset: u64, length: usize) -> Result<Vec<u8>, IoError> {
+    let into = Buffer::zeroed(length);
+    submit_one(device, Op::Read { into: into.clone() }, offset)
+        .wait(LONG)
+        .expect("an end")?;
+    let mut bytes = vec![0; length];
+    into.copy_to(0, &mut bytes);
+    Ok(bytes)
+}
+
+pub fn write(device: &NvmeTcpDevice, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+    let from = Buffer::from_vec(bytes.to_vec());
+    submit_one(device, Op::Write { from, fua: false }, offset)
+        .wait(LONG)
+        .expect("an end")
+}
+
+pub fn flush(device: &NvmeTcpDevice) -> Result<(), IoError> {
+    submit_one(device, Op::Flush, 0).wait(LONG).expect("an end")
+}
+
+/// Bytes that differ from block to block.
+pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length)
+        .map(|i| (i / 7) as u8 ^ (i >> 9) as u8 ^ seed)
+        .collect()
+}
+
+pub fn close(device: &NvmeTcpDevice) {
+    device.close(Duration::from_secs(2));
+}

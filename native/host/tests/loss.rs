@@ -1,0 +1,384 @@
+//! Targets that vanish, stall, and come back, or do not.
+
+#[path = "fake/calls.rs"]
+mod calls;
+mod fake;
+
+use calls::{close, flush, pattern, read, write};
+use fake::{Action, Fake, Script, BLOCK, BLOCKS};
+use headrace_host::NvmeTcpDevice;
+use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, Op};
+use headrace_wire::{admin, io};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A hook that does `first` to the first matching I/O command.
+fn once(opcode: u8, first: fn() -> Action) -> Script {
+    let count = AtomicUsize::new(0);
+    Script {
+        hook: Box::new(move |qid, sqe, _| {
+            let hit = qid == 1 && sqe.opcode() == opcode && count.fetch_add(1, Ordering::SeqCst) == 0;
+            if hit {
+                first()
+            } else {
+                Action::Normal
+            }
+        }),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_read_is_sent_again_when_its_connection_vanishes() {
+    for cut in [0, 1, 1000, 65536] {
+        let actions: [(usize, fn() -> Action); 4] = [
+            (0, || Action::Vanish(0)),
+            (1, || Action::Vanish(1)),
+            (1000, || Action::Vanish(1000)),
+            (65536, || Action::Vanish(65536)),
+        ];
+        let action = actions.iter().find(|(at, _)| *at == cut).unwrap().1;
+        let fake = Fake::start(once(io::READ, action));
+        let bytes = pattern(65536, 1);
+        fake.set_media(0, &bytes);
+        let device = NvmeTcpDevice::open(fake.options()).unwrap();
+        assert_eq!(read(&device, 0, 65536).unwrap(), bytes);
+        assert_eq!(device.loss_count(), 1);
+        assert_eq!(fake.io_commands(), [io::READ, io::READ]);
+        let told = device.describe();
+        assert_eq!(
+            (told["reconnects"].as_u64(), told["associations_lost"].as_u64()),
+            (Some(1), Some(1))
+        );
+        close(&device);
+    }
+}
+
+#[test]
+fn a_write_is_sent_again_with_the_same_bytes() {
+    let fake = Fake::start(Script {
+        maxh2cdata: 8192,
+        ..once(io::WRITE, || Action::VanishInWrite(20000))
+    });
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let bytes = pattern(200 * 1024, 4);
+    let c0 = device.loss_count();
+    write(&device, 4096, &bytes).unwrap();
+    flush(&device).unwrap();
+    assert_eq!(device.loss_count(), c0 + 1);
+    assert_eq!(&fake.media()[4096..4096 + bytes.len()], bytes);
+    let c1 = device.loss_count();
+    write(&device, 4096, &bytes).unwrap();
+    flush(&device).unwrap();
+    assert_eq!(device.loss_count(), c1);
+}
+
+#[test]
+fn the_loss_is_counted_before_a_later_flush_completes() {
+    let fake = Fake::start(once(io::FLUSH, || Action::Vanish(0)));
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let c0 = device.loss_count();
+    write(&device, 0, &pattern(512, 1)).unwrap();
+    flush(&device).unwrap();
+    assert_ne!(
+        device.loss_count(),
+        c0,
+        "the flush that succeeded ran on another association than the write"
+    );
+}
+
+#[test]
+fn a_target_that_restarts_is_found_again_with_everything_that_was_under_way() {
+    let mut fake = Fake::start(Script {
+        hook: Box::new(|qid, sqe, _| match (qid, sqe.opcode()) {
+            (1, io::READ | io::WRITE) => Action::Silent,
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    });
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let written = pattern(64 * 1024, 9);
+    let media = pattern(BLOCKS * BLOCK, 3);
+    let mut writes = Vec::new();
+    let mut reads = Vec::new();
+    for i in 0..40u64 {
+        let from = Buffer::from_vec(written.clone());
+        writes.push(submit_one(&*device, Op::Write { from, fua: false }, i * 65536));
+        let into = Buffer::zeroed(4096);
+        reads.push((
+            i,
+            into.clone(),
+            submit_one(&*device, Op::Read { into }, (4 << 20) + i * 4096),
+        ));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let port = fake.port;
+    fake.stop();
+    // Connection refused for a while.
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(device.describe()["state"], "lost");
+    let back = Fake::start_at(port, Script::default(), media.clone());
+    for one in writes {
+        one.wait(Duration::from_secs(10)).unwrap().unwrap();
+    }
+    for (i, into, one) in reads {
+        one.wait(Duration::from_secs(10)).unwrap().unwrap();
+        let mut bytes = vec![0; 4096];
+        into.copy_to(0, &mut bytes);
+        assert_eq!(bytes, media[(4 << 20) + i as usize * 4096..][..4096]);
+    }
+    for i in 0..40 {
+        assert_eq!(&back.media()[i * 65536..][..65536], written);
+    }
+    assert_eq!(device.loss_count(), 1);
+    close(&device);
+}
+
+#[test]
+fn gone_for_good_after_its_deadline() {
+    let mut fake = Fake::start(Script::default());
+    let mut options = fake.options();
+    options.loss_timeout = Duration::from_millis(600);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    fake.stop();
+    let begin = Instant::now();
+    let error = read(&device, 0, 512).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Gone);
+    assert!(error.to_string().contains("did not come back"), "{error}");
+    assert!(
+        (300..2500).contains(&begin.elapsed().as_millis()),
+        "{:?}",
+        begin.elapsed()
+    );
+    let begin = Instant::now();
+    assert_eq!(write(&device, 0, &[0; 512]).unwrap_err().kind, ErrorKind::Gone);
+    assert!(
+        begin.elapsed() < Duration::from_millis(200),
+        "gone stays gone, at once"
+    );
+    assert_eq!(device.describe()["state"], "gone");
+    close(&device);
+}
+
+#[test]
+fn another_namespace_under_the_same_name_is_refused() {
+    let mut fake = Fake::start(Script::default());
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let port = fake.port;
+    fake.stop();
+    let _back = Fake::start_at(
+        port,
+        Script {
+            uuid: [8; 16],
+            ..Default::default()
+        },
+        vec![0; BLOCKS * BLOCK],
+    );
+    let error = read(&device, 0, 512).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Gone);
+    assert!(
+        error.to_string().contains("0707") && error.to_string().contains("0808"),
+        "{error}"
+    );
+}
+
+#[test]
+fn smaller_limits_after_a_restart_are_obeyed() {
+    let mut fake = Fake::start(Script {
+        hook: Box::new(|qid, sqe, _| match (qid, sqe.opcode()) {
+            (1, io::WRITE) => Action::Silent,
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    });
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let bytes = pattern(1 << 20, 6);
+    let from = Buffer::from_vec(bytes.clone());
+    let pending = submit_one(&*device, Op::Write { from, fua: false }, 0);
+    std::thread::sleep(Duration::from_millis(50));
+    let port = fake.port;
+    fake.stop();
+    let back = Fake::start_at(
+        port,
+        Script {
+            mdts: 1,
+            ..Default::default()
+        },
+        vec![0; BLOCKS * BLOCK],
+    );
+    pending.wait(Duration::from_secs(10)).unwrap().unwrap();
+    assert_eq!(&back.media()[..1 << 20], bytes);
+    assert!(back
+        .seen()
+        .iter()
+        .filter(|s| s.sqe.opcode() == io::WRITE)
+        .all(|s| s.sqe.nlb() <= 16));
+}
+
+#[test]
+fn a_silent_command_is_tried_twice_and_then_times_out() {
+    let fake = Fake::start(Script {
+        hook: Box::new(|qid, sqe, _| match (qid, sqe.opcode(), sqe.slba()) {
+            (1, io::READ, 0) => Action::Silent,
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    });
+    let mut options = fake.options();
+    options.io_timeout = Duration::from_millis(300);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    let begin = Instant::now();
+    let silent = Buffer::zeroed(512);
+    let pending = submit_one(&*device, Op::Read { into: silent.clone() }, 0);
+    // Others are not held up for good.
+    read(&device, 4096, 512).unwrap();
+    let error = pending.wait(Duration::from_secs(10)).unwrap().unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Timeout);
+    assert!(error.to_string().contains("LBA 0"), "{error}");
+    assert!(
+        (500..3000).contains(&begin.elapsed().as_millis()),
+        "{:?}",
+        begin.elapsed()
+    );
+    assert_eq!(device.loss_count(), 2);
+    read(&device, 4096, 512).unwrap();
+}
+
+#[test]
+fn a_silent_keep_alive_loses_the_association_without_io() {
+    let quiet = Arc::new(AtomicUsize::new(0));
+    let told = quiet.clone();
+    let fake = Fake::start(Script {
+        hook: Box::new(move |qid, sqe, _| {
+            let hit = qid == 0 && sqe.opcode() == admin::KEEP_ALIVE;
+            if hit && told.fetch_add(1, Ordering::SeqCst) < 3 {
+                Action::Silent
+            } else {
+                Action::Normal
+            }
+        }),
+        ..Default::default()
+    });
+    let mut options = fake.options();
+    options.keep_alive = Duration::from_millis(200);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    let begin = Instant::now();
+    while device.loss_count() == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    read(&device, 0, 512).unwrap();
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_within_the_connect_timeout() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let fake = Fake::start(Script::default());
+    let mut options = fake.options();
+    options.port = listener.local_addr().unwrap().port();
+    options.connect_timeout = Duration::from_millis(400);
+    let begin = Instant::now();
+    let error = NvmeTcpDevice::open(options).err().unwrap();
+    assert_eq!(error.kind, ErrorKind::Timeout);
+    assert!(error.to_string().contains("ICReq"), "{error}");
+    assert!(
+        (350..1500).contains(&begin.elapsed().as_millis()),
+        "{:?}",
+        begin.elapsed()
+    );
+    // Another controller's dead connect delays nobody.
+    assert!(NvmeTcpDevice::open(fake.options()).is_ok());
+}
+
+#[test]
+fn close_gives_what_is_queued_its_time_and_no_more() {
+    let fake = Fake::start(Script {
+        hook: Box::new(|qid, sqe, _| match (qid, sqe.opcode()) {
+            (1, io::READ) => Action::Silent,
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    });
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let mut pending = Vec::new();
+    for _ in 0..50 {
+        pending.push(submit_one(
+            &*device,
+            Op::Read {
+                into: Buffer::zeroed(4096),
+            },
+            0,
+        ));
+    }
+    let begin = Instant::now();
+    device.close(Duration::from_millis(300));
+    assert!(
+        (250..1500).contains(&begin.elapsed().as_millis()),
+        "{:?}",
+        begin.elapsed()
+    );
+    for one in pending {
+        let error = one.wait(Duration::from_secs(1)).unwrap().unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Closed);
+    }
+    let error = read(&device, 0, 512).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Closed);
+}
+
+#[test]
+fn close_while_lost_does_not_wait_for_anybody() {
+    let mut fake = Fake::start(Script::default());
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    fake.stop();
+    std::thread::sleep(Duration::from_millis(50));
+    let begin = Instant::now();
+    close(&device);
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn devices_come_and_go_without_leaving_anything() {
+    let fake = Fake::start(Script::default());
+    for _ in 0..53 {
+        let device = NvmeTcpDevice::open(fake.options()).unwrap();
+        read(&device, 0, 4096).unwrap();
+    }
+    assert_eq!(fake.shutdowns(), 53);
+}
+
+#[test]
+fn the_last_reference_may_go_in_a_completion() {
+    use headrace_transfer::{IoError, Request, Sink};
+    use std::sync::Mutex;
+    struct Holder(Mutex<Option<Arc<NvmeTcpDevice>>>, std::sync::mpsc::SyncSender<()>);
+    impl Sink for Holder {
+        fn complete(&self, _: u64, result: Result<(), IoError>) {
+            result.unwrap();
+            drop(self.0.lock().unwrap().take());
+            self.1.send(()).unwrap();
+        }
+    }
+    let fake = Fake::start(Script::default());
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let (to, from) = std::sync::mpsc::sync_channel(1);
+    let holder = Arc::new(Holder(Mutex::new(Some(device)), to));
+    let request = Request {
+        op: Op::Flush,
+        offset: 0,
+        token: 0,
+        sink: holder.clone(),
+    };
+    let device = holder.0.lock().unwrap().clone().unwrap();
+    device.submit(vec![request]);
+    drop(device);
+    from.recv_timeout(Duration::from_secs(5)).unwrap();
+    let begin = Instant::now();
+    while fake.shutdowns() == 0 {
+        assert!(
+            begin.elapsed() < Duration::from_secs(5),
+            "the orderly end happened all the same"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
