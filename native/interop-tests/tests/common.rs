@@ -1,0 +1,94 @@
+//! A target in this process, or in one that can be killed, and a host that opens it.
+
+#![allow(dead_code)]
+
+use headrace_host::{HostOptions, NvmeTcpDevice};
+use headrace_target::{Target, TargetConfig};
+use headrace_transfer::{submit_one, BlockDevice, Buffer, IoError, Op};
+use serde_json::{json, Value};
+use std::time::Duration;
+
+pub const NQN: &str = "nqn.2026-01.test:interop";
+const LONG: Duration = Duration::from_secs(30);
+
+pub fn config(port: u16, media: Value, extra: Value) -> TargetConfig {
+    let mut namespace = json!({ "nsid": 1, "media": media });
+    let mut config = json!({
+        "listen": [{ "host": "127.0.0.1", "port": port }],
+        "subsystems": [{ "nqn": NQN, "namespaces": [] }],
+    });
+    for (key, value) in extra.as_object().unwrap() {
+        match key.as_str() {
+            "volatile_cache_bytes" | "block_bytes" | "read_only" | "uuid" => namespace[key] = value.clone(),
+            _ => config[key] = value.clone(),
+        }
+    }
+    config["subsystems"][0]["namespaces"] = json!([namespace]);
+    serde_json::from_value(config).unwrap()
+}
+
+pub fn memory(size: u64) -> Value {
+    json!({ "kind": "memory", "size_bytes": size })
+}
+
+pub fn start(config: TargetConfig) -> (Target, u16) {
+    let target = Target::start(config).unwrap();
+    let port = target.addresses()[0].port();
+    (target, port)
+}
+
+pub fn options(port: u16) -> HostOptions {
+    HostOptions {
+        host: "127.0.0.1".into(),
+        port,
+        subsysnqn: NQN.into(),
+        nsid: 1,
+        hostnqn: "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555".into(),
+        hostid: [0x11; 16],
+        header_digest: false,
+        data_digest: false,
+        queues: 1,
+        depth: 32,
+        keep_alive: Duration::from_secs(5),
+        connect_timeout: Duration::from_secs(5),
+        io_timeout: Duration::from_secs(10),
+        loss_timeout: Duration::from_secs(20),
+    }
+}
+
+pub fn read(device: &NvmeTcpDevice, offset: u64, length: usize) -> Result<Vec<u8>, IoError> {
+    let into = Buffer::zeroed(length);
+    submit_one(device, Op::Read { into: into.clone() }, offset)
+        .wait(LONG)
+        .expect("an end")?;
+    let mut bytes = vec![0; length];
+    into.copy_to(0, &mut bytes);
+    Ok(bytes)
+}
+
+pub fn write(device: &NvmeTcpDevice, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+    let from = Buffer::from_vec(bytes.to_vec());
+    submit_one(device, Op::Write { from, fua: false }, offset)
+        .wait(LONG)
+        .expect("an end")
+}
+
+pub fn flush(device: &NvmeTcpDevice) -> Result<(), IoError> {
+    submit_one(device, Op::Flush, 0).wait(LONG).expect("an end")
+}
+
+pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..length)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        })
+        .collect()
+}
+
+pub fn close(device: &NvmeTcpDevice) {
+    device.close(Duration::from_secs(5));
+}
