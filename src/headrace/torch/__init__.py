@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.torch.loader import TokenLoader as TokenLoader
     from headrace.torch.model import load_model as load_model
     from headrace.torch.model import save_model as save_model
     from headrace.torch.reader import LoadReport as LoadReport
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LoadReport": "reader",
     "SaveReport": "writer",
+    "TokenLoader": "loader",
     "VolumeReader": "reader",
     "VolumeWriter": "writer",
     "WriterOptions": "writer",

@@ -1,0 +1,169 @@
+"""`headrace ingest`: text into a volume, as tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from headrace.dataset import IngestProgress, IngestReport
+
+#: Stands for the text that comes with the running Python. No file of this name can be meant: paths come as `./stdlib:`.
+PYTHON_TEXT = "stdlib:"
+
+#: Seconds between two lines of progress where no terminal is.
+_LINE_EVERY_S = 5.0
+
+
+def ingest(
+    corpus: Annotated[
+        str,
+        typer.Argument(
+            metavar="CORPUS",
+            help=f"A folder or file: text, .jsonl, .parquet. `{PYTHON_TEXT}` is the text of Python's library.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the dataset.", show_default=False)],
+    members: Annotated[
+        list[str], typer.Option("--volume", "-V", metavar="URI", help="Address of a member; once for each.")
+    ],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A tokenizer.json. Without it a byte-level BPE is trained on the corpus."),
+    ] = None,
+    end_of_document: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help="The token that ends a document, where the tokenizer does not say it."),
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(metavar="N", help="Tokens of a trained tokenizer.")] = 8192,
+    train_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Text from the start of the corpus to train a tokenizer on.")
+    ] = "64MiB",
+    limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Stop after so much text.", show_default="all of it")
+    ] = None,
+    text_field: Annotated[
+        str, typer.Option(metavar="NAME", help="Member of a .jsonl line, column of a .parquet file.")
+    ] = "text",
+    suffix: Annotated[
+        list[str] | None,
+        typer.Option(metavar=".EXT", help="Take these files of a folder as text, too; once for each."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Tokenize a corpus into a volume: NAME.bin and NAME.idx (Megatron's layout), NAME.tokenizer.json, NAME.json.
+
+    All of it becomes visible in one commit at the end; after an error or Ctrl-C nothing is.
+
+    Example: `headrace ingest stdlib: corpus --volume file:/data/a.img --limit 40MiB`
+    """
+    from headrace.dataset import CorpusOptions, IngestOptions, open_corpus
+    from headrace.dataset import ingest as run
+    from headrace.volume import Volume
+
+    options = IngestOptions(
+        tokenizer=tokenizer,
+        end_of_document=end_of_document,
+        vocab_size=vocab_size,
+        train_bytes=_size("--train-size", train_size),
+    )
+    opened = open_corpus(
+        None if corpus == PYTHON_TEXT else corpus,
+        CorpusOptions(
+            limit_bytes=None if limit is None else _size("--limit", limit),
+            text_field=text_field,
+            extra_suffixes=tuple(suffix or ()),
+        ),
+    )
+    with (
+        Volume.open(members, write=True) as volume,
+        volume.session(run_id="headrace ingest") as session,
+        _Progress() as progress,
+    ):
+        report = run(opened, session, name, options, progress=progress.show)
+    _show(report, json)
+
+
+def _size(option: str, text: str) -> int:
+    from headrace.errors import UsageError
+    from headrace.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def _show(report: IngestReport, json: bool) -> None:
+    from headrace.cli.output import print_facts, print_json
+    from headrace.units import format_bytes, format_seconds
+
+    manifest = report.manifest
+    corpus = manifest.corpus
+    if json:
+        print_json({**vars(manifest), "name": report.name, "sequence": report.sequence, "seconds": report.seconds,
+                    "ignored_files": report.ignored_files})  # fmt: skip
+        return
+    speed = manifest.tokens / report.seconds if report.seconds > 0 else 0.0
+    facts = {
+        "dataset": report.name,
+        "corpus": f"{corpus['description']}: {corpus['files']:,} files, {format_bytes(corpus['text_bytes'])} of text",
+        "documents": f"{manifest.documents:,}",
+        "tokens": f"{manifest.tokens:,} of {manifest.dtype}, vocabulary {manifest.vocabulary:,}",
+        "end of document": f"{manifest.end_of_document} = {manifest.end_of_document_id}",
+        "time": f"{format_seconds(report.seconds)}, {speed:,.0f} tokens/s",
+        "commit": str(report.sequence),
+    }
+    noticed = {
+        "documents with bytes that are not UTF-8, replaced": corpus["replaced_documents"],
+        "empty documents, left out": corpus["empty_documents"],
+        "files of other kinds, left out": report.ignored_files,
+    }
+    for what, count in noticed.items():
+        if count:
+            facts[what] = f"{count:,}"
+    print_facts(facts)
+
+
+class _Progress:
+    """On standard error: a bar on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._phase = ""
+        self._last_s = 0.0
+
+    def __enter__(self) -> _Progress:
+        import sys
+
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            console = Console(stderr=True)
+            self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
+            self._task = self._bar.add_task("reading the corpus", total=1.0)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, now: IngestProgress) -> None:
+        import sys
+        import time
+
+        from headrace.dataset.ingest_text import describe_progress
+
+        if self._bar is not None:
+            self._bar.update(self._task, completed=now.fraction, description=describe_progress(now))
+            return
+        moment = time.monotonic()
+        if now.phase != self._phase or moment - self._last_s >= _LINE_EVERY_S:
+            self._phase, self._last_s = now.phase, moment
+            print(describe_progress(now), file=sys.stderr, flush=True)

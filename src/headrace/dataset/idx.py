@@ -1,0 +1,156 @@
+"""The index of a token stream: Megatron's `.idx`, which says where each document lies in the `.bin`.
+
+    offset  bytes
+         0      9  "MMIDIDX\\0\\0"
+         9      8  version, u64: 1
+        17      1  dtype of the tokens: 8 uint16, 4 int32 (the others of the format are no tokens)
+        18      8  sequence count S, u64
+        26      8  document count D, u64: entries of the document index, one more than there are documents
+        34     4S  tokens of each sequence, i32
+    34+ 4S     8S  byte offset of each sequence in the .bin, i64
+    34+12S     8D  document index, i64: document d is sequences [index[d], index[d + 1])
+
+Little-endian. headrace writes one sequence a document, so the document index is 0, 1, ..., S. Files with the optional
+trailing array of modes (one i8 a sequence, multimodal) are read and the modes ignored.
+
+Source: the reader and writer of NVIDIA/Megatron-LM, `megatron/core/datasets/indexed_dataset.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import DatasetError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER_BYTES = 34
+_FIELDS = struct.Struct("<QBQQ")
+assert len(MAGIC) + _FIELDS.size == HEADER_BYTES
+
+#: Codes of the format that tokens can have.
+DTYPES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
+#: The other codes, for messages.
+_NOT_TOKENS = {1: "uint8", 2: "int8", 3: "int16", 5: "int64", 6: "float64", 7: "float32"}
+#: A sequence's length is an i32.
+MAX_SEQUENCE_TOKENS = (1 << 31) - 1
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexHeader:
+    """The first 34 bytes."""
+
+    dtype: np.dtype[Any]
+    sequence_count: int
+    #: Entries of the document index: documents + 1.
+    document_entries: int
+
+    @property
+    def length_bytes(self) -> int:
+        """Of the whole file, without modes."""
+        return HEADER_BYTES + 12 * self.sequence_count + 8 * self.document_entries
+
+    @property
+    def document_count(self) -> int:
+        return self.document_entries - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """A whole, checked index."""
+
+    dtype: np.dtype[Any]
+    #: int32[S], tokens.
+    lengths: I32
+    #: int64[S], bytes.
+    pointers: I64
+    #: int64[D].
+    documents: I64
+
+    @property
+    def token_count(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def document_starts(self) -> I64:
+        """Where each document begins, and where the last one ends: int64[documents + 1], tokens."""
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths, dtype=np.int64)])
+        return np.asarray(ends[self.documents], np.int64)
+
+
+def encode_idx(dtype: np.dtype[Any], lengths: I32, block_items: int = 1 << 18) -> Iterator[bytes]:
+    """The bytes of an index with one sequence a document, in blocks: only the lengths are in memory, 4 bytes each."""
+    code = next(code for code, known in DTYPES.items() if known == dtype)
+    count = len(lengths)
+    yield MAGIC + _FIELDS.pack(VERSION, code, count, count + 1)
+    for start in range(0, count, block_items):
+        yield lengths[start : start + block_items].astype("<i4").tobytes()
+    behind = 0
+    for start in range(0, count, block_items):
+        ends = behind + np.cumsum(lengths[start : start + block_items], dtype=np.int64) * dtype.itemsize
+        yield np.concatenate([[behind], ends[:-1]]).astype("<i8").tobytes()
+        behind = int(ends[-1])
+    for start in range(0, count + 1, block_items):
+        yield np.arange(start, min(start + block_items, count + 1), dtype="<i8").tobytes()
+
+
+def parse_idx_header(data: bytes | memoryview, length_bytes: int, where: str) -> IndexHeader:
+    """The header in the first bytes of an index of `length_bytes`. `DatasetError` where it cannot be one."""
+    if length_bytes < HEADER_BYTES or len(data) < HEADER_BYTES:
+        raise _wrong("is too short", where, f"{HEADER_BYTES} bytes or more", f"{min(length_bytes, len(data))}")
+    if bytes(data[: len(MAGIC)]) != MAGIC:
+        raise _wrong("does not begin as one", where, repr(MAGIC), repr(bytes(data[: len(MAGIC)])))
+    version, code, sequences, entries = _FIELDS.unpack_from(data, len(MAGIC))
+    if version != VERSION:
+        raise _wrong("has another version", where, str(VERSION), str(version))
+    if code not in DTYPES:
+        found = f"{code} ({_NOT_TOKENS.get(code, 'unknown')})"
+        raise _wrong("has no tokens", where, "dtype code 8 (uint16) or 4 (int32)", found)
+    header = IndexHeader(dtype=DTYPES[code], sequence_count=sequences, document_entries=entries)
+    # Before anything is made of these counts: they must fill the file exactly.
+    if length_bytes not in (header.length_bytes, header.length_bytes + sequences):
+        counts = f"{sequences} sequences and {entries} document entries"
+        raise _wrong(f"has a wrong size for {counts}", where, f"{header.length_bytes} bytes", str(length_bytes))
+    if entries < 1:
+        raise _wrong("has no document index", where, "1 entry or more", "0")
+    return header
+
+
+def parse_idx(data: bytes | memoryview, where: str, bin_bytes: int | None = None) -> Index:
+    """The whole index, checked: every number is consistent with every other, and with `bin_bytes`, the `.bin`'s length.
+
+    The arrays are views of `data` (read-only where it is). `DatasetError` says what is wrong.
+    """
+    header = parse_idx_header(data, len(data), where)
+    count, itemsize = header.sequence_count, header.dtype.itemsize
+    lengths: I32 = np.frombuffer(data, "<i4", count, HEADER_BYTES)
+    pointers: I64 = np.frombuffer(data, "<i8", count, HEADER_BYTES + 4 * count)
+    documents: I64 = np.frombuffer(data, "<i8", header.document_entries, HEADER_BYTES + 12 * count)
+    if count and int(lengths.min()) < 0:
+        place = int(np.argmin(lengths))
+        raise _wrong("has a negative length", f"{where}, sequence {place}", "0 or more", str(int(lengths[place])))
+    ends = np.cumsum(lengths, dtype=np.int64) * itemsize
+    expected = np.concatenate([np.zeros(1, np.int64), ends])
+    wrong = np.flatnonzero(pointers != expected[:-1])
+    if wrong.size:
+        place = int(wrong[0])
+        where = f"{where}, sequence {place}"
+        raise _wrong("has a wrong pointer", where, str(int(expected[place])), str(int(pointers[place])))
+    if int(documents[0]) != 0 or int(documents[-1]) != count or bool(np.any(documents[1:] < documents[:-1])):
+        raise _wrong("has a wrong document index", where, f"entries that rise from 0 to {count}", "others")
+    total = int(expected[-1])
+    if bin_bytes is not None and total != bin_bytes:
+        raise _wrong("does not fit its .bin", where, f"{bin_bytes} bytes of tokens", str(total))
+    return Index(dtype=header.dtype, lengths=lengths, pointers=pointers, documents=documents)
+
+
+def _wrong(what: str, where: str, expected: str, found: str) -> DatasetError:
+    return DatasetError(f"the token index {what}", where=where, expected=expected, found=found)
