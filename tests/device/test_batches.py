@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from headrace.device import (
 )
 from headrace.device.protocol import U32
 from headrace.errors import ChecksumMismatch, DeviceTimeout, UsageError
+from headrace.fabric import MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 from headrace.testing import MemoryDevice
 
 SIZE = 1 << 20
@@ -103,6 +105,53 @@ def test_native_and_reference_agree(drawn: tuple[Batch, int, int], seed: int) ->
         # The same devices under the reference engine: the oracle sees what the native engine wrote.
         assert _read([Plain(d) for d in native], batch, room, checksums) == _read(native, batch, room, checksums)  # type: ignore[arg-type]
     for device in native:
+        device.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[list[tuple[int, str, str]]]:
+    """(logical block, address, address) of two namespaces of 1 MiB, for both logical blocks."""
+    targets = []
+    for block in (512, 4096):
+        spaces = [NamespaceOptions(nsid=nsid, block_bytes=block, media=MemoryMedia(size_bytes=SIZE)) for nsid in (1, 2)]
+        nqn = f"nqn.2026-01.io.example:block-{block}"
+        options = TargetOptions(
+            # Small, so that commands are split, and data come with capsules and without.
+            mdts_bytes=32 << 10,
+            in_capsule_bytes=8 << 10,
+            subsystems=[SubsystemOptions(nqn=nqn, namespaces=spaces)],
+        )
+        targets.append((block, Target(options)))
+    yield [(block, target.uri(nsid=1), target.uri(nsid=2)) for block, target in targets]
+    for _, target in targets:
+        target.stop()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(batches(), st.integers(0, 2**32), st.booleans())
+def test_the_network_changes_nothing(
+    served: list[tuple[int, str, str]], drawn: tuple[Batch, int, int], seed: int, digests: bool
+) -> None:
+    batch, block, room = drawn
+    data = np.random.default_rng(seed).integers(0, 256, room, np.uint8)
+    uris = next(uris for size, *uris in served if size == block)
+    more = "&hdgst=1&ddgst=1" if digests else ""
+    remote: list[BlockDevice] = [open_device(uri + more) for uri in uris]
+    local: list[BlockDevice] = [open_device(f"mem:{SIZE}?block={block}") for _ in range(2)]
+    for device in remote:
+        device.write(0, bytes(SIZE))
+    sums = [np.zeros(batch.checksum_count, np.uint32) for _ in range(2)]
+    for devices, found in ((remote, sums[0]), (local, sums[1])):
+        write_batch(devices, batch, [data], found)
+    assert sums[0].tolist() == sums[1].tolist()
+    for checksums in (None, sums[0]):
+        assert _read(remote, batch, room, checksums) == _read(local, batch, room, checksums)
+    for mine, theirs in zip(remote, local, strict=True):
+        whole, expected = bytearray(SIZE), bytearray(SIZE)
+        mine.read_into(0, whole)
+        theirs.read_into(0, expected)
+        assert whole == expected
+    for device in (*remote, *local):
         device.close()
 
 

@@ -282,3 +282,43 @@ def test_a_stopped_target_does_not_hold_close_for_ever(served: Served) -> None:
     assert time.monotonic() - begun < 15
     with pytest.raises(DeviceError), contextlib.closing(device):
         transfer.wait(1)
+
+
+def test_large_batches_survive_kills_by_the_durability_rule(served: Served) -> None:
+    """Write, flush, and again where an association was lost in between: then everything outlives one more kill."""
+    rows = batch(64, 65_000)
+    sums = np.zeros(rows.checksum_count, np.uint32)
+
+    def kill_twice() -> None:
+        for _ in range(2):
+            time.sleep(0.4)
+            served.kill()
+            served.start()
+
+    with open_device(served.uri("&loss_timeout=60")) as device:
+        thread = threading.Thread(target=kill_twice)
+        thread.start()
+        turn = 0
+        try:
+            while thread.is_alive() or turn == 0:
+                turn += 1
+                data = np.random.default_rng(turn).integers(0, 256, 64 * 65_000, np.uint8)
+                for _ in range(10):
+                    losses = device.loss_count()
+                    submit_write([device], rows, [data], sums).wait(60)
+                    device.flush()
+                    if device.loss_count() == losses:
+                        break
+                else:
+                    pytest.fail("no write outlived the kills")
+                back = np.zeros_like(data)
+                read_batch([device], rows, [back], sums)
+                assert np.array_equal(back, data)
+        finally:
+            thread.join()
+        assert device.loss_count() >= 1
+        served.kill()
+        served.start()
+        back[:] = 0
+        read_batch([device], rows, [back], sums)
+        assert np.array_equal(back, data)
