@@ -21,7 +21,16 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "headrace.torch"])
+# What a rank would import at its first step as well (the optimizer brings torch._dynamo), so that it is there once.
+_context.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "headrace.torch.reader",
+        "headrace.torch.writer",
+    ]
+)
 
 #: Seconds that a whole scenario may take.
 LIMIT_S = 60.0

@@ -12,15 +12,13 @@ import pytest
 from headrace.volume import Volume
 from tests.torch.crew import Rank, run
 
-MIB = 1 << 20
-
 
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A volume of two file members, by address."""
     folder = tmp_path_factory.mktemp("volume")
-    uris = [f"file:{folder}/member{i}?create=256MiB" for i in range(2)]
-    Volume.create(uris, stripe_bytes=MIB).close()
+    uris = [f"file:{folder}/member{i}" for i in range(2)]
+    Volume.create([f"{uri}?create=256MiB" for uri in uris]).close()
     return uris
 
 

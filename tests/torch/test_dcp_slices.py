@@ -32,8 +32,8 @@ SAVED = {
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory: pytest.TempPathFactory) -> Volume:
     folder = tmp_path_factory.mktemp("volume")
-    uris = [f"file:{folder}/member{i}?create=64MiB" for i in range(3)]
-    Volume.create(uris, stripe_bytes=65536).close()
+    uris = [f"file:{folder}/member{i}" for i in range(3)]
+    Volume.create([f"{uri}?create=64MiB" for uri in uris], stripe_bytes=65536).close()
     with VolumeWriter(uris) as writer:
         writer.save({**SAVED, "text": "x" * 100_000, "none": None}, "run/step-1")
     return Volume.open(uris)
