@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import signal
@@ -322,3 +323,16 @@ def test_large_batches_survive_kills_by_the_durability_rule(served: Served) -> N
         back[:] = 0
         read_batch([device], rows, [back], sums)
         assert np.array_equal(back, data)
+
+
+def test_a_held_gil_costs_nothing(served: Served) -> None:
+    """A training process can hold the GIL for long: the keep-alive goes on, and a batch under way ends meanwhile."""
+    with open_device(served.uri("&keepalive=1")) as device:
+        buffer = bytearray(64 * BLOCK)
+        transfer = submit_read([device], batch(64), [buffer])
+        # PyDLL keeps the GIL during the call.
+        ctypes.PyDLL(None).usleep(3_000_000)
+        assert transfer.done()
+        transfer.wait(0)
+        assert _read(device, 0) == bytes(BLOCK)
+        assert device.loss_count() == 0
