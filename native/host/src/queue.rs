@@ -700,3 +700,7 @@ fn send_data(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layou
         transmit.head(|out| out.extend_from_slice(&digest.to_le_bytes()));
     }
 }
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;
