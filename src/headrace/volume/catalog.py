@@ -97,6 +97,8 @@ class Catalog:
         #: Session -> the space that it may have written to.
         self.windows: dict[int, list[Range]] = {}
         self.last_birth = 0
+        #: Bytes of all entries, encoded.
+        self.entry_bytes = 0
 
     def apply(self, record: Record) -> None:
         """Raises VolumeDamaged, with the catalog unchanged, where the record makes no sense."""
@@ -106,11 +108,13 @@ class Catalog:
             if record.kind == layout.COMMIT:
                 sequence = record.sequence
             for entry in entries:
+                before = self.entries.pop(entry.name, None)
+                if before is not None:
+                    self.entry_bytes -= before.encoded_bytes
                 if entry.operation == layout.PUT:
                     self.entries[entry.name] = entry
+                    self.entry_bytes += entry.encoded_bytes
                     self.last_birth = max(self.last_birth, entry.birth)
-                else:
-                    self.entries.pop(entry.name, None)
             self.sequence = sequence
         elif record.kind == layout.SESSION:
             session = SessionEntry.decode(record.payload, where)
@@ -151,10 +155,8 @@ class Catalog:
             yield layout.WINDOW, number, np.array(rows, layout.EXTENT).tobytes()
 
     def snapshot_bytes(self) -> int:
-        """Upper bound of the blocks that `snapshot` takes."""
-        total = 0
-        for entry in self.entries.values():
-            total += 104 + len(entry.name) * 4 + entry.runs.nbytes + entry.columns.nbytes + entry.roots.nbytes
-            total += entry.table_runs.nbytes + entry.table_columns.nbytes
+        """Upper bound of the blocks that `snapshot` takes, in bytes."""
         windows = sum(len(ranges) for ranges in self.windows.values()) * layout.EXTENT.itemsize
-        return total + windows + (4 + total // SNAPSHOT_RECORD_BYTES * 2 + len(self.windows)) * layout.ALIGN
+        # A block for each record's head and rest; no record of entries is less than half full, but for the last.
+        records = 4 + 2 * self.entry_bytes // SNAPSHOT_RECORD_BYTES + len(self.windows)
+        return self.entry_bytes + windows + records * layout.ALIGN

@@ -100,7 +100,8 @@ class LogWriter:
         return record
 
     def adopt(self) -> None:
-        """Make what a dead session left at the end a fact: the same bytes once more, on every copy, and their marker."""
+        """Make what a dead session left at the end a fact: the same bytes once more, on every copy, and their marker.
+        """
         waiting, cursor = self.cursor.waiting, self.cursor
         if not waiting:
             return
@@ -122,10 +123,14 @@ class LogWriter:
         """Blocks that records can still take in this area."""
         return self.reader.superblock.area_blocks - self.cursor.block - RESERVE_BLOCKS
 
-    def check_room(self, payload_bytes: int) -> None:
-        """VolumeFull where a record of this payload could not be written even into an empty area."""
+    def check_room(self, payload_bytes: int, *, growing: bool = True) -> None:
+        """VolumeFull where a record of this payload would not fit beside the catalog into an area.
+
+        `growing`: an eighth of the area is left, so that a full catalog can still log deletions and windows.
+        """
         need = layout.record_blocks(payload_bytes) * ALIGN + self.catalog.snapshot_bytes()
-        room = self.reader.superblock.area_bytes - (1 + RESERVE_BLOCKS) * ALIGN
+        area = self.reader.superblock.area_bytes
+        room = area - (1 + RESERVE_BLOCKS) * ALIGN - (area // 8 if growing else 0)
         if need > room:
             raise VolumeFull(
                 "the volume's catalog is full",

@@ -424,6 +424,12 @@ class Entry:
     table_columns: Rows
     roots: U32
 
+    @property
+    def encoded_bytes(self) -> int:
+        """What `encode` gives, in bytes."""
+        rows = len(self.runs) + len(self.columns) + len(self.table_runs) + len(self.table_columns)
+        return align_up(_ENTRY.size + 16 * rows + 4 * len(self.roots) + len(self.name.encode()), 8)
+
     def encode(self) -> bytes:
         name = self.name.encode()
         body = (

@@ -286,8 +286,9 @@ class Session:
                 encoded.append(allocation.entry.encode())
             if not encoded:
                 return catalog.sequence
-            self._writer.check_room(sum(map(len, encoded)) + layout.PAYLOAD_HEAD.size)
-            self._writer.ensure_room(layout.record_blocks(sum(map(len, encoded)) + layout.PAYLOAD_HEAD.size))
+            payload_bytes = sum(map(len, encoded)) + layout.PAYLOAD_HEAD.size
+            self._writer.check_room(payload_bytes, growing=bool(transaction.allocations))
+            self._writer.ensure_room(layout.record_blocks(payload_bytes))
             transaction.committing = True
             record = commit_records(self._writer, transaction, encoded, self.number)
             with self.volume.lock:

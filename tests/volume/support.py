@@ -1,0 +1,70 @@
+"""What the tests of the volume share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from headrace.device import BlockDevice
+from headrace.testing import CrashDevice, Timeline
+from headrace.units import MIB
+from headrace.volume import Session, Transaction, Volume
+
+KIB = 1 << 10
+STRIPE = 64 * KIB
+#: What a volume holds: name -> bytes.
+State = dict[str, bytes]
+
+
+def content(seed: int, length: int) -> bytes:
+    return random.Random(seed).randbytes(length)
+
+
+def state_of(volume: Volume) -> State:
+    """Every object, read whole and verified."""
+    return {info.name: volume.read(info.name) for info in volume.list()}
+
+
+@contextmanager
+def writing(volume: Volume, run_id: str = "test") -> Iterator[Session]:
+    """A session that beats too seldom to disturb a recording."""
+    session = volume.session(run_id, takeover="if-dead", heartbeat_s=60.0)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def crash_volume(members: int = 2, size: int = 2 * MIB, log_bytes: int = 128 * KIB) -> tuple[Timeline, Volume]:
+    timeline = Timeline()
+    devices = [CrashDevice(timeline, size) for _ in range(members)]
+    return timeline, Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=log_bytes)
+
+
+class Model:
+    """A volume's state as it must be, commit by commit."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = [{}]
+
+    def put(self, tx: Transaction, name: str, data: bytes, **options: int) -> None:
+        tx.put(name, data, **options)
+        self.next[name] = data
+
+    def delete(self, tx: Transaction, name: str) -> None:
+        tx.delete(name)
+        del self.next[name]
+
+    @contextmanager
+    def transaction(self, session: Session, timeline: Timeline | None = None) -> Iterator[Transaction]:
+        self.next = dict(self.states[-1])
+        with session.transaction() as tx:
+            yield tx
+        self.states.append(self.next)
+        if timeline is not None:
+            timeline.note(len(self.states) - 1)
+
+
+def open_read(devices: Sequence[BlockDevice]) -> State:
+    return state_of(Volume.open(devices))

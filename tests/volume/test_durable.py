@@ -1,0 +1,105 @@
+"""When is it durable: a cache that is lost between a write and its flush, and the rule that finds out."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import DeviceError, HeadraceError
+from headrace.testing import CrashDevice, MemoryDevice, Timeline
+from headrace.units import MIB
+from headrace.volume import Volume, durable
+from tests.volume.support import KIB, content, crash_volume, open_read, writing
+
+pytestmark = pytest.mark.usefixtures("nobody_else")
+
+BIG = content(1, 300 * KIB)
+STREAM = content(2, 200 * KIB)
+
+
+def lose_at(index: int, member: int) -> tuple[Timeline, int]:
+    """Write, with the cache of one member lost right after the index-th command; returns how many commands there were."""
+    timeline, volume = crash_volume(2)
+    timeline.begin()
+    done = False
+
+    def after(event: int) -> None:
+        nonlocal done
+        if event == index and not done:
+            done = True
+            timeline.devices[member].lose_cache()
+
+    timeline.after_event = after
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put("big", BIG, checksum_block_bytes=4096)
+        tx.write_stream("stream", [STREAM])
+    return timeline, len(timeline.events)
+
+
+def after_power_cut(timeline: Timeline) -> dict[str, bytes]:
+    return open_read(timeline.crash(len(timeline.events)).nothing())
+
+
+def test_bytes_that_a_lost_controller_took_along_are_written_again() -> None:
+    index, count = 0, 1
+    while index < count:
+        for member in (0, 1):
+            timeline, count = lose_at(index, member)
+            assert after_power_cut(timeline) == {"big": BIG, "stream": STREAM}
+        index += 1
+    assert index > 10
+
+
+def test_without_counting_losses_acknowledged_bytes_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "lost_since", lambda devices, before: False)
+    lost = 0
+    for index in range(12):
+        timeline, _ = lose_at(index, 0)
+        try:
+            lost += after_power_cut(timeline) != {"big": BIG, "stream": STREAM}
+        except HeadraceError:
+            lost += 1
+    assert lost
+
+
+def test_a_rank_flushes_through_the_device_that_wrote() -> None:
+    """The coordinator's flush reaches another cache: a rank's bytes must be durable before its receipt exists."""
+    timeline, volume = crash_volume(2)
+    timeline.begin()
+    with writing(volume) as session, session.transaction() as tx:
+        receipt = volume.write_grant(tx.allocate("x", len(BIG)), BIG)
+        assert timeline.crash(len(timeline.events)).blocks_in_the_air == 0
+        tx.accept(receipt)
+
+
+def test_a_device_that_loses_every_write_is_given_up() -> None:
+    class Hopeless(MemoryDevice):
+        def flush(self) -> None:
+            self.lose_cache()
+
+    devices = [Hopeless(4 * MIB, volatile_cache=True)]
+    volume = Volume.create(devices=devices)
+    with writing(volume) as session, pytest.raises(DeviceError, match="during every attempt"), session.transaction() as tx:
+        tx.put("x", b"never durable")
+    assert "x" not in Volume.open(devices)
+
+
+def test_a_failed_flush_fails_the_transaction() -> None:
+    class Failing(CrashDevice):
+        fail = False
+
+        def flush(self) -> None:
+            if self.fail:
+                raise DeviceError("the flush failed", where=self.uri)
+            super().flush()
+
+    timeline = Timeline()
+    devices = [Failing(timeline, 4 * MIB), Failing(timeline, 4 * MIB)]
+    volume = Volume.create(devices=devices, stripe_bytes=64 * KIB)
+    with writing(volume) as session:
+        devices[1].fail = True
+        with pytest.raises(DeviceError, match="flush failed"), session.transaction() as tx:
+            tx.put("x", BIG)
+        devices[1].fail = False
+        with session.transaction() as tx:
+            tx.put("x", BIG)
+    assert open_read(devices) == {"x": BIG}

@@ -1,0 +1,192 @@
+"""The log: the marker rule, two copies, two areas."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import HeadraceError, ObjectNotFound, VolumeDamaged, VolumeFull
+from headrace.testing import MemoryDevice
+from headrace.units import MIB
+from headrace.volume import Volume, log
+from headrace.volume.layout import ALIGN
+from tests.volume.support import KIB, STRIPE, Model, content, crash_volume, open_read, state_of, writing
+
+pytestmark = pytest.mark.usefixtures("nobody_else")
+
+
+def vanished_commits() -> int:
+    """A reader looks during every command, whose effect is visible before it is durable; then the power fails.
+
+    How many commits that it saw does the next session not find?
+    """
+    timeline, volume = crash_volume(2)
+    timeline.begin()
+    seen: list[tuple[int, dict[str, bytes]]] = []
+
+    def look(index: int) -> None:
+        live = []
+        for device in timeline.devices:
+            copy = MemoryDevice(device.size_bytes)
+            copy.data[:] = device.data
+            live.append(copy)
+        seen.append((index, open_read(live)))
+
+    timeline.after_event = look
+    with writing(volume) as session:
+        for i in range(3):
+            with session.transaction() as tx:
+                tx.put(f"object {i}", content(i, 5 * KIB))
+    timeline.after_event = None
+    vanished = 0
+    for index, state in seen:
+        left = Volume.open(timeline.crash(index).nothing(), write=True)
+        with writing(left, "next"):
+            vanished += len(state) > len(left.list())
+    return vanished
+
+
+def test_no_commit_vanishes_from_a_readers_eyes() -> None:
+    assert vanished_commits() == 0
+
+
+def test_without_the_marker_commits_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "believed", lambda record, durable: True)
+    assert vanished_commits() > 0
+
+
+def devices_of(count: int, size: int = 4 * MIB) -> list[MemoryDevice]:
+    return [MemoryDevice(size) for _ in range(count)]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("copy", [0, 1])
+def test_one_damaged_log_copy_is_read_around_reported_and_mended(members: int, copy: int) -> None:
+    devices = devices_of(members)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE)
+    model = Model()
+    with writing(volume) as session:
+        for i in range(5):
+            with model.transaction(session) as tx:
+                model.put(tx, f"{i}", content(i, 9000))
+    block = volume.superblock
+    device = devices[block.log_member[copy]]
+    start, length = block.log_offset[copy], 64 * KIB + 2 * block.area_bytes
+    device.data[start : start + length] = bytes(length)
+    damaged = Volume.open(devices, write=True)
+    assert state_of(damaged) == model.states[-1]
+    assert any(f"log copy {copy}" in warning for warning in damaged.info().warnings)
+    with writing(damaged):
+        pass
+    # Now the other copy may go.
+    other = devices[block.log_member[1 - copy]]
+    start = block.log_offset[1 - copy]
+    other.data[start : start + length] = bytes(length)
+    assert open_read(devices) == model.states[-1]
+
+
+def test_both_log_copies_damaged_says_so() -> None:
+    devices = devices_of(2)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE)
+    for copy in (0, 1):
+        start = volume.superblock.area_offset(copy, 0)
+        devices[copy].data[start : start + 2 * ALIGN] = bytes(2 * ALIGN)
+    with pytest.raises(VolumeDamaged, match="no copy of the log"):
+        Volume.open(devices)
+
+
+def test_a_log_that_moved_to_a_lost_area_is_not_rolled_back_silently() -> None:
+    devices = devices_of(2)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    with writing(volume) as session:
+        while volume.log.start().area == 0:
+            with session.transaction() as tx:
+                tx.put(f"{volume.sequence}", b"x")
+    for copy in (0, 1):
+        start = volume.superblock.area_offset(copy, 1)
+        devices[copy].data[start : start + ALIGN] = bytes(ALIGN)
+    with pytest.raises(VolumeDamaged, match="moved"):
+        Volume.open(devices)
+
+
+def test_a_reader_follows_through_many_moves_of_the_log() -> None:
+    devices = devices_of(2)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    reader, sleeper = Volume.open(devices), Volume.open(devices)
+    assert not reader.refresh()
+    with writing(volume) as session:
+        for i in range(80):
+            with session.transaction() as tx:
+                tx.put(f"{i}", content(i, 100))
+                if i >= 3:
+                    tx.delete(f"{i - 3}")
+            assert reader.refresh()
+            assert reader.sequence == tx.sequence
+            assert [info.name for info in reader.list()] == sorted(f"{k}" for k in range(max(0, i - 2), i + 1))
+    assert volume.log.start().header.generation > 3
+    assert sleeper.refresh()
+    assert state_of(sleeper) == state_of(reader) == state_of(volume)
+
+
+def test_the_catalog_never_outgrows_its_area() -> None:
+    devices = devices_of(2)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    count = 0
+    with writing(volume) as session:
+        with pytest.raises(VolumeFull, match="catalog"):
+            while True:
+                with session.transaction() as tx:
+                    for _ in range(20):
+                        tx.put(f"object number {count:06}", b"")
+                        count += 1
+        committed = len(volume.list())
+        assert committed >= 400
+        with session.transaction() as tx:
+            for info in volume.list()[:50]:
+                tx.delete(info.name)
+    assert len(Volume.open(devices).list()) == committed - 50
+
+
+def test_a_record_that_makes_no_sense_is_damage() -> None:
+    volume = Volume.create(devices=devices_of(2), stripe_bytes=STRIPE)
+    with writing(volume) as session:
+        session._writer.commit(b"\xff" * 100, session.number)
+    with pytest.raises(VolumeDamaged, match="makes no sense"):
+        Volume.open(volume.devices)
+
+
+def test_a_reader_of_reused_space_is_told_that_the_object_was_deleted() -> None:
+    volume = Volume.create(devices=devices_of(2), stripe_bytes=STRIPE)
+    data = content(1, 400 * KIB)
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("old", data)
+        reader = Volume.open(volume.devices)
+        with session.transaction() as tx:
+            tx.delete("old")
+        # Still there for the reader: its space is reused last.
+        assert reader.read("old") == data
+        with pytest.raises(VolumeFull):
+            for i in range(1000):
+                with session.transaction() as tx:
+                    tx.put(f"{i}", content(i, 300 * KIB))
+        with pytest.raises(ObjectNotFound, match="deleted while"):
+            reader.read("old")
+        assert reader.read("0") == content(0, 300 * KIB)
+
+
+def test_a_volume_is_created_whole_or_not_at_all() -> None:
+    from headrace.testing import CrashDevice, Timeline
+
+    timeline = Timeline()
+    devices = [CrashDevice(timeline, 2 * MIB) for _ in range(2)]
+    timeline.begin()
+    Volume.create(devices=devices, stripe_bytes=STRIPE)
+    opened = 0
+    for crash in timeline.crashes():
+        for media in (crash.nothing(), crash.everything()):
+            try:
+                assert open_read(media) == {}
+                opened += 1
+            except HeadraceError as error:
+                assert "not a headrace volume" in str(error)
+    assert opened
