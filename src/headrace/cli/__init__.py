@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = command.main(args=given, prog_name="headrace", standalone_mode=False)
         sys.stdout.flush()
-        return status if isinstance(status, int) else 0
+        # Newer versions of typer turn KeyboardInterrupt into this status by themselves, and say nothing.
+        return _fail("interrupted", INTERRUPTED) if status == INTERRUPTED else int(status or 0)
     except HeadraceError as error:
         return _fail(str(error), error.exit_status)
     except parser_error as error:

@@ -20,8 +20,7 @@ from torch import Tensor
 from headrace.demo.model import Gpt, GptOptions
 from headrace.demo.processes import die_with_parent
 from headrace.demo.train_config import TrainConfig
-from headrace.model import open_safetensors, write_safetensors
-from headrace.torch import VolumeReader
+from headrace.torch import VolumeReader, load_model, save_model
 from headrace.volume import Volume
 
 NAME = "models/demo.safetensors"
@@ -61,14 +60,13 @@ def publish(config: TrainConfig, step: int, directory: Path) -> dict[str, Any]:
     )
     loaded_s = time.perf_counter() - began
     tensors: dict[str, Tensor] = state["learner"]["model"]
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     with Volume.open(config.uris, write=True) as volume:
         began = time.perf_counter()
         with volume.session(run_id=config.run, takeover="if-dead") as session:
-            write_safetensors(session, NAME, arrays, {"format": "pt", "step": str(step)})
+            save_model(session, NAME, tensors, {"format": "pt", "step": str(step)})
         published_s = time.perf_counter() - began
         began = time.perf_counter()
-        back = {name: torch.from_numpy(array) for name, array in open_safetensors(volume, NAME).read_all().items()}
+        back = load_model(volume, NAME)
         read_s = time.perf_counter() - began
         exported = directory / "demo.safetensors"
         exported.write_bytes(volume.read(NAME))

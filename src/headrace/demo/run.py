@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.demo.compare import compare, proofs
-from headrace.demo.corpus import write_default_corpus
 from headrace.demo.events import Event
 from headrace.demo.job import Job
 from headrace.demo.options import DemoOptions
@@ -117,47 +116,35 @@ class Demo:
     def ingest(self) -> None:
         options, scale = self.options, self.scale
         self.teller.title(3, "text into tokens, in the volume")
-        if options.corpus is None:
-            corpus = self.directory / "corpus.jsonl"
-            written = write_default_corpus(corpus, scale.corpus_bytes)
-            self.story.corpus = (
-                f"Python's standard library: {written.documents} files, {format_bytes(written.text_bytes)}"
-            )
-        else:
-            corpus = options.corpus
-            self.story.corpus = str(corpus)
-        self.teller.line(self.story.corpus)
-        began = time.time()
-        arguments = ["-m", "headrace", "ingest", str(corpus), DATASET, "--json"]
+        corpus = ["stdlib:", "--limit", str(scale.corpus_bytes)] if options.corpus is None else [str(options.corpus)]
+        arguments = ["-m", "headrace", "ingest", corpus[0], DATASET, *corpus[1:], "--json"]
         for uri in self.target.uris:
             arguments += ["--volume", uri]
         if options.tokenizer is not None:
             arguments += ["--tokenizer", str(options.tokenizer)]
         else:
             arguments += ["--vocab-size", str(scale.vocabulary)]
+        began = time.time()
         child = self.processes.start("ingest", arguments, log=self.directory / "logs" / "ingest.log")
         while child.poll() is None:
-            self.teller.live(f"tokenizing, {time.time() - began:.0f} s")
+            self.teller.live("".join(child.tail(1)) or "reading the corpus")
             self.target.check()
             time.sleep(0.1)
         child.check(1.0)
-        self.story.ingest_s = time.time() - began
-        self._describe_dataset()
-
-    def _describe_dataset(self) -> None:
-        from headrace.dataset import TokenStream
-        from headrace.volume import Volume
-
-        with Volume.open(self.target.uris) as volume:
-            stream = TokenStream.open(volume, DATASET)
-            self.story.token_count = stream.token_count
-            self.story.token_bytes = stream.dtype.itemsize
-            tokenizer = json.loads(volume.read(f"{DATASET}.tokenizer.json"))
-        ids = [*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer.get("added_tokens", []))]
-        self.story.vocabulary = max(ids) + 1
+        story = self.story
+        story.ingest_s = time.time() - began
+        found = json.loads(child.tail(1)[0])
+        story.corpus = (
+            f"{found['corpus']['description']}: {found['documents']:,} documents, "
+            f"{format_bytes(found['corpus']['text_bytes'])} of text"
+        )
+        story.token_count = found["tokens"]
+        story.token_bytes = {"uint16": 2, "int32": 4}[found["dtype"]]
+        story.vocabulary = found["vocabulary"]
+        self.teller.line(story.corpus)
         self.teller.line(
-            f"{self.story.token_count:,} tokens of {self.story.token_bytes} bytes, vocabulary "
-            f"{self.story.vocabulary:,}, in {format_seconds(self.story.ingest_s)}"
+            f"{story.token_count:,} tokens of {story.token_bytes} bytes, vocabulary {story.vocabulary:,}, "
+            f"in {format_seconds(story.ingest_s)}"
         )
 
     # ---- 4, 5 ------------------------------------------------------------------------------------------------------

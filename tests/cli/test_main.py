@@ -1,0 +1,202 @@
+"""The frame of the command line: help that is quick, statuses, signals, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.testing.serve import serving
+from headrace.volume import Volume
+
+COMMANDS = ["demo", "serve", "discover", "volume", "ingest"]
+VOLUME_COMMANDS = ["create", "info", "ls", "rm", "cat", "verify"]
+NQN = "nqn.2026-01.io.headrace:test"
+
+
+def run(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "COLUMNS": "120", "TERM": "dumb"},
+    )
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom headrace.cli import main\nstatus = main(['--help'])\n"
+        "heavy = {'torch', 'numpy', 'tokenizers', 'pyarrow', 'headrace.volume', 'headrace._native'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "sys.exit(status)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 0, answer.stderr
+    for name in COMMANDS:
+        assert re.search(rf"\b{name}\b", answer.stdout)
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", [[name] for name in COMMANDS] + [["volume", name] for name in VOLUME_COMMANDS])
+def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
+    answer = run(*command, "--help")
+    assert answer.returncode == 0, answer.stderr
+    assert command == ["volume"] or f"Example: headrace {' '.join(command)}" in " ".join(answer.stdout.split())
+
+
+def test_version() -> None:
+    answer = run("--version")
+    assert answer.returncode == 0
+    assert re.fullmatch(r"headrace \d+\.\d+\.\d+\S*\n", answer.stdout)
+
+
+def test_main_gives_statuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["--version"]) == 0
+    assert main(["volume", "info", f"file:{tmp_path}/nothing"]) == 1
+    assert main(["volume", "info", "what"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert all(line.startswith("headrace: error: ") for line in said)
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    uri = f"file:{tmp_path}/disk.img"
+    with (
+        Volume.create([f"{uri}?create=64MiB"]) as volume,
+        volume.session(run_id="t") as session,
+        session.transaction() as transaction,
+    ):
+        transaction.put("large", os.urandom(16 << 20))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "volume", "cat", "large", "--volume", uri],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert len(process.stdout.read(10)) == 10
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(30) != 0
+
+
+def test_serve_says_where_and_stops_in_order(tmp_path: Path) -> None:
+    media = tmp_path / "disk.img"
+    process = subprocess.Popen(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "headrace",
+                "serve",
+                "--json",
+                f"{media}:64MiB",
+                "mem:16MiB",
+                "--volatile-cache",
+                "32MiB",
+            ),
+            *(
+                "--subsystem",
+                "nqn.2026-01.io.headrace:more=mem:16MiB",
+                "--listen",
+                "127.0.0.1:0",
+                "--listen",
+                "127.0.0.1:0",
+            ),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["event"] == "ready"
+        assert len(set(ready["listen"])) == 2
+        assert set(ready["io_engine"].split(", ")) <= {"io_uring", "pread", "memory"}
+        uris = [namespace["uri"] for namespace in ready["namespaces"]]
+        assert len(uris) == 6
+        Volume.create([uris[0]], name="x").close()
+        found = run("discover", ready["listen"][0], "--json")
+        names = {record["subnqn"] for record in json.loads(found.stdout)["records"]}
+        assert {"nqn.2026-01.io.headrace:serve", "nqn.2026-01.io.headrace:more"} <= names
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    # What the volatile cache held was written down on the way out.
+    with Volume.open([f"file:{media}"]) as volume:
+        assert volume.info().name == "x"
+
+
+def test_ctrl_c_is_130_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    words = "".join(f"word{i} " for i in range(20_000))
+    for number in range(200):
+        (folder / f"{number}.txt").write_text(f"{number} {words}")
+    uri = f"file:{tmp_path}/disk.img"
+    Volume.create([f"{uri}?create=256MiB"]).close()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "headrace", "ingest", str(folder), "data", "--volume", uri),
+            *("--vocab-size", "300", "--train-size", "64KiB"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        # Past the tokenizer: tokens are being written.
+        while "tokenizer" in (line := process.stderr.readline()):
+            pass
+        assert line, "it was over too soon"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "headrace: error: interrupted"
+    assert "Traceback" not in err
+    with Volume.open([uri]) as volume:
+        assert volume.list() == []
+
+
+def test_volume_commands_over_nvme_tcp() -> None:
+    with serving(NQN, "mem:64MiB", "mem:64MiB") as target:
+        members = [target.uri(nsid=1), target.uri(nsid=2)]
+        options = [text for uri in members for text in ("--volume", uri)]
+        made = run("volume", "create", *members, "--name", "two", "--json")
+        assert json.loads(made.stdout)["name"] == "two"
+        with (
+            Volume.open(members, write=True) as volume,
+            volume.session(run_id="t") as session,
+            session.transaction() as transaction,
+        ):
+            transaction.put("a/1", b"one")
+            transaction.put("a/2", b"two" * 100_000)
+            transaction.put("b", b"")
+        listed = json.loads(run("volume", "ls", *members, "--json").stdout)
+        assert [(entry["name"], entry["length_bytes"]) for entry in listed] == [("a/1", 3), ("a/2", 300_000), ("b", 0)]
+        assert run("volume", "ls", *members, "--prefix", "a/").stdout.splitlines()[0].split("\t")[1:] == ["3", "a/1"]
+        assert run("volume", "cat", "a/2", *options).stdout == "two" * 100_000
+        assert run("volume", "cat", "b", *options).stdout == ""
+        verified = run("volume", "verify", *members, "--json")
+        assert (verified.returncode, json.loads(verified.stdout)["objects"]) == (0, 3)
+        assert run("volume", "rm", "a/1", "b", *options).returncode == 0
+        assert run("volume", "rm", "a/2", "never/was", *options).returncode == 1
+        assert [line.split("\t")[2] for line in run("volume", "ls", *members).stdout.splitlines()] == ["a/2"]
+        assert "two" in run("volume", "info", *members).stdout
