@@ -19,6 +19,22 @@ Range = tuple[int, int, int]
 SNAPSHOT_RECORD_BYTES = 1 << 20
 
 
+#: A long session goes round its members many times; its windows are joined now and then.
+_MERGE_WINDOWS = 256
+
+
+def merge(ranges: list[Range]) -> list[Range]:
+    """The same space, sorted, without overlaps."""
+    result: list[Range] = []
+    for member, offset, length in sorted(ranges):
+        if result and result[-1][0] == member and offset <= result[-1][1] + result[-1][2]:
+            end = max(result[-1][1] + result[-1][2], offset + length)
+            result[-1] = (member, result[-1][1], end - result[-1][1])
+        else:
+            result.append((member, offset, length))
+    return result
+
+
 @dataclass(frozen=True, kw_only=True)
 class ObjectInfo:
     """One committed object. `birth` names the allocation: a new object of the same name has another."""
@@ -97,6 +113,7 @@ class Catalog:
         #: Session -> the space that it may have written to.
         self.windows: dict[int, list[Range]] = {}
         self.last_birth = 0
+        self._merged_windows = 0
         #: Bytes of all entries, encoded.
         self.entry_bytes = 0
 
@@ -126,7 +143,11 @@ class Catalog:
         elif record.kind == layout.WINDOW:
             rows = layout.decode_extents(record.payload, where)
             ranges = [(int(row["member"]), int(row["offset"]), int(row["length"])) for row in rows]
-            self.windows.setdefault(record.session, []).extend(ranges)
+            windows = self.windows.setdefault(record.session, [])
+            windows.extend(ranges)
+            if len(windows) > 2 * self._merged_windows + _MERGE_WINDOWS:
+                windows[:] = merge(windows)
+                self._merged_windows = len(windows)
 
     def object(self, name: str) -> StoredObject | None:
         entry = self.entries.get(name)

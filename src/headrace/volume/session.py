@@ -97,6 +97,8 @@ class Session:
         if not clean or cursor.findings:
             writer.move(say_so=clean)
         record = writer.append(layout.SESSION, entry.encode(), self.number)
+        # Marked, so that whoever opens the volume next knows this number as used.
+        writer.mark(self.number)
         with volume.lock:
             catalog.apply(record)
             volume.adopt_state(catalog, writer, self)
