@@ -202,7 +202,9 @@ impl Connection {
 
     /// The queue is dead at once; the socket lives on until what was said is heard.
     fn end(&mut self) {
-        self.phase = Phase::Ending { until: self.now + LINGER };
+        self.phase = Phase::Ending {
+            until: self.now + LINGER,
+        };
         self.closed();
     }
 
@@ -216,7 +218,9 @@ impl Connection {
         queue.controller.detach(queue.qid, self.token);
         self.shared.registry.drain(&queue.controller.host, &self.gate);
         if queue.qid == 0 {
-            self.shared.registry.end(&queue.controller, "the admin connection ended");
+            self.shared
+                .registry
+                .end(&queue.controller, "the admin connection ended");
         }
     }
 
@@ -592,10 +596,11 @@ fn prepare(plan: Plan, buffer: Option<Buffer>, controller: Arc<Controller>) -> R
         },
         Plan::Manage {
             namespace,
+            ranges,
             deallocate,
             ..
         } => {
-            let work = Work::manage(namespace, &need(buffer)?)?;
+            let work = Work::manage(namespace, &need(buffer)?, ranges)?;
             if !deallocate {
                 // The other attributes are hints about access patterns, which this target does not use.
                 return Ok(Prepared::Work(Work::Flush {

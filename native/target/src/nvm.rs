@@ -5,9 +5,12 @@ use crate::memory::Buffer;
 use crate::subsystem::{count, Namespace};
 use headrace_media::Mapping;
 use headrace_wire::command::{DsmRange, CDW11_DEALLOCATE, NSID_ALL};
-use headrace_wire::{io, Sqe, Status};
+use headrace_wire::{io, Sgl, Sqe, Status};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+
+/// All 256 range descriptors of Dataset Management.
+const DSM_BYTES_MAX: u32 = 256 * DsmRange::BYTES as u32;
 
 /// What a command does, and with how many bytes in which direction.
 pub(crate) enum Plan {
@@ -33,10 +36,11 @@ pub(crate) enum Plan {
         length: u64,
         fua: bool,
     },
-    /// `ranges` range descriptors come from the host.
+    /// `ranges` range descriptors come from the host, in `bytes` that may be more: Linux always sends a whole page.
     Manage {
         namespace: Arc<Namespace>,
-        ranges: u32,
+        ranges: usize,
+        bytes: u32,
         deallocate: bool,
     },
     Flush(Vec<Arc<Namespace>>),
@@ -47,7 +51,7 @@ impl Plan {
     pub(crate) fn bytes_from_host(&self) -> u32 {
         match self {
             Plan::Write { length, .. } | Plan::Compare { length, .. } => *length,
-            Plan::Manage { ranges, .. } => ranges * DsmRange::BYTES as u32,
+            Plan::Manage { bytes, .. } => *bytes,
             Plan::Read { .. } | Plan::Zero { .. } | Plan::Flush(_) => 0,
         }
     }
@@ -94,9 +98,18 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Controller, mdts_bytes: u32) -> Resul
         io::FLUSH => return Ok(Plan::Flush(vec![namespace])),
         io::DATASET_MANAGEMENT => {
             let deallocate = sqe.cdw(11) & CDW11_DEALLOCATE != 0;
+            let ranges = (sqe.cdw(10) & 0xFF) + 1;
+            let needed = ranges * DsmRange::BYTES as u32;
+            let bytes = match sqe.sgl() {
+                Sgl::InCapsule { length, .. } | Sgl::Transport { length } => {
+                    length.clamp(needed, DSM_BYTES_MAX)
+                }
+                _ => needed,
+            };
             return Ok(Plan::Manage {
                 namespace,
-                ranges: (sqe.cdw(10) & 0xFF) + 1,
+                ranges: ranges as usize,
+                bytes,
                 deallocate,
             });
         }
@@ -189,10 +202,14 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Ranges of Dataset Management, all checked before the first is carried out.
-    pub(crate) fn manage(namespace: Arc<Namespace>, descriptors: &[u8]) -> Result<Work, Status> {
-        let mut ranges = Vec::with_capacity(descriptors.len() / DsmRange::BYTES);
-        for descriptor in descriptors.chunks_exact(DsmRange::BYTES) {
+    /// The first `count` ranges of Dataset Management, all checked before the first is carried out.
+    pub(crate) fn manage(
+        namespace: Arc<Namespace>,
+        descriptors: &[u8],
+        count: usize,
+    ) -> Result<Work, Status> {
+        let mut ranges = Vec::with_capacity(count);
+        for descriptor in descriptors.chunks_exact(DsmRange::BYTES).take(count) {
             let mut bytes = [0; DsmRange::BYTES];
             bytes.copy_from_slice(descriptor);
             let found = DsmRange::decode(&bytes);

@@ -245,6 +245,21 @@ fn other_commands() {
     let now = queue.read(0, 8, 4096).data;
     assert!(now[12288..16384].iter().all(|&b| b == 0) && now[16384..24576] == data[16384..24576]);
     assert!(now[24576..].iter().all(|&b| b == 0));
+    // Linux sends a whole page of descriptors, of which only the named number count.
+    let mut page = headrace_wire::command::DsmRange { blocks: 1, slba: 4 }
+        .encode()
+        .to_vec();
+    page.extend(headrace_wire::command::DsmRange { blocks: 1, slba: 5 }.encode());
+    page.resize(4096, 0xFF);
+    let cid = queue.cid();
+    let sqe = Sqe::new(9, cid, 1).with_cdw(11, 4).with_sgl(Sgl::InCapsule {
+        offset: 0,
+        length: 4096,
+    });
+    assert!(queue.command(sqe, &page).cqe.status.is_success());
+    let now = queue.read(0, 8, 4096).data;
+    assert!(now[16384..20480].iter().all(|&b| b == 0) && now[20480..24576] == data[20480..24576]);
+    queue.write(0, &data, 4096, 32 * KIB);
     // A range outside: nothing is done.
     ranges[16 + 8] = 0xFF;
     ranges[16 + 12] = 0xFF;
