@@ -1,7 +1,8 @@
 //! The I/O thread: one per process, for all devices, asleep when nothing is to be done.
 //!
 //! Handles talk to it through an inbox; a wake-up (one write to an eventfd) is paid only when the thread sleeps. It starts
-//! with the first device and ends with the last; the handle that goes last joins it.
+//! with the first device and ends with the last; the handle that goes last joins it, once every device had its orderly end.
+//! Should the thread die of a defect of ours, everything that waits for it is told, and so is whoever comes later.
 //!
 //! # Fork
 //!
@@ -51,10 +52,30 @@ pub(crate) enum Message {
     Stop,
 }
 
+impl Message {
+    /// There is no thread to do it.
+    fn return_to_sender(self) {
+        let gone = || {
+            IoError::new(ErrorKind::Failed, "the I/O thread of this process has ended")
+                .next("this is a defect of headrace: report it with what was printed before")
+        };
+        match self {
+            Message::Open(core) => drop(core),
+            Message::Submit(_, requests) => requests
+                .into_iter()
+                .for_each(|request| reject(request, gone()).report()),
+            Message::Close(_, _, reply) => reply.set(()),
+            Message::Stop => {}
+        }
+    }
+}
+
 struct Inbox {
     messages: Mutex<VecDeque<Message>>,
     /// The thread sleeps or is about to: whoever clears this wakes it.
     asleep: AtomicBool,
+    /// The thread has ended. Changes under the lock of `messages`.
+    dead: AtomicBool,
 }
 
 impl Inbox {
@@ -107,7 +128,7 @@ impl Reactor {
             .current
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(reactor) = current.upgrade() {
+        if let Some(reactor) = current.upgrade().filter(|reactor| !reactor.is_dead()) {
             return Ok(reactor);
         }
         let reactor = Arc::new(Self::start().map_err(|error| {
@@ -125,6 +146,7 @@ impl Reactor {
         let inbox = Arc::new(Inbox {
             messages: Mutex::default(),
             asleep: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
         });
         let thread = Thread {
             poll,
@@ -161,8 +183,19 @@ impl Reactor {
         self.next_core.fetch_add(1, Ordering::Relaxed)
     }
 
+    fn is_dead(&self) -> bool {
+        self.inbox.dead.load(Ordering::SeqCst)
+    }
+
     pub fn send(&self, message: Message) {
-        self.inbox.lock().push_back(message);
+        {
+            let mut messages = self.inbox.lock();
+            if self.is_dead() {
+                drop(messages);
+                return message.return_to_sender();
+            }
+            messages.push_back(message);
+        }
         if self.inbox.asleep.swap(false, Ordering::SeqCst) {
             // An eventfd takes this until 2^64 wake-ups are pending.
             let _ = self.waker.wake();
@@ -210,13 +243,15 @@ impl Thread {
         let mut events = Events::with_capacity(EVENTS);
         let mut ready: Vec<usize> = Vec::new();
         let mut again: Vec<usize> = Vec::new();
+        let mut stopping = false;
         loop {
             let messages = std::mem::take(&mut *self.inbox.lock());
             for message in messages {
                 match message {
                     Message::Stop => {
-                        self.stop();
-                        return;
+                        stopping = true;
+                        ready.extend(self.cores.keys());
+                        self.cores.values_mut().for_each(|entry| entry.core.hurry());
                     }
                     other => ready.extend(self.take(other)),
                 }
@@ -237,6 +272,9 @@ impl Thread {
                 }
             }
             std::mem::swap(&mut ready, &mut again);
+            if stopping && self.cores.is_empty() {
+                return;
+            }
             self.sleep(&mut events, !ready.is_empty());
             for event in &events {
                 let id = core_of(event.token());
@@ -326,21 +364,17 @@ impl Thread {
         }
         self.inbox.asleep.store(false, Ordering::SeqCst);
     }
+}
 
-    fn stop(&mut self) {
-        let mut cores: Vec<Entry> = self.cores.drain().map(|(_, entry)| entry).collect();
-        let turn = Turn {
-            registry: self.poll.registry(),
-            scratch: &mut self.scratch,
-            now: Instant::now(),
+/// Also when the thread panics: cores end their requests as they are dropped.
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let rest = {
+            let mut messages = self.inbox.lock();
+            self.inbox.dead.store(true, Ordering::SeqCst);
+            std::mem::take(&mut *messages)
         };
-        for entry in &mut cores {
-            entry.core.abort(&turn);
-        }
-        // Messages that came behind the last.
-        let rest = std::mem::take(&mut *self.inbox.lock());
-        for message in rest {
-            self.take(message);
-        }
+        self.cores.clear();
+        rest.into_iter().for_each(Message::return_to_sender);
     }
 }

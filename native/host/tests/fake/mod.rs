@@ -584,7 +584,7 @@ impl Peer {
                     }
                     .encode(),
                     cns::NAMESPACE if sqe.nsid() == 1 => IdentifyNamespace {
-                        nsze: (BLOCKS * BLOCK >> script.lbads) as u64,
+                        nsze: ((BLOCKS * BLOCK) >> script.lbads) as u64,
                         noiob: script.noiob,
                         formats: vec![LbaFormat {
                             ms: 0,

@@ -3,6 +3,8 @@
 //! outside of the data of a read that is under way.
 
 use super::*;
+use headrace_wire::pdu::{CommonHeader, DataHeader, IcResp, R2t};
+use headrace_wire::Status;
 use std::time::Duration;
 
 /// xorshift: seeded, so that a failure can be repeated.

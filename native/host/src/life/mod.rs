@@ -29,13 +29,16 @@
 //! read while no association was up, the loss was counted before, and the same holds for the next one. An attempt that
 //! fails before it is ready carried no I/O and is not counted.
 
-use crate::association::{is_transient, Association, Failure, Step, Tag};
-use crate::errors::{closed, command_broken, command_failed};
+mod ending;
+mod outcome;
+
+use crate::association::{Association, Failure, Step, Tag};
+use crate::errors::closed;
 use crate::facts::Facts;
-use crate::queue::{Completion, Data, End};
+use crate::queue::Completion;
 use crate::reactor::{first_token, Turn};
-use crate::shared::{count, Latch, Shared};
-use crate::work::{reject, Ended, Part, Verb, Work};
+use crate::shared::{Latch, Shared};
+use crate::work::{reject, Ended, Work};
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Request};
 use std::hash::{BuildHasher, Hasher};
 use std::net::SocketAddr;
@@ -46,16 +49,6 @@ const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// An association that lived this long was a good one: the next loss starts with a short wait again.
 const GOOD_LIFE: Duration = Duration::from_secs(5);
-/// Attempts of one command, by what went wrong.
-const STATUS_TRIES: u8 = 5;
-const DIGEST_TRIES: u8 = 3;
-const TIMEOUT_TRIES: u8 = 2;
-const VIOLATION_TRIES: u8 = 3;
-const LOSS_TRIES: u8 = 16;
-/// Between attempts of a command that got a transient status; doubles.
-const STATUS_DELAY: Duration = Duration::from_millis(50);
-/// CC.SHN to CSTS.SHST, at most.
-const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
 
 enum Phase {
     /// While a method has the association in its hands.
@@ -206,15 +199,10 @@ impl Core {
         }
     }
 
-    /// The reactor stops: everything ends now.
-    pub fn abort(&mut self, turn: &Turn<'_>) {
-        let error = closed(&self.shared.place);
-        self.end(error, turn);
-        if let Some(opening) = self.opening.take() {
-            opening.reply.set(Err(closed(&self.shared.place)));
-        }
-        if let Some(closing) = self.closing.take() {
-            closing.reply.set(());
+    /// The last handle is gone: whatever was not closed is closed now.
+    pub fn hurry(&mut self) {
+        if self.closing.is_none() {
+            self.close(Instant::now(), Arc::new(Latch::new()));
         }
     }
 
@@ -368,259 +356,6 @@ impl Core {
         }
     }
 
-    /// What an answer means for its part.
-    fn settle(&mut self, mut part: Part, data: Data, end: End, now: Instant) -> Option<Ended> {
-        let shared = self.shared.clone();
-        let (counters, options) = (&shared.counters, &*shared.options);
-        let bytes = part.blocks * u64::from(self.facts.block_bytes);
-        let result = match end {
-            End::Answer(cqe) if cqe.status.is_success() => {
-                match part.verb {
-                    Verb::Read => {
-                        count(&counters.reads, 1);
-                        count(&counters.read_bytes, bytes);
-                    }
-                    Verb::Write { .. } => {
-                        count(&counters.writes, 1);
-                        count(&counters.written_bytes, bytes);
-                    }
-                    Verb::Flush => count(&counters.flushes, 1),
-                    Verb::Deallocate | Verb::Zero => count(&counters.deallocates, 1),
-                }
-                Ok(())
-            }
-            End::Answer(cqe) => {
-                let retry =
-                    is_transient(cqe.status) && !cqe.status.dnr && part.tries.statuses + 1 < STATUS_TRIES;
-                if retry {
-                    let delay = STATUS_DELAY * (1 << part.tries.statuses);
-                    return self.retry(part, data, now + delay);
-                }
-                Err(command_failed(&part, options, cqe.status))
-            }
-            End::DataDigest if part.tries.statuses + 1 < DIGEST_TRIES => return self.retry(part, data, now),
-            End::DataDigest => {
-                part.tries.statuses += 1;
-                let found = format!("another, {} times", part.tries.statuses);
-                let expected = "the data digest that the controller sent";
-                Err(command_broken(&part, options, ErrorKind::Failed, expected, found))
-            }
-            End::Short { came, wanted } => {
-                let (expected, found) = (format!("{wanted} bytes"), format!("success after {came}"));
-                Err(command_broken(
-                    &part,
-                    options,
-                    ErrorKind::Protocol,
-                    &expected,
-                    found,
-                ))
-            }
-        };
-        if result.is_err() {
-            count(&counters.errors, 1);
-        }
-        self.work.finish(part, data, result)
-    }
-
-    fn retry(&mut self, mut part: Part, data: Data, at: Instant) -> Option<Ended> {
-        part.tries.statuses += 1;
-        count(&self.shared.counters.retries, 1);
-        self.work.later(at, part, data);
-        None
-    }
-
-    fn lose(&mut self, association: Box<Association>, failure: Failure, turn: &Turn<'_>) {
-        let Failure { error, violation, .. } = failure;
-        let parts = association.end(turn);
-        self.shared.lost();
-        {
-            let mut status = self.shared.status();
-            status.state = "lost";
-            status.last_error = error.to_string();
-        }
-        let options = self.shared.options.clone();
-        let (mut keep, mut failed) = (Vec::new(), Vec::new());
-        for (mut part, data, overdue) in parts {
-            let tries = &mut part.tries;
-            tries.losses += 1;
-            tries.timeouts += u8::from(overdue);
-            tries.violations += u8::from(violation);
-            let (kind, times, why) = if tries.timeouts >= TIMEOUT_TRIES {
-                (ErrorKind::Timeout, tries.timeouts, "no answer in time")
-            } else if tries.violations >= VIOLATION_TRIES {
-                (ErrorKind::Protocol, tries.violations, "a broken protocol")
-            } else if tries.losses >= LOSS_TRIES {
-                (ErrorKind::Failed, tries.losses, "the association was lost")
-            } else {
-                count(&self.shared.counters.resends, 1);
-                keep.push((part, data));
-                continue;
-            };
-            let expected = format!("an answer within {:?}", options.io_timeout);
-            let found = format!("{why}, {times} times; last: {error}");
-            let error = command_broken(&part, &options, kind, &expected, found);
-            count(&self.shared.counters.errors, 1);
-            failed.extend(self.work.finish(part, data, Err(error)));
-        }
-        self.work.again(keep);
-        if turn.now.duration_since(self.ready_since) >= GOOD_LIFE {
-            self.backoff = BACKOFF_MIN;
-        }
-        self.loss = Some(Loss {
-            deadline: turn.now + options.loss_timeout,
-            cause: error,
-        });
-        self.wait(turn.now);
-        failed.into_iter().for_each(Ended::report);
-    }
-
-    // Ending.
-
-    fn run_stopping(&mut self, mut association: Box<Association>, turn: &mut Turn<'_>) -> bool {
-        let result = association.turn(turn, &mut |_| {}).and_then(|again| {
-            association.tick(turn.now)?;
-            Ok(association.send()? || again)
-        });
-        match result {
-            Ok(again) if association.step != Step::Done => {
-                self.phase = Phase::Stopping(association);
-                again
-            }
-            // Done, or the controller went first.
-            _ => {
-                association.end(turn);
-                self.end(closed(&self.shared.place), turn);
-                false
-            }
-        }
-    }
-
-    /// No more I/O, for good.
-    fn end(&mut self, error: IoError, turn: &Turn<'_>) {
-        let phase = std::mem::replace(&mut self.phase, Phase::Ended(error.clone()));
-        if let Phase::Connecting(association) | Phase::Ready(association) | Phase::Stopping(association) =
-            phase
-        {
-            // Parts that were under way end with their requests.
-            drop(association.end(turn));
-        }
-        {
-            let mut status = self.shared.status();
-            status.state = if error.kind == ErrorKind::Closed {
-                "closed"
-            } else {
-                "gone"
-            };
-            if error.kind != ErrorKind::Closed {
-                status.last_error = error.to_string();
-            }
-        }
-        self.loss = None;
-        self.work.fail_all(&error).into_iter().for_each(Ended::report);
-        if let Some(opening) = self.opening.take() {
-            opening.reply.set(Err(error));
-            self.over = true;
-        }
-    }
-
-    /// What time has decided; `true` when the phase changed.
-    fn keep_deadlines(&mut self, turn: &mut Turn<'_>) -> bool {
-        let now = turn.now;
-        if self
-            .opening
-            .as_ref()
-            .is_some_and(|opening| opening.deadline <= now)
-        {
-            let error = self.silent("the target did not come up in time");
-            self.end(error, turn);
-        }
-        if let Phase::Connecting(association) = &self.phase {
-            if self.opening.is_none() && self.attempt_until <= now {
-                let error = self.silent(&format!("no progress in {}", association.step.name()));
-                if let Phase::Connecting(association) = std::mem::replace(&mut self.phase, Phase::Between) {
-                    association.end(turn);
-                }
-                self.attempt_failed(error.into(), turn);
-            }
-        }
-        if self.loss.as_ref().is_some_and(|loss| loss.deadline <= now) {
-            if let Some(loss) = self.loss.take() {
-                let error = IoError::new(ErrorKind::Gone, "the target did not come back")
-                    .at(&self.shared.place)
-                    .expected(format!(
-                        "a connection within {:?}",
-                        self.shared.options.loss_timeout
-                    ))
-                    .found(loss.cause.to_string())
-                    .next("check the target and the network, then open the device again");
-                self.end(error, turn);
-            }
-        }
-        self.keep_closing(turn)
-    }
-
-    fn silent(&self, what: &str) -> IoError {
-        let options = &self.shared.options;
-        let (step, last) = match &self.phase {
-            Phase::Connecting(association) => (association.step.name(), String::new()),
-            _ => ("waiting to try again", self.shared.status().last_error.clone()),
-        };
-        let found = if last.is_empty() {
-            step.to_string()
-        } else {
-            format!("{step}, after: {last}")
-        };
-        IoError::new(ErrorKind::Timeout, what)
-            .at(&self.shared.place)
-            .expected(format!(
-                "a controller that is ready within {:?}",
-                options.connect_timeout
-            ))
-            .found(found)
-            .next("check host and port, the network, and the target's log")
-    }
-
-    fn keep_closing(&mut self, turn: &mut Turn<'_>) -> bool {
-        let Some(closing) = &self.closing else {
-            return false;
-        };
-        let late = closing.deadline <= turn.now;
-        match &self.phase {
-            Phase::Ended(_) => {}
-            Phase::Stopping(_) if !late => return false,
-            _ if late => self.end(closed(&self.shared.place), turn),
-            _ if !self.work.is_empty() => return false,
-            Phase::Ready(_) => {
-                let patience = closing.deadline.duration_since(turn.now).min(SHUTDOWN_MAX);
-                let Phase::Ready(mut association) = std::mem::replace(&mut self.phase, Phase::Between) else {
-                    return false;
-                };
-                return match association
-                    .shut_down(turn.now, patience)
-                    .and_then(|()| association.send())
-                {
-                    Ok(_) => {
-                        self.phase = Phase::Stopping(association);
-                        true
-                    }
-                    Err(_) => {
-                        association.end(turn);
-                        self.end(closed(&self.shared.place), turn);
-                        true
-                    }
-                };
-            }
-            // Lost, and nothing to do: there is no controller to take leave of.
-            _ => self.end(closed(&self.shared.place), turn),
-        }
-        if let Some(closing) = self.closing.take() {
-            closing.reply.set(());
-        }
-        self.shared.status().state = "closed";
-        self.over = true;
-        false
-    }
-
     fn wake_at(&self) -> Option<Instant> {
         let phase = match &self.phase {
             Phase::Connecting(association) => [association.wake_at(), Some(self.attempt_until)]
@@ -644,5 +379,22 @@ impl Core {
         .into_iter()
         .flatten()
         .min()
+    }
+}
+
+/// Normally there is nothing left to do here. If the I/O thread dies, nobody waits in vain.
+impl Drop for Core {
+    fn drop(&mut self) {
+        let error = closed(&self.shared.place);
+        // The association, and with it every pointer into the callers' buffers, goes first.
+        self.phase = Phase::Ended(error.clone());
+        self.completed.clear();
+        self.work.fail_all(&error).into_iter().for_each(Ended::report);
+        if let Some(opening) = self.opening.take() {
+            opening.reply.set(Err(error));
+        }
+        if let Some(closing) = self.closing.take() {
+            closing.reply.set(());
+        }
     }
 }

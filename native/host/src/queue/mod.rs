@@ -1,0 +1,373 @@
+//! A queue pair of the host, without I/O: commands go in, bytes come out, bytes go in, completions come out.
+//!
+//! # Life of a command
+//!
+//! ```text
+//!   submit --> CapsuleCmd [+ data in the capsule]
+//!                 |                read: C2HData, ascending, straight into the caller's buffer
+//!                 |                write: R2T --> H2CData chunks of at most MAXH2CDATA
+//!                 v
+//!              CapsuleResp, or SUCCESS on the last C2HData
+//!                 |
+//!                 v   held back while data of the command still wait to be sent (a controller may refuse early)
+//!              completion: tag and data go back to the owner
+//! ```
+//!
+//! # What is never believed
+//!
+//! * A CID that is not under way; data for a command that does not read; data that do not continue exactly where the last
+//!   ended, or go beyond the command's length, or follow LAST_PDU; an R2T for a command that does not write, that does not
+//!   continue where the last ended, is empty, goes beyond, or comes while two are unserved. Each of these is a
+//!   [`PduError`]: the stream cannot be trusted any more and the connection ends.
+//! * Success of a read that is short of data: the command fails, the connection lives (framing is intact).
+//! * Data whose digest is wrong: the same (NVMe/TCP 3.3.2: not fatal to the connection).
+//!
+//! # Zero copy
+//!
+//! [`QueuePair::destination`] is the memory where the next received bytes belong, when they are data. A `readv` into it with
+//! a scratch behind it, reported by [`QueuePair::received`], is the whole receive path: what lands in the destination is
+//! at rest, what lands in the scratch is parsed.
+
+mod incoming;
+
+use crate::memory;
+use crate::receive::Receive;
+use crate::transmit::{Transmit, PIECES_MAX};
+use headrace_transfer::Buffer;
+use headrace_wire::pdu::{fes_name, Digests, Fes, IcReq, Layout, Pdu, PduError, TermReq};
+use headrace_wire::{Cqe, Sgl, Sqe};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::time::Instant;
+
+/// Admin and Fabrics commands may carry this much in the capsule on every controller.
+pub(crate) const ADMIN_IN_CAPSULE: usize = 8192;
+/// R2Ts of one command whose data are not sent yet. We ask for one (MAXR2T 0); the next may overtake our own sending.
+const R2T_UNSERVED_MAX: u8 = 2;
+/// Answers are parsed from a scratch this large, where transfers are small or absent.
+const TAIL_SMALL_IO: usize = 64 * 1024;
+/// Where transfers are large: what may follow the data, but little of the next PDU's data, which would be copied.
+const TAIL_LARGE_IO: usize = 64;
+const LARGE_IO: usize = 32 * 1024;
+
+/// The data of a command.
+pub(crate) enum Data {
+    None,
+    Read(Buffer),
+    Write(Buffer),
+}
+
+impl Data {
+    fn length(&self) -> usize {
+        match self {
+            Data::None => 0,
+            Data::Read(buffer) | Data::Write(buffer) => buffer.len(),
+        }
+    }
+}
+
+/// How one command ended, with what its owner gave for it.
+pub(crate) struct Completion<T> {
+    pub tag: T,
+    pub data: Data,
+    pub end: End,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The controller's answer; its status may be an error.
+    Answer(Cqe),
+    /// Success claimed, but only so many bytes came.
+    Short { came: usize, wanted: usize },
+    /// DDGST did not match.
+    DataDigest,
+}
+
+/// Why the connection ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The peer broke the protocol.
+    Violation(PduError),
+    /// The peer says that we did.
+    Terminated(TermReq),
+}
+
+impl From<PduError> for Fault {
+    fn from(error: PduError) -> Self {
+        Fault::Violation(error)
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Fault::Violation(error) => write!(f, "the controller broke the protocol: {error}"),
+            Fault::Terminated(term) => write!(
+                f,
+                "the controller ended the connection with a termination request: {} (FES {}, FEI {})",
+                fes_name(term.fes),
+                term.fes,
+                term.fei
+            ),
+        }
+    }
+}
+
+struct Command<T> {
+    tag: T,
+    data: Data,
+    deadline: Instant,
+    /// Bytes received (read) or asked for by R2T or sent in the capsule (write).
+    moved: usize,
+    /// Data segments that wait to be sent.
+    unsent: u8,
+    last_seen: bool,
+    digest_wrong: bool,
+    /// The answer, while `unsent > 0`.
+    held: Option<End>,
+}
+
+/// What the connection agreed upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    pub digests: Digests,
+    pub cpda: u8,
+    pub maxh2cdata: usize,
+}
+
+pub(crate) struct QueuePair<T> {
+    asked: Digests,
+    agreed: Option<Agreed>,
+    in_capsule: usize,
+    commands: Vec<Option<Command<T>>>,
+    free: Vec<u16>,
+    reading: usize,
+    read_bytes: usize,
+    transmit: Transmit,
+    receive: Receive,
+    completions: VecDeque<Completion<T>>,
+}
+
+impl<T> QueuePair<T> {
+    /// A fresh connection; ICReq waits to be sent. `depth`: commands under way at most.
+    pub fn new(depth: u16, asked: Digests, in_capsule: usize) -> Self {
+        let mut transmit = Transmit::default();
+        let request = Pdu::IcReq(IcReq {
+            pfv: 0,
+            hpda: 0,
+            digests: asked,
+            maxr2t: 0,
+        });
+        transmit.head(|out| request.encode(0, Digests::default(), 0, out));
+        QueuePair {
+            asked,
+            agreed: None,
+            in_capsule,
+            commands: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            reading: 0,
+            read_bytes: 0,
+            transmit,
+            receive: Receive::new(),
+            completions: VecDeque::new(),
+        }
+    }
+
+    /// ICResp came; commands may be submitted.
+    pub fn agreed(&self) -> Option<&Agreed> {
+        self.agreed.as_ref()
+    }
+
+    /// Largest write whose data travel in its capsule.
+    pub fn set_in_capsule(&mut self, bytes: usize) {
+        self.in_capsule = bytes;
+    }
+
+    /// Slots for commands; 0 before ICResp.
+    pub fn room(&self) -> usize {
+        if self.agreed.is_some() {
+            self.free.len()
+        } else {
+            0
+        }
+    }
+
+    /// Queue a command; its CID and SGL are filled in here. Hands everything back where there is no room.
+    pub fn submit(&mut self, sqe: Sqe, data: Data, tag: T, deadline: Instant) -> Result<(), (T, Data)> {
+        let Some(agreed) = self.agreed else {
+            return Err((tag, data));
+        };
+        let Some(cid) = self.free.pop() else {
+            return Err((tag, data));
+        };
+        let length = data.length();
+        let in_capsule = matches!(data, Data::Write(_)) && length <= self.in_capsule;
+        let sgl = match length {
+            0 => Sgl::None,
+            _ if in_capsule => Sgl::InCapsule {
+                offset: 0,
+                length: length as u32,
+            },
+            _ => Sgl::Transport {
+                length: length as u32,
+            },
+        };
+        let sqe = Pdu::CapsuleCmd(sqe.with_cid(cid).with_sgl(sgl));
+        let mut command = Command {
+            tag,
+            data,
+            deadline,
+            moved: 0,
+            unsent: 0,
+            last_seen: false,
+            digest_wrong: false,
+            held: None,
+        };
+        match &command.data {
+            Data::Write(buffer) if in_capsule && length > 0 => {
+                let layout = self
+                    .transmit
+                    .head(|out| sqe.encode(length, agreed.digests, agreed.cpda, out));
+                command.moved = length;
+                command.unsent = 1;
+                send_data(&mut self.transmit, buffer, 0, &layout, cid);
+            }
+            other => {
+                if let Data::Read(buffer) = other {
+                    self.reading += 1;
+                    self.read_bytes += buffer.len();
+                }
+                self.transmit
+                    .head(|out| sqe.encode(0, agreed.digests, agreed.cpda, out));
+            }
+        }
+        self.commands[usize::from(cid)] = Some(command);
+        Ok(())
+    }
+
+    /// The earliest deadline among commands under way.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.commands
+            .iter()
+            .flatten()
+            .map(|command| command.deadline)
+            .min()
+    }
+
+    /// Every command, finished or not, with whether it met its deadline at `now`. The connection is over: nothing of it
+    /// may touch the data from here on.
+    pub fn abandon(&mut self, now: Instant) -> Vec<(T, Data, bool)> {
+        self.transmit.clear();
+        self.receive = Receive::new();
+        self.free.clear();
+        self.agreed = None;
+        let commands = self.commands.drain(..).flatten();
+        commands
+            .map(|command| (command.tag, command.data, command.deadline <= now))
+            .collect()
+    }
+
+    pub fn completion(&mut self) -> Option<Completion<T>> {
+        self.completions.pop_front()
+    }
+
+    // Sending.
+
+    pub fn has_output(&self) -> bool {
+        !self.transmit.is_empty()
+    }
+
+    pub fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
+        self.transmit.gather(pieces)
+    }
+
+    pub fn sent(&mut self, count: usize) {
+        let QueuePair {
+            transmit,
+            commands,
+            free,
+            reading,
+            read_bytes,
+            completions,
+            ..
+        } = self;
+        transmit.advance(count, |cid| {
+            let Some(slot) = commands.get_mut(usize::from(cid)) else {
+                return;
+            };
+            let Some(command) = slot else {
+                return;
+            };
+            command.unsent -= 1;
+            if command.unsent > 0 {
+                return;
+            }
+            if let Some(end) = command.held {
+                complete(slot, free, reading, read_bytes, completions, cid, end);
+            }
+        });
+    }
+
+    /// Tell the peer why the connection ends, if that is possible in the middle of what is being sent.
+    pub fn terminate(&mut self, error: &PduError) {
+        if !self.transmit.is_empty() {
+            return;
+        }
+        let fei = match error.fes {
+            Fes::InvalidHeaderField | Fes::UnsupportedParameter => error.fei,
+            _ => 0,
+        };
+        let pdu = Pdu::H2cTermReq(TermReq {
+            fes: error.fes as u16,
+            fei,
+        });
+        let offending = &self.receive.offending()[..self.receive.offending().len().min(128)];
+        self.transmit.head(|out| {
+            pdu.encode(offending.len(), Digests::default(), 0, out);
+            out.extend_from_slice(offending);
+        });
+    }
+}
+
+fn complete<T>(
+    slot: &mut Option<Command<T>>,
+    free: &mut Vec<u16>,
+    reading: &mut usize,
+    read_bytes: &mut usize,
+    completions: &mut VecDeque<Completion<T>>,
+    cid: u16,
+    end: End,
+) {
+    if let Some(command) = slot.take() {
+        if let Data::Read(buffer) = &command.data {
+            *reading -= 1;
+            *read_bytes -= buffer.len();
+        }
+        free.push(cid);
+        completions.push_back(Completion {
+            tag: command.tag,
+            data: command.data,
+            end,
+        });
+    }
+}
+
+/// Marks segments that end nothing: no command has this CID, since a depth is at most 1024.
+const NO_CID: u16 = u16::MAX;
+
+fn send_part(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layout) {
+    send_data(transmit, buffer, at, layout, NO_CID);
+}
+
+/// Data and, where it is in force, their digest, behind a head that was just encoded.
+fn send_data(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layout, cid: u16) {
+    let length = layout.data_bytes;
+    transmit.data(buffer.clone(), at, length, cid);
+    if layout.data_digest_bytes > 0 {
+        let digest = headrace_wire::crc32c(memory::source(buffer, at, length));
+        transmit.head(|out| out.extend_from_slice(&digest.to_le_bytes()));
+    }
+}
+
+#[cfg(test)]
+mod tests;
