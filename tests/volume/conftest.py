@@ -1,8 +1,20 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from headrace.device import crc32c, reference
 from headrace.volume import heartbeat
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native CRC in the reference engine, for tests of many small reads (`test_reference.py` compares the two)."""
+
+    def rows(data: reference.U8, seeds: reference.U32) -> reference.U32:
+        return np.array([crc32c(row, int(seed)) for row, seed in zip(data, seeds, strict=True)], np.uint32)
+
+    monkeypatch.setattr(reference, "crc32c_rows", rows)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from headrace.testing import Crash, CrashDevice, MemoryDevice, Timeline
 from headrace.volume import Volume, commit, durable, layout, session
 from tests.volume.support import KIB, Model, State, content, crash_volume, state_of, writing
 
-pytestmark = pytest.mark.usefixtures("nobody_else")
+pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
 
 def work(timeline: Timeline, volume: Volume, commits: int) -> Model:

@@ -10,7 +10,7 @@ from headrace.units import MIB
 from headrace.volume import Volume, durable
 from tests.volume.support import KIB, content, crash_volume, open_read, writing
 
-pytestmark = pytest.mark.usefixtures("nobody_else")
+pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
 BIG = content(1, 300 * KIB)
 STREAM = content(2, 200 * KIB)

@@ -11,7 +11,7 @@ from headrace.volume import Volume, log
 from headrace.volume.layout import ALIGN
 from tests.volume.support import KIB, STRIPE, Model, content, crash_volume, open_read, state_of, writing
 
-pytestmark = pytest.mark.usefixtures("nobody_else")
+pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
 
 def vanished_commits() -> int:

@@ -53,8 +53,11 @@ def test_a_closed_session_is_followed_at_once() -> None:
     volume = new_volume()
     volume.session("one", heartbeat_s=30).close()
     started = time.monotonic()
+    generation = volume.log.start().header.generation
     with second(volume).session("two") as session:
-        assert session.number == 2
+        assert (session.number, session.quarantined_bytes) == (2, 0)
+        # Nothing was in flight, so the log goes on where it was.
+        assert volume.log.start().header.generation == generation
     assert time.monotonic() - started < 2
 
 

@@ -103,7 +103,9 @@ class LogWriter:
         """Make what a dead session left at the end a fact: the same bytes once more, on every copy, and their marker.
         """
         waiting, cursor = self.cursor.waiting, self.cursor
-        if not waiting:
+        if all(record.kind == layout.MARKER for record in waiting):
+            # The usual end: nothing was in flight.
+            waiting.clear()
             return
         block = cursor.block - sum(record.blocks for record in waiting)
         for record in waiting:

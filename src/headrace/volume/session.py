@@ -77,7 +77,6 @@ class Session:
         volume.mend_superblocks()
         catalog, cursor = volume.reload_for_writing()
         writer = LogWriter(volume.log, catalog, cursor)
-        clean = clean and not cursor.waiting
         writer.adopt()
         if self.number <= catalog.session:
             # The heartbeat block was lost: the log knows better which numbers were used.

@@ -1,0 +1,212 @@
+"""Which devices are a volume: missing, swapped, foreign, newer, damaged superblocks; what cannot be made."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from headrace.device import crc32c, open_device
+from headrace.errors import HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeFull, VolumeTooNew
+from headrace.testing import MemoryDevice
+from headrace.units import MIB
+from headrace.volume import Volume
+from headrace.volume.layout import SUPERBLOCK_BYTES, superblock_offsets
+from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
+
+pytestmark = pytest.mark.usefixtures("nobody_else")
+
+
+def filled(members: int = 3, block_bytes: int = 4096) -> list[MemoryDevice]:
+    devices = [MemoryDevice(4 * MIB, block_bytes=block_bytes) for _ in range(members)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, name="träning")
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put("x", content(1, 500 * KIB))
+    return devices
+
+
+def test_members_in_any_order() -> None:
+    devices = filled()
+    swapped = Volume.open([devices[2], devices[0], devices[1]])
+    assert swapped.uris == [device.uri for device in devices]
+    assert state_of(swapped) == {"x": content(1, 500 * KIB)}
+
+
+def test_a_missing_member_is_named() -> None:
+    devices = filled()
+    with pytest.raises(NotAVolume, match=r"missing.*expected 3 members, found 2; number 1 not among them"):
+        Volume.open([devices[0], devices[2]])
+
+
+def test_a_member_given_twice() -> None:
+    devices = filled()
+    with pytest.raises(NotAVolume, match="twice"):
+        Volume.open([devices[0], devices[1], devices[1]])
+    with pytest.raises(UsageError, match="twice"):
+        Volume.create(devices=[devices[0], devices[0]], force=True)
+
+
+def test_a_member_of_another_volume() -> None:
+    devices, others = filled(), filled()
+    with pytest.raises(NotAVolume, match="different volumes"):
+        Volume.open([devices[0], devices[1], others[2]])
+
+
+def test_not_a_volume() -> None:
+    for size in (4096, 1 * MIB):
+        with pytest.raises(NotAVolume, match=r"headrace volume|too small"):
+            Volume.open([MemoryDevice(size)])
+
+
+def reseal(device: MemoryDevice, offset: int, code: str, value: int) -> None:
+    """Change a field of both superblocks, checksum and all."""
+    for place in superblock_offsets(device.size_bytes):
+        block = bytearray(device.data[place : place + SUPERBLOCK_BYTES])
+        struct.pack_into(code, block, offset, value)
+        struct.pack_into("<I", block, SUPERBLOCK_BYTES - 4, crc32c(bytes(block[:-4])))
+        device.data[place : place + SUPERBLOCK_BYTES] = block
+
+
+def test_a_newer_version_is_refused_by_name() -> None:
+    devices = filled()
+    reseal(devices[1], 8, "<I", 2)
+    with pytest.raises(VolumeTooNew, match="version 2"):
+        Volume.open(devices)
+    with pytest.raises(UsageError, match="holds a volume"):
+        Volume.create(devices=devices)
+
+
+def test_an_unknown_incompatible_feature_is_refused_and_a_compatible_one_is_not() -> None:
+    devices = filled()
+    for device in devices:
+        reseal(device, 24, "<Q", 1 << 63)
+    assert open_read(devices)
+    reseal(devices[0], 16, "<Q", 1 << 40)
+    with pytest.raises(VolumeTooNew, match="0x10000000000"):
+        Volume.open(devices)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_bad_superblock_is_reported_and_mended(place: int) -> None:
+    devices = filled()
+    offset = superblock_offsets(devices[0].size_bytes)[place]
+    devices[0].data[offset + 100] ^= 1
+    volume = Volume.open(devices, write=True)
+    assert any("superblock" in warning for warning in volume.info().warnings)
+    with writing(volume):
+        pass
+    assert Volume.open(devices).info().warnings == []
+    other = superblock_offsets(devices[0].size_bytes)[1 - place]
+    devices[0].data[other + 100] ^= 1
+    assert open_read(devices)
+
+
+def test_two_bad_superblocks_say_which() -> None:
+    devices = filled()
+    for offset in superblock_offsets(devices[0].size_bytes):
+        devices[0].data[offset + 100] ^= 1
+    with pytest.raises(VolumeDamaged, match=devices[0].uri):
+        Volume.open(devices)
+
+
+@pytest.mark.parametrize("field", [(48 + 8, "<I", 0), (60, "<I", 9), (64, "<Q", 3), (72, "<Q", 1), (104, "<I", 7), (116, "<I", 999)])
+def test_fields_out_of_range_are_damage(field: tuple[int, str, int]) -> None:
+    devices = filled()
+    reseal(devices[0], *field)
+    with pytest.raises(VolumeDamaged, match="out of range"):
+        Volume.open(devices)
+
+
+def test_a_shrunken_member_is_noticed() -> None:
+    devices = filled()
+    small = MemoryDevice(3 * MIB)
+    small.data[:] = devices[2].data[: 3 * MIB]
+    with pytest.raises(VolumeDamaged, match="smaller"):
+        Volume.open([devices[0], devices[1], small])
+
+
+def test_a_volume_is_not_overwritten_unless_forced() -> None:
+    devices = filled()
+    with pytest.raises(UsageError, match=r"holds a volume.*träning.*--force"):
+        Volume.create(devices=devices)
+    assert open_read(devices)
+    assert state_of(Volume.create(devices=devices, force=True)) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"stripe_bytes": 1000}, "stripe_bytes"),
+        ({"stripe_bytes": 32 * KIB}, "stripe_bytes"),
+        ({"log_bytes": 1}, "log_bytes"),
+        ({"name": "x" * 129}, "name"),
+        ({"devices": []}, "members"),
+        ({"devices": [MemoryDevice(256 * KIB)]}, "too small"),
+        ({"uris": ["mem:1MiB"]}, "either"),
+    ],
+)
+def test_what_cannot_be_made(options: dict[str, object], match: str) -> None:
+    arguments: dict[str, object] = {"devices": [MemoryDevice(2 * MIB)], **options}
+    with pytest.raises(UsageError, match=match):
+        Volume.create(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("block_bytes", [512, 4096])
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_shapes(members: int, block_bytes: int) -> None:
+    devices = filled(members, block_bytes)
+    volume = Volume.open(devices)
+    info = volume.info()
+    assert state_of(volume) == {"x": content(1, 500 * KIB)}
+    assert (info.name, info.fence, info.object_count, len(info.members)) == ("träning", "unfenced", 1, members)
+    assert info.used_bytes + info.free_bytes == info.capacity_bytes == sum(m.data_bytes for m in info.members)
+    assert info.writer is not None and (info.writer.state, info.writer.run_id) == ("closed", "test")
+
+
+def test_members_of_different_sizes_are_filled() -> None:
+    devices = [MemoryDevice(size) for size in (2 * MIB, 8 * MIB, 3 * MIB)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE)
+    with writing(volume) as session:
+        with pytest.raises(VolumeFull):
+            for i in range(1000):
+                with session.transaction() as tx:
+                    tx.put(f"{i}", content(i, 300 * KIB))
+        assert session.free_bytes < 300 * KIB + STRIPE * 3
+        with pytest.raises(VolumeFull, match="expected"), session.transaction() as tx:
+            tx.put("more", content(0, 300 * KIB))
+        with session.transaction() as tx:
+            tx.delete("0")
+            tx.delete("1")
+        with session.transaction() as tx:
+            tx.put("more", content(0, 300 * KIB))
+        assert all(volume.read(f"{i}") == content(i, 300 * KIB) for i in range(2, len(volume.list()) + 1))
+
+
+def test_full_says_so_before_any_data_is_written() -> None:
+    devices = filled(2)
+    volume = Volume.open(devices, write=True)
+    with writing(volume) as session:
+        before = sum(device.writes for device in devices)
+        with pytest.raises(VolumeFull, match=r"the volume is full: expected 1.0 GiB of free space, found .* free; delete"):
+            session.transaction().allocate("y", 1 << 30)
+        with pytest.raises(VolumeFull):
+            session.transaction().write_stream("z", iter([b"x"]), length_bytes=1 << 40)
+        assert sum(device.writes for device in devices) == before
+
+
+def test_by_address(tmp_path: Path) -> None:
+    uris = ",".join(f"file:{tmp_path / name}?create=4MiB" for name in "ab")
+    with Volume.create(uris, stripe_bytes=STRIPE) as volume:
+        with writing(volume) as session, session.transaction() as tx:
+            tx.put("x", b"1" * 100_000)
+        addresses = volume.uris
+    with Volume.open(addresses) as volume:
+        assert volume.read("x") == b"1" * 100_000
+        assert all(device.read_only for device in volume.devices)
+    with open_device(addresses[0]) as device, pytest.raises(HeadraceError, match="missing"):
+        Volume.open([device])
+    with pytest.raises(HeadraceError):
+        Volume.open(f"file:{tmp_path}/nothing")
+    with pytest.raises(UsageError, match="at least one"):
+        Volume.open("")
