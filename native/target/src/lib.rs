@@ -38,5 +38,15 @@ mod system;
 mod target;
 mod worker;
 
+#[cfg(test)]
+mod bad_media;
+
+// The tests' raw client names this crate as its users do.
+#[cfg(test)]
+extern crate self as headrace_target;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 pub use config::{IoEngine, ListenConfig, MediaConfig, NamespaceConfig, SubsystemConfig, TargetConfig};
 pub use target::Target;

@@ -94,6 +94,17 @@ impl Subsystem {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn with_media(nqn: &str, media: Box<dyn Media>) -> Self {
+        let namespace = Arc::new(Namespace::new(1, nqn, None, media));
+        Subsystem {
+            nqn: nqn.into(),
+            namespaces: BTreeMap::from([(1, namespace)]),
+            discovery: false,
+            ..Self::discovery()
+        }
+    }
+
     /// The well-known one, which every target has.
     pub(crate) fn discovery() -> Self {
         Subsystem {

@@ -30,6 +30,11 @@ impl Target {
         for subsystem in &config.subsystems {
             subsystems.push(Arc::new(Subsystem::open(subsystem, engine)?));
         }
+        Self::serve(&config, subsystems)
+    }
+
+    /// Serve subsystems whose media are open.
+    pub(crate) fn serve(config: &TargetConfig, subsystems: Vec<Arc<Subsystem>>) -> Result<Target, String> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         let mut addresses = Vec::with_capacity(config.listen.len());
         for listen in &config.listen {

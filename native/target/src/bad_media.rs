@@ -1,0 +1,267 @@
+//! Media that hang, fail and panic, and what the target makes of it.
+
+use crate::common::{admin, eventually, io, Client, NQN};
+use crate::subsystem::Subsystem;
+use crate::{Target, TargetConfig};
+use headrace_media::Media;
+use headrace_wire::fabrics::CNTLID_DYNAMIC;
+use headrace_wire::log::get_log_page;
+use headrace_wire::pdu::Digests;
+use headrace_wire::{Sgl, Sqe, Status};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+#[derive(Default)]
+struct Switch {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    hang: bool,
+    fail: bool,
+    panic: bool,
+    /// First byte of each write that began.
+    writes: Vec<u8>,
+    inside: usize,
+}
+
+impl Switch {
+    fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, write: Option<u8>) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.writes.extend(write);
+        state.inside += 1;
+        while state.hang {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.inside -= 1;
+        let (fail, panic) = (state.fail, state.panic);
+        drop(state);
+        assert!(!panic, "as the test wants it");
+        if fail {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(())
+    }
+}
+
+struct Bad(Arc<Switch>);
+
+impl Media for Bad {
+    fn size_bytes(&self) -> u64 {
+        1 << 20
+    }
+    fn block_bytes(&self) -> u32 {
+        4096
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+    fn volatile_cache(&self) -> bool {
+        true
+    }
+    fn engine(&self) -> &'static str {
+        "pread"
+    }
+    fn read(&self, _offset: u64, into: &mut [u8]) -> io::Result<()> {
+        into.fill(3);
+        let state = self.0.state.lock().unwrap();
+        let panic = state.panic;
+        drop(state);
+        assert!(!panic, "as the test wants it");
+        Ok(())
+    }
+    fn write(&self, _offset: u64, from: &[u8], _fua: bool) -> io::Result<()> {
+        self.0.pass(Some(from[0]))
+    }
+    fn flush(&self) -> io::Result<()> {
+        self.0.pass(None)
+    }
+    fn deallocate(&self, _offset: u64, _length: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn start() -> (Target, Arc<Switch>) {
+    let switch = Arc::new(Switch::default());
+    let subsystem = Subsystem::with_media(NQN, Box::new(Bad(switch.clone())));
+    let config = TargetConfig::from_json("{}").unwrap();
+    (Target::serve(&config, vec![Arc::new(subsystem)]).unwrap(), switch)
+}
+
+fn write(queue: &mut Client, byte: u8) {
+    let cid = queue.cid();
+    let sqe = Sqe::rw(1, cid, 1, 0, 1).with_sgl(Sgl::InCapsule {
+        offset: 0,
+        length: 4096,
+    });
+    queue.send_capsule(sqe, &[byte; 4096]);
+}
+
+/// The promise of `gate`: what waits in line when its association dies never begins, and the host is not admitted again
+/// before what had begun has ended.
+#[test]
+fn a_dead_associations_commands_never_reach_the_medium() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.hang = true);
+    // Four workers hang in four writes, five more stand in line.
+    (1..=9).for_each(|byte| write(&mut queue, byte));
+    eventually("the writes do not begin", || {
+        switch.state.lock().unwrap().inside == 4
+    });
+    drop(first);
+    queue.expect_closed();
+    assert_eq!(target.status()["controllers"], serde_json::json!([]));
+    // The same host again: it waits.
+    let mut again = Client::open(address);
+    again.initialise(Digests::default(), 0);
+    again
+        .stream
+        .set_read_timeout(Some(Duration::from_millis(150)))
+        .unwrap();
+    let waiter = std::thread::spawn(move || {
+        let mut byte = [0];
+        let early = std::io::Read::read(&mut again.stream.try_clone().unwrap(), &mut byte).is_ok();
+        (again, early)
+    });
+    let (mut again, early) = {
+        // Connect is sent by hand, since its answer must not come yet.
+        let (mut again, early) = waiter.join().unwrap();
+        assert!(!early);
+        let connect = headrace_wire::fabrics::Connect {
+            recfmt: 0,
+            qid: 0,
+            sqsize: 31,
+            cattr: 4,
+            kato_ms: 0,
+        };
+        let data = headrace_wire::fabrics::ConnectData {
+            hostid: [7; 16],
+            cntlid: CNTLID_DYNAMIC,
+            subnqn: NQN.into(),
+            hostnqn: crate::common::HOST.into(),
+        };
+        again.send_capsule(connect.encode(77), &data.encode());
+        let mut byte = [0];
+        let early = std::io::Read::read(&mut again.stream.try_clone().unwrap(), &mut byte).is_ok();
+        (again, early)
+    };
+    assert!(
+        !early,
+        "admitted while writes of its former association are at the medium"
+    );
+    // Another host does not wait for it.
+    let mut other = Client::open(address);
+    other.initialise(Digests::default(), 0);
+    assert!(other
+        .connect(0, CNTLID_DYNAMIC, |_, data| data.hostid = [9; 16])
+        .status
+        .is_success());
+    switch.set(|state| state.hang = false);
+    again
+        .stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    assert!(again.answer(77).cqe.status.is_success());
+    let mut writes = switch.state.lock().unwrap().writes.clone();
+    writes.sort_unstable();
+    assert_eq!(
+        writes,
+        [1, 2, 3, 4],
+        "a write that stood in line reached the medium"
+    );
+}
+
+#[test]
+fn a_slow_sync_does_not_stall_other_commands() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (_first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.hang = true);
+    for cid in 100..108 {
+        queue.send_capsule(Sqe::new(0, cid, 1), &[]);
+    }
+    for _ in 0..20 {
+        assert!(queue.read(0, 4, 4096).data.iter().all(|&byte| byte == 3));
+    }
+    switch.set(|state| state.hang = false);
+    let mut answered: Vec<u16> = (100..108)
+        .map(|_| match queue.receive().unwrap().pdu {
+            headrace_wire::Pdu::CapsuleResp(cqe) => cqe.cid,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    answered.sort_unstable();
+    assert_eq!(answered, (100..108).collect::<Vec<u16>>());
+}
+
+#[test]
+fn a_failed_flush_is_said_everywhere() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (mut first, cntlid) = admin(address);
+    let cid = first.cid();
+    assert!(first
+        .command(Sqe::new(9, cid, 0).with_cdw(10, 0x0B).with_cdw(11, 0xFF), &[])
+        .cqe
+        .status
+        .is_success());
+    first.send_capsule(Sqe::new(0x0C, 700, 0), &[]);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.fail = true);
+    for _ in 0..2 {
+        let cid = queue.cid();
+        assert_eq!(
+            queue.command(Sqe::new(0, cid, 1), &[]).cqe.status,
+            Status::WRITE_FAULT
+        );
+    }
+    let event = first.answer(700).cqe;
+    assert_eq!(
+        (event.status, event.dw0),
+        (Status::SUCCESS, 1 | 2 << 16),
+        "SMART, reliability, log 02h"
+    );
+    // Masked until the page is read.
+    first.send_capsule(Sqe::new(0x0C, 701, 0), &[]);
+    let cid = first.cid();
+    let smart = first.command(get_log_page(cid, 0xFFFF_FFFF, 2, 0, 512), &[]).data;
+    assert_eq!((smart[0], smart[160]), (4, 2), "critical warning, media errors");
+    let cid = queue.cid();
+    queue.command(Sqe::new(0, cid, 1), &[]);
+    assert_eq!(first.answer(701).cqe.dw0, 1 | 2 << 16);
+    assert_eq!(
+        target.status()["subsystems"][0]["namespaces"][0]["degraded"],
+        true
+    );
+    let error = target.stop(Duration::from_secs(5)).unwrap_err();
+    assert!(error.contains("flush at the end"), "{error}");
+}
+
+#[test]
+fn a_panic_at_the_medium_is_one_commands_error() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (_first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.panic = true);
+    for _ in 0..8 {
+        assert_eq!(queue.read(0, 1, 4096).cqe.status, Status::INTERNAL_ERROR);
+    }
+    switch.set(|state| state.panic = false);
+    assert!(
+        queue.read(0, 1, 4096).cqe.status.is_success(),
+        "the workers are gone"
+    );
+}
