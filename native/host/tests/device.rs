@@ -430,7 +430,7 @@ fn an_early_refusal_gives_the_buffer_back_only_when_its_data_are_sent() {
 }
 
 #[test]
-fn an_idle_device_keeps_alive_and_uses_no_cpu() {
+fn an_idle_device_keeps_alive() {
     let fake = Fake::start(Script::default());
     let mut options = fake.options();
     options.keep_alive = Duration::from_millis(200);

@@ -190,7 +190,7 @@ fn figures() {
                 rate / 1e9,
                 rate / length as f64,
                 spent("headrace-host"),
-                spent("target") + spent("reactor") + spent("nvmet"),
+                spent("target"),
             );
             if length == 1 << 20 && !write {
                 bare(length as usize, depth, total);
