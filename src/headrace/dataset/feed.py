@@ -121,6 +121,8 @@ class _Flight:
     position: int
     samples: I64
     transfer: VolumeTransfer
+    #: It ended with an error, which was raised: read again when it is asked for again.
+    failed: bool = False
 
 
 class WindowFeed:
@@ -189,15 +191,15 @@ class WindowFeed:
             raise UsageError("every buffer is lent", next_step="release one before the next batch")
         flight = self._flights[0]
         started = time.monotonic()
+        if flight.failed:
+            flight.transfer = self._submit(flight.slot, flight.samples)
+            flight.failed = False
         try:
             flight.transfer.wait(self.options.stall_timeout_s)
-        except DeviceTimeout as error:
-            if not flight.transfer.done():
+        except HeadraceError as error:
+            if isinstance(error, DeviceTimeout) and not flight.transfer.done():
                 raise self._stalled() from error
-            self._submit_again(flight)
-            raise
-        except Exception:
-            self._submit_again(flight)
+            flight.failed = True
             raise
         finally:
             self._last_wait_s = time.monotonic() - started
@@ -296,15 +298,13 @@ class WindowFeed:
         starts = samples.astype(np.uint64) * np.uint64(length)
         return self.stream.submit_windows(starts, length + 1, self._buffers[slot], verify=self.options.verify)
 
-    def _submit_again(self, flight: _Flight) -> None:
-        flight.transfer = self._submit(flight.slot, flight.samples)
-
     def _samples_at(self, position: int) -> I64:
         """This rank's samples of the global batch at `position`: int64[local_batch]."""
         batch, local = self.options.global_batch, self.options.local_batch
         row, odd = divmod(position - self._order_start, batch)
         if odd or not 0 <= row < len(self._order):
-            rows = max(1, _ORDER_PLACES // local)
+            # Within an epoch, more or less: each one is a permutation of its own.
+            rows = max(1, min(_ORDER_PLACES // local, self.sampler.sample_count // batch))
             first = position + self.options.rank * local
             places = first + np.arange(rows, dtype=np.int64)[:, None] * batch + np.arange(local, dtype=np.int64)
             self._order = self.sampler.at(places)

@@ -163,7 +163,10 @@ def _read_parquet(source: Source, text_field: str) -> Iterator[Piece]:
                         raise DatasetError(f"the column {text_field!r} has no text", where=f"{source.path}, row {row}")
                     yield from _in_pieces(text, row_bytes, False)
                     row += 1
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        # pyarrow calls damage an OSError, too, one without a number.
         first_line = str(error).partition("\n")[0]
         raise DatasetError("not a Parquet file that can be read", where=str(source.path), found=first_line) from error
     except UnicodeDecodeError as error:
