@@ -4,11 +4,11 @@ use crate::common::{admin, eventually, io, Client, NQN};
 use crate::subsystem::Subsystem;
 use crate::{Target, TargetConfig};
 use headrace_media::Media;
-use headrace_wire::fabrics::CNTLID_DYNAMIC;
+use headrace_wire::fabrics::{Connect, ConnectData, CATTR_NO_SQ_FLOW, CNTLID_DYNAMIC};
 use headrace_wire::log::get_log_page;
 use headrace_wire::pdu::Digests;
 use headrace_wire::{Sgl, Sqe, Status};
-use std::io;
+use std::io::{self, Read};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -129,33 +129,21 @@ fn a_dead_associations_commands_never_reach_the_medium() {
         .stream
         .set_read_timeout(Some(Duration::from_millis(150)))
         .unwrap();
-    let waiter = std::thread::spawn(move || {
-        let mut byte = [0];
-        let early = std::io::Read::read(&mut again.stream.try_clone().unwrap(), &mut byte).is_ok();
-        (again, early)
-    });
-    let (mut again, early) = {
-        // Connect is sent by hand, since its answer must not come yet.
-        let (mut again, early) = waiter.join().unwrap();
-        assert!(!early);
-        let connect = headrace_wire::fabrics::Connect {
-            recfmt: 0,
-            qid: 0,
-            sqsize: 31,
-            cattr: 4,
-            kato_ms: 0,
-        };
-        let data = headrace_wire::fabrics::ConnectData {
-            hostid: [7; 16],
-            cntlid: CNTLID_DYNAMIC,
-            subnqn: NQN.into(),
-            hostnqn: crate::common::HOST.into(),
-        };
-        again.send_capsule(connect.encode(77), &data.encode());
-        let mut byte = [0];
-        let early = std::io::Read::read(&mut again.stream.try_clone().unwrap(), &mut byte).is_ok();
-        (again, early)
+    let connect = Connect {
+        recfmt: 0,
+        qid: 0,
+        sqsize: 31,
+        cattr: CATTR_NO_SQ_FLOW,
+        kato_ms: 0,
     };
+    let data = ConnectData {
+        hostid: [7; 16],
+        cntlid: CNTLID_DYNAMIC,
+        subnqn: NQN.into(),
+        hostnqn: crate::common::HOST.into(),
+    };
+    again.send_capsule(connect.encode(77), &data.encode());
+    let early = again.stream.read(&mut [0]).is_ok();
     assert!(
         !early,
         "admitted while writes of its former association are at the medium"

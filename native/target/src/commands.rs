@@ -2,7 +2,7 @@
 
 use crate::memory::Buffer;
 use crate::nvm::Plan;
-use headrace_wire::{Sqe, Status};
+use headrace_wire::{Sgl, Sqe, Status};
 use std::collections::HashSet;
 
 pub(crate) enum Task {
@@ -122,6 +122,43 @@ impl Commands {
     /// Buffers of all unanswered commands are given back.
     pub(crate) fn clear(&mut self) {
         *self = Commands::default();
+    }
+}
+
+/// Do the data descriptor, the command and what came in the capsule agree? `Ok(true)`: the data must be pulled.
+pub(crate) fn check_transfer(
+    sqe: &Sqe,
+    from_host: u32,
+    to_host: u32,
+    capsule: Option<&[u8]>,
+) -> Result<bool, Status> {
+    let refuse = |status: Status| Err(status.do_not_retry());
+    // Fabrics know SGLs only.
+    if sqe.psdt() != 1 {
+        return refuse(Status::INVALID_FIELD);
+    }
+    let in_capsule = capsule.map_or(0, <[u8]>::len);
+    match sqe.sgl() {
+        Sgl::Other(_) => refuse(Status::SGL_TYPE),
+        Sgl::InCapsule { offset, .. } if offset != 0 => refuse(Status::SGL_OFFSET),
+        Sgl::InCapsule { length, .. } if to_host == 0 => {
+            if length != from_host || in_capsule != from_host as usize {
+                return refuse(Status::SGL_DATA_LENGTH);
+            }
+            Ok(false)
+        }
+        Sgl::InCapsule { .. } => refuse(Status::SGL_TYPE),
+        // Data that no descriptor speaks of.
+        Sgl::Transport { .. } | Sgl::None if in_capsule > 0 => refuse(Status::SGL_DATA_LENGTH),
+        Sgl::Transport { length } if from_host > 0 => {
+            if length != from_host {
+                return refuse(Status::SGL_DATA_LENGTH);
+            }
+            Ok(true)
+        }
+        Sgl::Transport { length } if to_host > 0 && length != to_host => refuse(Status::SGL_DATA_LENGTH),
+        Sgl::None if from_host > 0 || to_host > 0 => refuse(Status::SGL_DATA_LENGTH),
+        Sgl::Transport { .. } | Sgl::None => Ok(false),
     }
 }
 

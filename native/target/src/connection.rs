@@ -25,16 +25,16 @@
 //! "Transient Transport Error" of its command, since framing is intact.
 
 use crate::admin::{self, Outcome};
-use crate::commands::{Command, Commands, State, Task};
+use crate::commands::{check_transfer, Command, Commands, State, Task};
 use crate::controller::{Controller, AER_LIMIT};
 use crate::gate::Gate;
 use crate::mailbox::{Done, Mailbox};
 use crate::memory::{Allowance, Buffer};
-use crate::nvm::{self, Plan, Work};
+use crate::nvm::{self, prepare, Plan, Prepared, Work};
 use crate::output::Output;
 use crate::receive::Receiver;
 use crate::shared::Shared;
-use crate::subsystem::{count, Namespace};
+use crate::subsystem::count;
 use crate::worker::{Job, Reply};
 use headrace_wire::pdu::{fes_name, DataHeader, Digests, IcReq, IcResp, Pdu, PduError, R2t, TermReq};
 use headrace_wire::{crc32c, Cqe, Sgl, Sqe, Status};
@@ -539,119 +539,5 @@ impl Connection {
         let digests = self.digests;
         self.output
             .small(|out| Pdu::CapsuleResp(cqe).encode(0, digests, 0, out));
-    }
-}
-
-enum Prepared {
-    /// A read that was done already.
-    Read(Buffer),
-    Work(Work),
-}
-
-/// A plan and its data become work; a short read that the page cache can serve is done at once.
-fn prepare(plan: Plan, buffer: Option<Buffer>, controller: Arc<Controller>) -> Result<Prepared, Status> {
-    let need = |buffer: Option<Buffer>| buffer.ok_or(Status::INTERNAL_ERROR);
-    Ok(Prepared::Work(match plan {
-        Plan::Read {
-            namespace, offset, ..
-        } => {
-            let mut buffer = need(buffer)?;
-            if read_now(&namespace, offset, &mut buffer) {
-                return Ok(Prepared::Read(buffer));
-            }
-            Work::Read {
-                namespace,
-                offset,
-                buffer,
-            }
-        }
-        Plan::Write {
-            namespace,
-            offset,
-            fua,
-            ..
-        } => Work::Write {
-            namespace,
-            offset,
-            buffer: need(buffer)?,
-            fua,
-        },
-        Plan::Compare {
-            namespace, offset, ..
-        } => Work::Compare {
-            namespace,
-            offset,
-            buffer: need(buffer)?,
-        },
-        Plan::Zero {
-            namespace,
-            offset,
-            length,
-            fua,
-        } => Work::Zero {
-            namespace,
-            offset,
-            length,
-            fua,
-        },
-        Plan::Manage {
-            namespace,
-            ranges,
-            deallocate,
-            ..
-        } => {
-            let work = Work::manage(namespace, &need(buffer)?, ranges)?;
-            if !deallocate {
-                // The other attributes are hints about access patterns, which this target does not use.
-                return Ok(Prepared::Work(Work::Flush {
-                    namespaces: Vec::new(),
-                    controller,
-                }));
-            }
-            work
-        }
-        Plan::Flush(namespaces) => Work::Flush {
-            namespaces,
-            controller,
-        },
-    }))
-}
-
-/// Longer reads go to a worker, so that copying them overlaps with sending others.
-const READ_NOW_BYTES: usize = 64 << 10;
-
-fn read_now(namespace: &Namespace, offset: u64, buffer: &mut Buffer) -> bool {
-    buffer.len() <= READ_NOW_BYTES && nvm::read_now(namespace, offset, buffer)
-}
-
-/// Do the data descriptor, the command and what came in the capsule agree? `Ok(true)`: the data must be pulled.
-fn check_transfer(sqe: &Sqe, from_host: u32, to_host: u32, capsule: Option<&[u8]>) -> Result<bool, Status> {
-    let refuse = |status: Status| Err(status.do_not_retry());
-    // Fabrics know SGLs only.
-    if sqe.psdt() != 1 {
-        return refuse(Status::INVALID_FIELD);
-    }
-    let in_capsule = capsule.map_or(0, <[u8]>::len);
-    match sqe.sgl() {
-        Sgl::Other(_) => refuse(Status::SGL_TYPE),
-        Sgl::InCapsule { offset, .. } if offset != 0 => refuse(Status::SGL_OFFSET),
-        Sgl::InCapsule { length, .. } if to_host == 0 => {
-            if length != from_host || in_capsule != from_host as usize {
-                return refuse(Status::SGL_DATA_LENGTH);
-            }
-            Ok(false)
-        }
-        Sgl::InCapsule { .. } => refuse(Status::SGL_TYPE),
-        // Data that no descriptor speaks of.
-        Sgl::Transport { .. } | Sgl::None if in_capsule > 0 => refuse(Status::SGL_DATA_LENGTH),
-        Sgl::Transport { length } if from_host > 0 => {
-            if length != from_host {
-                return refuse(Status::SGL_DATA_LENGTH);
-            }
-            Ok(true)
-        }
-        Sgl::Transport { length } if to_host > 0 && length != to_host => refuse(Status::SGL_DATA_LENGTH),
-        Sgl::None if from_host > 0 || to_host > 0 => refuse(Status::SGL_DATA_LENGTH),
-        Sgl::Transport { .. } | Sgl::None => Ok(false),
     }
 }

@@ -365,13 +365,95 @@ pub(crate) fn map(namespace: &Arc<Namespace>, length: u32) -> Option<Arc<Mapping
     Some(mapping)
 }
 
-/// A read that needs no waiting, `true` if it was done.
-pub(crate) fn read_now(namespace: &Namespace, offset: u64, buffer: &mut Buffer) -> bool {
-    let done = matches!(namespace.media.try_read(offset, buffer), Ok(true));
+/// Longer reads go to a worker, so that copying them overlaps with sending others.
+const READ_NOW_BYTES: usize = 64 << 10;
+
+/// A short read that needs no waiting; `true` if it was done.
+fn read_now(namespace: &Namespace, offset: u64, buffer: &mut Buffer) -> bool {
+    let done = buffer.len() <= READ_NOW_BYTES && matches!(namespace.media.try_read(offset, buffer), Ok(true));
     if done {
         account_read(namespace, buffer.len());
     }
     done
+}
+
+pub(crate) enum Prepared {
+    /// A read that was done already.
+    Read(Buffer),
+    Work(Work),
+}
+
+/// A plan and its data become work; a short read that the page cache can serve is done at once.
+pub(crate) fn prepare(
+    plan: Plan,
+    buffer: Option<Buffer>,
+    controller: Arc<Controller>,
+) -> Result<Prepared, Status> {
+    let need = |buffer: Option<Buffer>| buffer.ok_or(Status::INTERNAL_ERROR);
+    Ok(Prepared::Work(match plan {
+        Plan::Read {
+            namespace, offset, ..
+        } => {
+            let mut buffer = need(buffer)?;
+            if read_now(&namespace, offset, &mut buffer) {
+                return Ok(Prepared::Read(buffer));
+            }
+            Work::Read {
+                namespace,
+                offset,
+                buffer,
+            }
+        }
+        Plan::Write {
+            namespace,
+            offset,
+            fua,
+            ..
+        } => Work::Write {
+            namespace,
+            offset,
+            buffer: need(buffer)?,
+            fua,
+        },
+        Plan::Compare {
+            namespace, offset, ..
+        } => Work::Compare {
+            namespace,
+            offset,
+            buffer: need(buffer)?,
+        },
+        Plan::Zero {
+            namespace,
+            offset,
+            length,
+            fua,
+        } => Work::Zero {
+            namespace,
+            offset,
+            length,
+            fua,
+        },
+        Plan::Manage {
+            namespace,
+            ranges,
+            deallocate,
+            ..
+        } => {
+            let work = Work::manage(namespace, &need(buffer)?, ranges)?;
+            if !deallocate {
+                // The other attributes are hints about access patterns, which this target does not use.
+                return Ok(Prepared::Work(Work::Flush {
+                    namespaces: Vec::new(),
+                    controller,
+                }));
+            }
+            work
+        }
+        Plan::Flush(namespaces) => Work::Flush {
+            namespaces,
+            controller,
+        },
+    }))
 }
 
 fn outcome(namespace: &Namespace, result: std::io::Result<()>, failure: Status) -> Status {
