@@ -127,9 +127,7 @@ def test_without_the_flush_data_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_one_record_for_all_a_transaction_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(
-        writer: commit.LogWriter, transaction: object, encoded: list[bytes], number: int
-    ) -> layout.Record:
+    def one_by_one(writer: commit.LogWriter, transaction: object, encoded: list[bytes], number: int) -> layout.Record:
         for entry in encoded:
             sequence = writer.cursor.sequence + 1
             record = writer.commit(layout.encode_entries([layout.number_entry(entry, sequence)], sequence), number)

@@ -78,7 +78,11 @@ def test_a_device_that_loses_every_write_is_given_up() -> None:
 
     devices = [Hopeless(4 * MIB, volatile_cache=True)]
     volume = Volume.create(devices=devices)
-    with writing(volume) as session, pytest.raises(DeviceError, match="during every attempt"), session.transaction() as tx:
+    with (
+        writing(volume) as session,
+        pytest.raises(DeviceError, match="during every attempt"),
+        session.transaction() as tx,
+    ):
         tx.put("x", b"never durable")
     assert "x" not in Volume.open(devices)
 

@@ -110,7 +110,9 @@ def test_two_bad_superblocks_say_which() -> None:
         Volume.open(devices)
 
 
-@pytest.mark.parametrize("field", [(48 + 8, "<I", 0), (60, "<I", 9), (64, "<Q", 3), (72, "<Q", 1), (104, "<I", 7), (116, "<I", 999)])
+@pytest.mark.parametrize(
+    "field", [(48 + 8, "<I", 0), (60, "<I", 9), (64, "<Q", 3), (72, "<Q", 1), (104, "<I", 7), (116, "<I", 999)]
+)
 def test_fields_out_of_range_are_damage(field: tuple[int, str, int]) -> None:
     devices = filled()
     reseal(devices[0], *field)
@@ -188,7 +190,9 @@ def test_full_says_so_before_any_data_is_written() -> None:
     volume = Volume.open(devices, write=True)
     with writing(volume) as session:
         before = sum(device.writes for device in devices)
-        with pytest.raises(VolumeFull, match=r"the volume is full: expected 1.0 GiB of free space, found .* free; delete"):
+        with pytest.raises(
+            VolumeFull, match=r"the volume is full: expected 1.0 GiB of free space, found .* free; delete"
+        ):
             session.transaction().allocate("y", 1 << 30)
         with pytest.raises(VolumeFull):
             session.transaction().write_stream("z", iter([b"x"]), length_bytes=1 << 40)

@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 
 from headrace.device import BlockDevice
-from headrace.errors import HeadraceError, ObjectExists, ObjectNotFound, SessionLost, UsageError, VolumeError, VolumeFull, WriterActive
+from headrace.errors import (
+    HeadraceError,
+    ObjectExists,
+    ObjectNotFound,
+    SessionLost,
+    UsageError,
+    VolumeError,
+    VolumeFull,
+    WriterActive,
+)
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Grant, Receipt, Volume, layout

@@ -54,6 +54,8 @@ class Cursor:
     durable: int = 0
     #: Snapshot records still to come; they all carry the base sequence, and the log proper counts on from it.
     snapshot_left: int = 0
+    #: Look at each record on all copies, not only on the first that has it: what a session does when it opens.
+    every_copy: bool = False
     #: Read, valid, not yet believed.
     waiting: list[Record] = field(default_factory=list)
     #: What one copy lacked and the other had.
@@ -162,20 +164,25 @@ class LogReader:
     def next(self, cursor: Cursor, ahead: int = _AHEAD_BLOCKS) -> Record | None:
         """The record at the cursor, which moves behind it; None at the end. DeviceError where no copy can be read."""
         record = None
-        errors = []
+        errors: list[DeviceError] = []
+        lacking = []
         for copy in range(layout.LOG_COPIES):
+            found = None
             try:
-                record = self._record_of(copy, cursor, ahead)
+                found = self._record_of(copy, cursor, ahead)
             except DeviceError as error:
                 errors.append(error)
-            if record is not None:
-                if copy:
-                    cursor.findings.append(f"log copy 0: no valid record at block {cursor.block} of area {cursor.area}")
+            if found is None:
+                lacking.append(copy)
+            record = record or found
+            if record is not None and not cursor.every_copy:
                 break
         if record is None:
             if len(errors) == layout.LOG_COPIES:
                 raise errors[0]
             return None
+        for copy in lacking:
+            cursor.findings.append(f"log copy {copy}: no valid record at block {cursor.block} of area {cursor.area}")
         cursor.block += record.blocks
         cursor.previous = record.crc
         cursor.sequence = record.sequence
@@ -183,11 +190,15 @@ class LogReader:
         cursor.snapshot_left = max(0, cursor.snapshot_left - 1)
         return record
 
-    def load(self) -> tuple[Catalog, Cursor]:
-        """The catalog and the cursor behind the last valid record of the area in force."""
+    def load(self, *, every_copy: bool = False) -> tuple[Catalog, Cursor]:
+        """The catalog and the cursor behind the last valid record of the area in force.
+
+        `every_copy`: also find what single copies lack, which costs reading them all.
+        """
         for _ in range(_LOAD_ATTEMPTS):
             self.forget_chunks()
             cursor = self.start()
+            cursor.every_copy = every_copy
             catalog = Catalog(self.superblock.stripe_bytes)
             for index in range(cursor.header.snapshot_records):
                 record = self.next(cursor)
@@ -229,6 +240,7 @@ class LogReader:
                 where=f"area {1 - cursor.area}",
                 expected=f"a generation after {cursor.header.generation}",
             )
+        cursor.every_copy = False
         while cursor.waiting and believed(cursor.waiting[0], cursor.durable):
             catalog.apply(cursor.waiting.pop(0))
         return Followed.NEW if catalog.sequence != before else Followed.SAME

@@ -468,7 +468,7 @@ class Volume:
 
     def reload_for_writing(self) -> tuple[Catalog, Cursor]:
         """The state as of now, not yet this volume's."""
-        return self.log.load()
+        return self.log.load(every_copy=True)
 
     def adopt_state(self, catalog: Catalog, writer: LogWriter, session: Session) -> None:
         """From now on the session moves this volume's state."""

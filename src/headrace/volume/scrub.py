@@ -1,0 +1,285 @@
+"""The checker: reads everything and verifies it. A second reader of the format, which shares only `layout` with the first.
+
+It is written for plainness, not for speed: block after block, in the order of the format's text.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace.device import BlockDevice, crc32c
+from headrace.errors import DeviceError, HeadraceError, NotAVolume, VolumeDamaged
+from headrace.volume import layout
+from headrace.volume.layout import ALIGN, AreaHeader, Entry, Record, RecordHead, Superblock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that is not as it should be. `fatal`: no other copy has it."""
+
+    what: str
+    member: int
+    #: On the member, in bytes.
+    offset: int
+    fatal: bool
+    object_name: str | None = None
+    #: In the object, in bytes.
+    object_offset: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.what}: member {self.member} offset {self.offset}"
+        if self.object_name is not None:
+            text += f", object {self.object_name!r} offset {self.object_offset}"
+        return text
+
+
+@dataclass
+class ScrubReport:
+    """`sequence`: of the commit that was checked."""
+
+    sequence: int = 0
+    object_count: int = 0
+    bytes_read: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not self.findings
+
+
+class _Reader:
+    """Reads at a limited rate, and counts."""
+
+    def __init__(self, devices: Sequence[BlockDevice], bytes_per_s: float | None, report: ScrubReport) -> None:
+        self.devices = devices
+        self.report = report
+        self._bytes_per_s = bytes_per_s
+        self._started = time.monotonic()
+
+    def __call__(self, member: int, offset: int, length: int) -> bytes:
+        device = self.devices[member]
+        buffer = np.empty(layout.align_up(length, device.block_bytes), np.uint8)
+        device.read_into(offset, buffer)
+        self.report.bytes_read += length
+        if self._bytes_per_s:
+            ahead = self.report.bytes_read / self._bytes_per_s - (time.monotonic() - self._started)
+            if ahead > 0:
+                time.sleep(min(ahead, 1.0))
+        return buffer[:length].tobytes()
+
+
+def scrub(
+    devices: Sequence[BlockDevice],
+    *,
+    bytes_per_s: float | None = None,
+    on_object: Callable[[str], None] | None = None,
+) -> ScrubReport:
+    """Verify every superblock, log record, checksum table and data block of a volume whose members are given, in any order.
+
+    `bytes_per_s`: upper bound of the rate. `on_object`: called with each name before it is read. The volume must not be
+    written meanwhile: what a writer deletes and overwrites would be reported as damage. Raises only what makes a volume
+    unrecognisable (NotAVolume, VolumeTooNew, VolumeDamaged) and DeviceError; all else is in the report.
+    """
+    report = ScrubReport()
+    superblock, ordered = _superblocks(devices, report)
+    read = _Reader(ordered, bytes_per_s, report)
+    entries = _log(superblock, read, report)
+    _space(superblock, entries, report)
+    for entry in entries.values():
+        if on_object is not None:
+            on_object(entry.name)
+        _object(superblock, entry, read, report)
+        report.object_count += 1
+    return report
+
+
+# ---- superblocks -----------------------------------------------------------------------------------------------------
+
+
+def _superblocks(devices: Sequence[BlockDevice], report: ScrubReport) -> tuple[Superblock, list[BlockDevice]]:
+    by_index: dict[int, tuple[Superblock, BlockDevice]] = {}
+    bad: list[tuple[BlockDevice, int, HeadraceError]] = []
+    for device in devices:
+        good = []
+        for offset in layout.superblock_offsets(device.size_bytes):
+            buffer = np.empty(layout.SUPERBLOCK_BYTES, np.uint8)
+            device.read_into(offset, buffer)
+            try:
+                good.append(Superblock.decode(buffer.tobytes(), f"{device.uri} offset {offset}"))
+            except (NotAVolume, VolumeDamaged) as error:
+                bad.append((device, offset, error))
+        if not good:
+            raise bad[-1][2]
+        best = max(good, key=lambda block: block.generation)
+        by_index[best.member_index] = (best, device)
+    first = by_index[min(by_index)][0]
+    if set(by_index) != set(range(len(first.members))) or len({block.volume_id for block, _ in by_index.values()}) > 1:
+        raise NotAVolume(
+            "these are not the members of one volume", expected=f"{len(first.members)}", found=f"{sorted(by_index)}"
+        )
+    ordered = [by_index[index][1] for index in sorted(by_index)]
+    for device, offset, error in bad:
+        report.findings.append(
+            Finding(what=error.what, member=ordered.index(device), offset=offset, fatal=False)
+        )
+    return first, ordered
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> dict[str, Entry]:
+    """The objects of the last commit, and a finding for whatever one copy of the log lacks."""
+    copies = [_area(superblock, copy, read) for copy in range(layout.LOG_COPIES)]
+    best = max((generation for generation, _, _ in copies), default=0)
+    if best == 0:
+        raise VolumeDamaged("no copy of the log has a valid header")
+    area = next(area for generation, area, _ in copies if generation == best)
+    records: list[Record] = []
+    position, previous, durable = 1, 0, 0
+    held = [{block: record for block, record in found} if g == best else {} for g, _, found in copies]
+    while True:
+        choices = [records_of.get(position) for records_of in held]
+        chosen = next((one for one in choices if one is not None and one.previous == previous), None)
+        if chosen is None:
+            break
+        records.append(chosen)
+        durable = max(durable, chosen.durable)
+        for copy, one in enumerate(choices):
+            if one is None or one.crc != chosen.crc:
+                report.findings.append(
+                    Finding(
+                        what=f"log copy {copy} lacks record {chosen.sequence}",
+                        member=superblock.log_member[copy],
+                        offset=superblock.area_offset(copy, area) + position * ALIGN,
+                        fatal=False,
+                    )
+                )
+        position, previous = position + chosen.blocks, chosen.crc
+    entries: dict[str, Entry] = {}
+    for record in records:
+        if record.sequence > durable or record.kind not in (layout.COMMIT, layout.SNAPSHOT):
+            continue
+        sequence, changes = layout.decode_entries(record.payload, f"log record {record.sequence}")
+        report.sequence = record.sequence if record.kind == layout.COMMIT else sequence
+        for entry in changes:
+            if entry.operation == layout.PUT:
+                entries[entry.name] = entry
+            else:
+                entries.pop(entry.name, None)
+    return entries
+
+
+def _area(superblock: Superblock, copy: int, read: _Reader) -> tuple[int, int, list[tuple[int, Record]]]:
+    """Generation, index and (block, record) of the area in force on one log copy; generation 0 where there is none.
+
+    Every block is tried, so that what lies behind a damaged record is found as well.
+    """
+    member = superblock.log_member[copy]
+    headers: list[tuple[int, int]] = []
+    for area in (0, 1):
+        try:
+            data = read(member, superblock.area_offset(copy, area), ALIGN)
+        except DeviceError:
+            continue
+        header = AreaHeader.decode(data, superblock.volume_id, area)
+        if header is not None:
+            headers.append((header.generation, area))
+    if not headers:
+        return 0, 0, []
+    generation, area = max(headers)
+    start = superblock.area_offset(copy, area)
+    found = []
+    for block in range(1, superblock.area_blocks):
+        data = read(member, start + block * ALIGN, ALIGN)
+        head = RecordHead.decode(data, superblock.volume_id, block)
+        if head is None or head.generation != generation or block + head.blocks > superblock.area_blocks:
+            continue
+        if head.blocks > 1:
+            data = read(member, start + block * ALIGN, head.blocks * ALIGN)
+        record = head.with_payload(data[layout.RECORD_BYTES : layout.RECORD_BYTES + head.payload_bytes])
+        if record is not None:
+            found.append((block, record))
+    return generation, area, found
+
+
+# ---- space and objects -----------------------------------------------------------------------------------------------
+
+
+def _units(superblock: Superblock, runs: layout.Rows, columns: layout.Rows) -> Iterator[tuple[int, int, int]]:
+    """(member, offset, bytes) of every stripe unit, in the order of the bytes."""
+    column_base = 0
+    for length, width, _ in runs.tolist():
+        unit = superblock.stripe_bytes if width > 1 else length
+        for k in range(-(-length // unit)):
+            member, _, offset = columns[column_base + k % width].tolist()
+            yield member, offset + k // width * unit, min(unit, length - k * unit)
+        column_base += width
+
+
+def _space(superblock: Superblock, entries: dict[str, Entry], report: ScrubReport) -> None:
+    """No two objects share space, and all of it is data space."""
+    taken: list[tuple[int, int, int, str]] = []
+    for entry in entries.values():
+        for runs, columns in ((entry.runs, entry.columns), (entry.table_runs, entry.table_columns)):
+            for member, offset, length in _units(superblock, runs, columns):
+                taken.append((member, offset, offset + layout.align_up(length), entry.name))
+    taken.sort()
+    last = (-1, 0, 0, "")
+    for member, start, end, name in taken:
+        if member >= len(superblock.members):
+            report.findings.append(Finding(what="no such member", member=member, offset=start, fatal=True, object_name=name))
+            continue
+        room = superblock.members[member]
+        if start < room.data_offset or end > room.data_end:
+            report.findings.append(
+                Finding(what="an object lies outside the data", member=member, offset=start, fatal=True, object_name=name)
+            )
+        if last[0] == member and start < last[2]:
+            report.findings.append(
+                Finding(what=f"shared with {last[3]!r}", member=member, offset=start, fatal=True, object_name=name)
+            )
+        last = (member, start, end, name)
+
+
+def _object(superblock: Superblock, entry: Entry, read: _Reader, report: ScrubReport) -> None:
+    def blocks(
+        runs: layout.Rows, columns: layout.Rows, block_bytes: int, mark: int, expected: Sequence[int], what: str
+    ) -> Iterator[bytes]:
+        position = index = 0
+        for member, offset, length in _units(superblock, runs, columns):
+            try:
+                data = read(member, offset, length)
+            except DeviceError as error:
+                report.findings.append(_of(entry, f"{what} cannot be read ({error.what})", member, offset, position))
+                data = bytes(length)
+            for at in range(0, length, block_bytes):
+                part = data[at : at + block_bytes]
+                identity = superblock.volume_id + struct.pack("<QQ", entry.birth, mark | index)
+                if index >= len(expected) or crc32c(part, crc32c(identity)) != expected[index]:
+                    where = position + at
+                    report.findings.append(_of(entry, f"{what} does not match its checksum", member, offset + at, where))
+                index += 1
+            position += length
+            yield data
+
+    roots = entry.roots.tolist()
+    checksums = roots
+    if entry.table_page_bytes:
+        pages = blocks(
+            entry.table_runs, entry.table_columns, entry.table_page_bytes, layout.TABLE_BLOCK, roots, "checksum table"
+        )
+        checksums = np.frombuffer(b"".join(pages), "<u4").tolist()
+    for _ in blocks(entry.runs, entry.columns, entry.checksum_block_bytes, 0, checksums, "data"):
+        pass
+
+
+def _of(entry: Entry, what: str, member: int, offset: int, position: int) -> Finding:
+    return Finding(
+        what=what, member=member, offset=offset, fatal=True, object_name=entry.name, object_offset=position
+    )
