@@ -79,5 +79,5 @@ case_ header-digest filesystem --hdr-digest
 case_ data-digest filesystem --data-digest
 case_ both-digests filesystem --hdr-digest --data-digest
 echo "---- kernel messages"
-dmesg | grep -i -E "nvme|i/o error|ext4|trace" | grep -v -E "new ctrl|Removing ctrl|mapped|creating|Supports|mount" | tail -40
+dmesg | grep -i -E "nvme|i/o error|ext4|call trace" | grep -v -E "new ctrl|Removing ctrl|mapped|creating|Supports|mount" | tail -40
 echo FINISHED
