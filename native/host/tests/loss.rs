@@ -382,3 +382,91 @@ fn the_last_reference_may_go_in_a_completion() {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+/// Counts the Keep Alives of one device while others hang in every stage of their bring-up.
+#[test]
+fn dead_connects_of_others_delay_no_keep_alive() {
+    let fake = Fake::start(Script::default());
+    let mut options = fake.options();
+    options.keep_alive = Duration::from_millis(100);
+    let device = NvmeTcpDevice::open(options.clone()).unwrap();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stuck = Fake::start(Script {
+        ready_after: usize::MAX,
+        ..Default::default()
+    });
+    let mut others = Vec::new();
+    for port in [
+        silent.local_addr().unwrap().port(),
+        stuck.port,
+        silent.local_addr().unwrap().port(),
+    ] {
+        let mut options = options.clone();
+        options.port = port;
+        options.connect_timeout = Duration::from_millis(1000);
+        others.push(std::thread::spawn(move || {
+            NvmeTcpDevice::open(options).err().unwrap().kind
+        }));
+    }
+    for other in others {
+        assert_eq!(other.join().unwrap(), ErrorKind::Timeout);
+    }
+    let sent = fake
+        .seen()
+        .iter()
+        .filter(|s| s.qid == 0 && s.sqe.opcode() == admin::KEEP_ALIVE)
+        .count();
+    assert!(sent >= 15, "{sent} Keep Alives in a second");
+    assert_eq!(device.loss_count(), 0);
+}
+
+#[test]
+fn many_devices_and_threads_share_one_io_thread() {
+    let fakes: Vec<Fake> = (0..4)
+        .map(|_| {
+            Fake::start(Script {
+                c2h_bytes: 5000,
+                ..Default::default()
+            })
+        })
+        .collect();
+    for (i, fake) in fakes.iter().enumerate() {
+        fake.set_media(0, &pattern(1 << 20, i as u8));
+    }
+    let devices: Vec<_> = (0..24)
+        .map(|i| NvmeTcpDevice::open(fakes[i % 4].options()).unwrap())
+        .collect();
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let devices = &devices;
+            scope.spawn(move || {
+                for round in 0..40u64 {
+                    let at = round * 24 + worker;
+                    let device = &devices[at as usize % 24];
+                    let want = &pattern(1 << 20, (at % 24 % 4) as u8)[(at * 512) as usize..][..8192];
+                    assert_eq!(read(device, at * 512, 8192).unwrap(), want);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_sink_that_panics_harms_nobody_else() {
+    use headrace_transfer::{IoError, Request, Sink};
+    struct Bad;
+    impl Sink for Bad {
+        fn complete(&self, _: u64, _: Result<(), IoError>) {
+            panic!("meant by the test");
+        }
+    }
+    let fake = Fake::start(Script::default());
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    device.submit(vec![Request {
+        op: Op::Flush,
+        offset: 0,
+        token: 0,
+        sink: Arc::new(Bad),
+    }]);
+    read(&device, 0, 512).unwrap();
+}
