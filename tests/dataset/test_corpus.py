@@ -121,6 +121,18 @@ def test_the_limit_is_exact_and_cuts_at_a_character(tmp_path: Path, limit: int) 
     assert documents(open_corpus(tmp_path), limit)[0] == texts
 
 
+def test_a_sample_is_spread_over_the_sources(tmp_path: Path) -> None:
+    for index in range(100):
+        (tmp_path / f"{index:03}.txt").write_text("0123456789")
+    names = [source.path.stem for source in open_corpus(tmp_path).spread(250).sources]
+    assert names == [f"{index:03}" for index in range(0, 100, 4)]
+    assert open_corpus(tmp_path).spread(1000) == open_corpus(tmp_path).spread(10**9) == open_corpus(tmp_path)
+    limited = open_corpus(tmp_path, CorpusOptions(limit_bytes=101)).spread(50)
+    assert [source.path.stem for source in limited.sources] == ["000", "002", "004", "006", "008", "010"]
+    one = open_corpus(tmp_path / "000.txt")
+    assert one.spread(1) == one
+
+
 def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "PIECE_CHARACTERS", 16)
     (tmp_path / "a.txt").write_bytes("grün\n".encode("latin-1") * 10)

@@ -198,7 +198,7 @@ def test_an_empty_corpus_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_full_device_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "c.txt"
-    path.write_text("0123456 9\n" * 400_000)
+    path.write_text("0123456 9\n" * 220_000)
     with native_volume(1, 4 * MIB) as volume, volume.session(run_id="test") as session:
         with pytest.raises(VolumeFull) as caught:
             # 257 tokens: a byte is a token, two bytes of media for each.

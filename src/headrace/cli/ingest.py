@@ -40,8 +40,8 @@ def ingest(
     ] = None,
     vocab_size: Annotated[int, typer.Option(metavar="N", help="Tokens of a trained tokenizer.")] = 8192,
     train_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Text from the start of the corpus to train a tokenizer on.")
-    ] = "64MiB",
+        str, typer.Option(metavar="SIZE", help="Text of the corpus to train a tokenizer on.")
+    ] = "16MiB",
     limit: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Stop after so much text.", show_default="all of it")
     ] = None,

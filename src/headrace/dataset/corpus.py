@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace.dataset.readers import Piece, Source, read, reason
@@ -88,6 +88,19 @@ class Corpus:
     def size_bytes(self) -> int:
         """Of all sources, as they lie on disk."""
         return sum(source.size_bytes for source in self.sources)
+
+    def spread(self, wanted_bytes: int) -> Corpus:
+        """Every n-th source, so that about `wanted_bytes` of them, and not much less, are left: a sample that is more
+        than the start of the alphabet. Where the corpus has a limit it is a sample of what comes before it."""
+        sources, total = self.sources, 0
+        if self.options.limit_bytes is not None:
+            for count, source in enumerate(sources):
+                if total >= self.options.limit_bytes:
+                    sources = sources[:count]
+                    break
+                total += source.size_bytes
+        stride = max(1, sum(source.size_bytes for source in sources) // wanted_bytes)
+        return replace(self, sources=sources[::stride])
 
     def pieces(self, counts: CorpusCounts, limit_bytes: int | None = None) -> Iterator[Piece]:
         """All documents, piece by piece, in order; `counts` is kept up to date before each piece is given.

@@ -55,8 +55,8 @@ class IngestOptions:
     end_of_document: str | None = None
     #: Tokens of a trained tokenizer, at most.
     vocab_size: int = 8192
-    #: Text from the start of the corpus that a tokenizer is trained on, bytes.
-    train_bytes: int = 64 * MIB
+    #: Bytes of text that a tokenizer is trained on: files spread evenly over the corpus, or the start of a single one.
+    train_bytes: int = 16 * MIB
 
     def __post_init__(self) -> None:
         if self.tokenizer is None and self.end_of_document is not None:
@@ -157,10 +157,11 @@ def ingest(
 
 def _train(corpus: Corpus, options: IngestOptions, tell: _Teller) -> TextTokenizer:
     counts = CorpusCounts()
-    whole = min(options.train_bytes, corpus.size_bytes, corpus.options.limit_bytes or corpus.size_bytes)
+    sample = corpus.spread(options.train_bytes)
+    whole = min(options.train_bytes, sample.size_bytes, corpus.options.limit_bytes or sample.size_bytes)
 
     def texts() -> Iterator[str]:
-        for piece in corpus.pieces(counts, options.train_bytes):
+        for piece in sample.pieces(counts, options.train_bytes):
             tell.sometimes("tokenizer", counts, 0, min(1.0, counts.text_bytes / max(1, whole)))
             yield piece.text
 
