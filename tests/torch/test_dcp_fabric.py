@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from headrace.checkpoint import list_checkpoints
+from headrace.errors import HeadraceError
 from headrace.testing import MemoryDevice
 from headrace.testing.serve import free_port
 from headrace.torch import VolumeReader, VolumeWriter
@@ -86,9 +87,9 @@ def training(rank: Rank, argument: tuple[list[str], int]) -> list[dict[str, Any]
 @pytest.mark.timeout(120)
 def test_the_target_is_killed_while_ranks_save(target: Target) -> None:
     Volume.create(target.uris).close()
-    steps = 4
+    steps = 3
     crew = Crew(2, training, (target.uris, steps))
-    for step, delay_s in ((1, 0.0), (2, 0.03), (3, 0.1)):
+    for step, delay_s in ((1, 0.03), (2, 0.1)):
         crew.hear(0, f"saving {step}")
         time.sleep(delay_s)
         target.kill()
@@ -105,6 +106,22 @@ def test_the_target_is_killed_while_ranks_save(target: Target) -> None:
             VolumeReader(volume, f"run/step-{step}").load(into)
             assert np.array_equal(into["w"].numpy(), np.concatenate([value(step, 0), value(step, 1)])), step
             assert into["step"] == step
+
+
+def test_a_target_that_was_away_for_too_long_fails_the_save_and_not_the_next(target: Target) -> None:
+    uris = [f"{uri}&loss_timeout=1" for uri in target.uris]
+    Volume.create(target.uris).close()
+    state = {"w": torch.arange(100_000)}
+    with VolumeWriter(uris, "run") as writer:
+        writer.save(state, "run/step-0")
+        target.kill()
+        with pytest.raises(HeadraceError):
+            writer.save(state, "run/step-1")
+        target.start()
+        report = writer.save(state, "run/step-2")
+        assert report.total_bytes == 800_000
+    with Volume.open(target.uris) as volume:
+        assert [c.step for c in list_checkpoints(volume, "run")] == [0, 2]
 
 
 class LosesItsCache(MemoryDevice):

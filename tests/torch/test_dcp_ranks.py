@@ -89,7 +89,32 @@ def save_both(rank: Rank, uris: list[str]) -> dict[str, Any]:
             assert (report.ranks, report.rank, report.rewritten_bytes) == (rank.world, rank.rank, 0)
             assert (report.sequence is not None) == (rank.rank == 0)
             assert report.data_bytes > 0, "both ranks have something to write"
+    tensor_parallel(rank, uris, save=True)
     return saved
+
+
+def tensor_parallel(rank: Rank, uris: list[str], *, save: bool) -> list[str]:
+    """Saved with the columns on the ranks; loaded by rows, by other columns, and whole. Returns what is wrong."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from headrace.torch import VolumeReader, VolumeWriter
+
+    whole = torch.arange(37 * 20_003, dtype=torch.float32).view(37, 20_003)
+    mesh = init_device_mesh("cpu", (rank.world,))
+    if save:
+        with VolumeWriter(uris, "tp") as writer:
+            writer.save({"w": distribute_tensor(whole, mesh, [Shard(1)])}, "tp/step-0")
+        return []
+    wrong = []
+    for placement in (Shard(0), Shard(1), Replicate()):
+        state = {"w": distribute_tensor(torch.zeros_like(whole), mesh, [placement])}
+        with VolumeReader(uris, "tp") as reader:
+            reader.load(state)
+        if not torch.equal(state["w"].full_tensor(), whole):
+            wrong.append(str(placement))
+    return wrong
 
 
 def load_all(rank: Rank, argument: tuple[list[str], list[tuple[str, int, str]]]) -> dict[str, Any]:
@@ -111,6 +136,7 @@ def load_all(rank: Rank, argument: tuple[list[str], list[tuple[str, int, str]]])
         again = state_of(model, optimizer, state["step"]) | {"loader": state["loader"]}
         loaded[f"{saved_as} as {kind}"] = whole(again)
         assert before != loaded[f"{saved_as} as {kind}"]
+    assert rank.world == 1 or tensor_parallel(rank, uris, save=False) == []
     return loaded
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
 from multiprocessing import util as multiprocessing_util
 from typing import Any, TypeAlias
 
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, SessionLost, UsageError
 from headrace.volume import Session, Volume
 
 #: An open volume, or where to find one: one URI, or one for each member.
@@ -49,9 +50,15 @@ class Attachment:
             return self._given_session
         return self._held.begin(self.open(writable=True), self._run_id)
 
-    def drop_session(self) -> None:
-        """Give the session up after it failed: what became of its last commit is for the next one to find out."""
-        self._held.drop_session()
+    def renew(self) -> None:
+        """After a failure of the device or the session: close what is our own, so that the next use opens it afresh.
+
+        A device that was lost for good stays so until it is opened again, and what became of a commit that failed is
+        for the next session to find out. What was given from outside is left as it is.
+        """
+        with contextlib.suppress(HeadraceError):
+            # Closing what failed may fail in the same way; the failure that matters was told already.
+            self._held.close()
 
     def close(self) -> None:
         """End what is our own. Harmless when called again."""
@@ -98,24 +105,27 @@ class _Held:
 
     def begin(self, volume: Volume, run_id: str | None) -> Session:
         with self._lock:
+            if self._session is not None:
+                try:
+                    self._session.check()
+                except SessionLost:
+                    # Another may hold the volume now; then the next line says who.
+                    lost, self._session = self._session, None
+                    lost.close()
             if self._session is None:
                 self._session = volume.session(run_id=run_id or "", takeover="if-dead")
             return self._session
-
-    def drop_session(self) -> None:
-        with self._lock:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
 
     def close(self) -> None:
         with self._lock:
             session, self._session = self._session, None
             volume, self._volume = self._volume, None
-        if session is not None:
-            session.close()
-        if volume is not None:
-            volume.close()
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            if volume is not None:
+                volume.close()
 
 
 _shared: dict[tuple[object, ...], _Held] = {}

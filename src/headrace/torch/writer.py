@@ -261,7 +261,7 @@ class VolumeWriter(StorageWriter):
             results = self._write(plan, planner)
         except HeadraceError as error:
             self._current.failure = error
-            self._abandon()
+            self._renew_after(error)
             raise
         except BaseException:
             self._abandon()
@@ -298,10 +298,7 @@ class VolumeWriter(StorageWriter):
             )
         except HeadraceError as error:
             self._current.failure = error
-            if isinstance(error, DeviceError | SessionLost):
-                # The log cannot be written any more by this session; the next save begins one that reads how it ended.
-                self._abandon()
-                self._attachment.drop_session()
+            self._renew_after(error)
             raise
         finally:
             self._abandon()
@@ -387,6 +384,11 @@ class VolumeWriter(StorageWriter):
         assert self._current.save is not None
         self._current.save.accept([_decode_receipt(message) for message in messages])
         return [b""] * len(messages)
+
+    def _renew_after(self, error: HeadraceError) -> None:
+        self._abandon()
+        if isinstance(error, DeviceError | SessionLost):
+            self._attachment.renew()
 
     def _abandon(self) -> None:
         save, self._current.save = self._current.save, None
