@@ -10,13 +10,14 @@
 //! * A flush that failed means that writes may be lost, and no later flush can bring them back: the media keeps failing
 //!   until it is opened again.
 //!
-//! Modules: [`memory`] and [`file`] hold bytes, [`volatile`] is the cache, [`mapping`] and [`system`] are the two small
-//! unsafe parts (anonymous memory; system calls that the standard library lacks).
+//! Modules: [`memory`] and [`file`] hold bytes, [`volatile`] is the cache. The unsafe parts are small: [`mapping`]
+//! (anonymous memory), `system` (calls that the standard library lacks) and `uring`.
 
 pub mod file;
 pub mod mapping;
 pub mod memory;
 mod system;
+mod uring;
 pub mod volatile;
 
 pub use file::{Engine, FileMedia};
