@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NATIVE = ROOT / "native"
 #: The glue crate is an extension module: it has no tests of its own and does not link without Python.
 CRATES = sorted(path.parent.name for path in NATIVE.glob("*/Cargo.toml") if path.parent.name != "py")
+#: Crates with an ignored test that measures and is never a gate: it runs by hand.
+WITH_MEASUREMENTS = {"interop-tests"}
 RESULT = re.compile(r"^test result: (\w+)\. (\d+) passed; (\d+) failed; (\d+) ignored", re.M)
 
 
@@ -43,4 +45,5 @@ def test_crate(crate: str, record_rust_tests: dict[str, int]) -> None:
     if answer.returncode:
         pytest.fail(f"cargo test -p headrace-{crate}\n{answer.stdout}\n{answer.stderr}", pytrace=False)
     assert passed > 0, f"crate {crate} ran no test"
-    assert all(result[3] == "0" for result in results), f"crate {crate} ignores tests"
+    ignored = sum(int(result[3]) for result in results)
+    assert ignored == 0 or crate in WITH_MEASUREMENTS, f"crate {crate} ignores {ignored} tests"
