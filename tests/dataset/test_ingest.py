@@ -160,7 +160,9 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("documents", "tokens", "seconds", "fraction"):
         values = [getattr(now, name) for now in tokens]
         assert values == sorted(values)
+    assert tokens[0].tokens == 0 and tokens[0].left_s is None
     assert tokens[-1].fraction == pytest.approx(1.0)
+    assert tokens[-1].tokens_per_s == pytest.approx(tokens[-1].tokens / tokens[-1].seconds)
     assert tokens[-1].left_s == pytest.approx(0.0, abs=1e-6)
     assert told[-1].tokens == report.manifest.tokens
     assert all(ingest_text.describe_progress(now) for now in told)

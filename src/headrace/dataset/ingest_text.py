@@ -230,6 +230,7 @@ class _TokenWriter:
         """Tokens piece by piece, the end of each document behind its last piece."""
         end = np.array([self.tokenizer.end_id], self.tokenizer.dtype)
         length = 0
+        self.tell.now("tokens", self.counts, 0, 0.0)
         for pieces in _batches(self.corpus.pieces(self.counts)):
             for piece, tokens in zip(pieces, self.tokenizer.encode([piece.text for piece in pieces]), strict=True):
                 yield tokens
