@@ -30,11 +30,11 @@ class Device:
         """JSON: transport, engine, address, digests, queues, depth, state, associations_lost, counters."""
 
 class Transfer:
-    """A batch under way. Dropping it waits for nothing and frees nothing early: buffers stay alive until the last segment."""
+    """A batch under way. Dropping it waits for nothing and frees nothing early: buffers live until the last segment."""
 
     def done(self) -> bool: ...
     def wait(self, timeout_s: float | None) -> bool:
-        """True when complete; False when the time passed; raises the first error of the batch once all segments ended."""
+        """True when complete, False when the time passed; raises the batch's first error once all segments ended."""
     def failed_segment(self) -> int | None: ...
 
 def open_nvme_tcp(
@@ -54,8 +54,8 @@ def open_nvme_tcp(
     io_timeout_s: float,
     loss_timeout_s: float,
 ) -> Device:
-    """`io_timeout_s`: deadline of one command while connected. `loss_timeout_s`: how long I/O waits for a lost target to come
-    back (reconnecting all the while) before it fails with DeviceGone; then every later call fails at once."""
+    """`io_timeout_s`: deadline of one command while connected. `loss_timeout_s`: how long I/O waits for a lost target
+    to come back (reconnecting all the while) before it fails with DeviceGone; then every later call fails at once."""
 
 def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
     """An existing file or block device. `io_engine`: "auto", "io_uring" or "pread"."""
@@ -65,21 +65,41 @@ def create_file(path: str, size_bytes: int) -> None:
 
 def open_memory(size_bytes: int, *, block_bytes: int) -> Device: ...
 def submit_read(
-    devices: Sequence[Device], member: U32, offset: U64, length: U64, skip: U64, take: U64, buffer: U32, buffer_offset: U64,
-    birth: U64, first_block: U64, checksum_block_bytes: int, volume_id: bytes, buffers: Sequence[Buffer],
+    devices: Sequence[Device],
+    member: U32,
+    offset: U64,
+    length: U64,
+    skip: U64,
+    take: U64,
+    buffer: U32,
+    buffer_offset: U64,
+    birth: U64,
+    first_block: U64,
+    checksum_block_bytes: int,
+    volume_id: bytes,
+    buffers: Sequence[Buffer],
     checksums: U32 | None,
 ) -> Transfer:
-    """Columns as in `headrace.device.batch`. With `checksums` given (and checksum_block_bytes > 0) every block is verified."""
+    """Columns as in `headrace.device.batch`. With `checksums` (and checksum_block_bytes > 0) every block is verified."""
 
 def submit_write(
-    devices: Sequence[Device], member: U32, offset: U64, length: U64, buffer: U32, buffer_offset: U64,
-    birth: U64, first_block: U64, checksum_block_bytes: int, volume_id: bytes, buffers: Sequence[Buffer],
+    devices: Sequence[Device],
+    member: U32,
+    offset: U64,
+    length: U64,
+    buffer: U32,
+    buffer_offset: U64,
+    birth: U64,
+    first_block: U64,
+    checksum_block_bytes: int,
+    volume_id: bytes,
+    buffers: Sequence[Buffer],
     checksums: U32 | None,
 ) -> Transfer:
     """`checksums` (writable) receives the checksum of every block; it is complete when the transfer is."""
 
 def discover(host: str, port: int, *, hostnqn: str, hostid: bytes, connect_timeout_s: float) -> str:
-    """The discovery log page as JSON: {"generation": int, "records": [{trtype, adrfam, subtype, traddr, trsvcid, subnqn, ...}]}."""
+    """The discovery log page as JSON: {"generation": int, "records": [{trtype, adrfam, subtype, traddr, ...}]}."""
 
 def crc32c(data: Buffer, seed: int = 0) -> int:
     """CRC32C (Castagnoli) of `data`, going on from `seed` (0 to start; crc32c(b, crc32c(a)) == crc32c(a + b))."""

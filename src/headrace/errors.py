@@ -56,7 +56,12 @@ class HeadraceError(Exception):
 
 
 def _rebuild(
-    kind: type[HeadraceError], what: str, where: str | None, expected: str | None, found: str | None, next_step: str | None
+    kind: type[HeadraceError],
+    what: str,
+    where: str | None,
+    expected: str | None,
+    found: str | None,
+    next_step: str | None,
 ) -> HeadraceError:
     return kind(what, where=where, expected=expected, found=found, next_step=next_step)
 

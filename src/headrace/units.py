@@ -31,11 +31,11 @@ def format_bytes(count: float) -> str:
     """1536 -> `"1.5 KiB"`; whole bytes below 1 KiB."""
     if abs(count) < KIB:
         return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
         count /= 1024
         if abs(count) < 1024:
-            break
-    return f"{count:.1f} {unit}"
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} PiB"
 
 
 def format_seconds(seconds: float) -> str:
