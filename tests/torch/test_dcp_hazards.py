@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from headrace.checkpoint import Save, list_checkpoints
-from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectExists, ObjectNotFound, UsageError, VolumeFull
+from headrace.errors import (
+    CheckpointFailed,
+    ChecksumMismatch,
+    ObjectExists,
+    ObjectNotFound,
+    UsageError,
+    VolumeFull,
+    WriterActive,
+)
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions, load_model, save_model
 from headrace.volume import Volume
 
@@ -180,3 +189,34 @@ def test_what_is_no_run_is_refused(path: str) -> None:
 def test_use_collectives_false_is_refused(volume: list[str]) -> None:
     with VolumeWriter(volume, "run/step-1") as writer, pytest.raises(UsageError, match="use_collectives"):
         dcp.save(state(1), storage_writer=writer, no_dist=True, use_collectives=False)
+
+
+def test_a_writer_goes_to_another_process_by_address(volume: list[str]) -> None:
+    with VolumeWriter(volume, "run") as writer:
+        copy, again = (pickle.loads(pickle.dumps(writer)) for _ in range(2))
+        # Copies share one session, as those that DCP sends to its checkpoint process do.
+        copy.save(state(1), "run/step-1")
+        again.save(state(2), "run/step-2")
+        with pytest.raises(WriterActive):
+            writer.save(state(3), "run/step-3")
+        copy.close()
+        writer.save(state(3), "run/step-3")
+    assert load(volume) == (3.0, 3.0)
+    with Volume.open(volume, write=True) as opened:
+        given = VolumeWriter(opened, session=opened.session(run_id="job"))
+        with pytest.raises(UsageError, match="given a session"):
+            pickle.dumps(given)
+
+
+def test_a_reader_says_what_is_there(volume: list[str]) -> None:
+    reader = VolumeReader(volume, "run")
+    with pytest.raises(ObjectNotFound, match="no committed checkpoint of run 'run'"):
+        reader.load(state(0))
+    reader.close()
+    with VolumeWriter(volume) as writer:
+        writer.save(state(1), "run/step-1")
+    with VolumeReader(volume, "run/step-2") as reader:
+        with pytest.raises(ObjectNotFound, match=r"1 of this run, the last run/step-00000001"):
+            reader.load(state(0))
+        with pytest.raises(CheckpointFailed, match="Missing key"):
+            reader.load({"c": torch.zeros(1)}, "run/step-1")

@@ -34,7 +34,7 @@ from torch.futures import Future
 
 from headrace.checkpoint import CheckpointId, latest, parse_checkpoint_id, read_manifest
 from headrace.checkpoint.layout import box_runs
-from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectNotFound, UsageError
+from headrace.errors import CheckpointFailed, ChecksumMismatch, HeadraceError, ObjectNotFound, UsageError
 from headrace.torch.attachment import Attachment, VolumeLike
 from headrace.torch.failures import translated
 from headrace.torch.metadata import Place, from_manifest
@@ -101,6 +101,7 @@ class VolumeReader(StorageReader):
         self._metadata: Metadata | None = None
         self._places: dict[MetadataIndex, Place] = {}
         self._loaded: CheckpointId | None = None
+        self._failure: HeadraceError | None = None
         #: Bytes of items that the last load wanted, and bytes that it asked the volume for.
         self.wanted_bytes = 0
         self.read_bytes = 0
@@ -117,7 +118,7 @@ class VolumeReader(StorageReader):
         """`dcp.load` with errors that `except Exception` catches: HeadraceError in its own kind. `state_dict` is filled
         in place. `no_dist`: this process loads alone although torch.distributed is initialised."""
         began = time.perf_counter()
-        with translated("load"):
+        with translated("load", lambda: self._failure):
             load(
                 state_dict,
                 checkpoint_id=checkpoint_id,
@@ -144,10 +145,17 @@ class VolumeReader(StorageReader):
         if checkpoint_id:
             self._run, self._id = _parse_path(os.fspath(checkpoint_id))
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        volume = self._attachment.open()
-        id = self._id if self._id is not None else self._latest()
-        metadata = from_manifest(read_manifest(volume, id))
+    # Not `**kwargs`: DCP looks for that very name, and would come again for metadata of one rank, which we never have.
+    def read_metadata(self, *args: Any, **unused: Any) -> Metadata:
+        self._failure = None
+        try:
+            volume = self._attachment.open()
+            id = self._id if self._id is not None else self._latest()
+            metadata = from_manifest(read_manifest(volume, id))
+        except HeadraceError as error:
+            # DCP turns it into an AssertionError.
+            self._failure = error
+            raise
         self._loaded = id
         self.wanted_bytes = self.read_bytes = 0
         metadata.storage_meta = StorageMeta(checkpoint_id=str(id))
