@@ -80,7 +80,7 @@ def submit_read(
     buffers: Sequence[Buffer],
     checksums: U32 | None,
 ) -> Transfer:
-    """Columns as in `headrace.device.batch`. With `checksums` (and checksum_block_bytes > 0) every block is verified."""
+    """Columns as in `headrace.device.batch`. With `checksums` (checksum_block_bytes > 0) every block is verified."""
 
 def submit_write(
     devices: Sequence[Device],
