@@ -98,6 +98,11 @@ impl<T> Connection<T> {
             return Err(Broken::Io(error));
         }
         match self.stream.peer_addr() {
+            // On loopback the kernel may pick the very port that nobody listens on, and connect us to ourselves, which
+            // would also keep the target from coming back to its port.
+            Ok(peer) if self.stream.local_addr().is_ok_and(|local| local == peer) => {
+                return Err(Broken::Io(ErrorKind::ConnectionRefused.into()));
+            }
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotConnected => {
                 // A spurious wake-up; the next event tells.

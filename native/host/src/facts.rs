@@ -5,9 +5,15 @@ use crate::options::HostOptions;
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError};
 use headrace_wire::fabrics::Cap;
 use headrace_wire::identify::{decode_descriptors, oncs, IdentifyController, IdentifyNamespace, NamespaceId};
+use std::time::Duration;
 
 /// Our own limit of one command: large enough to be as fast as larger ones, small enough to share a connection.
 pub(crate) const CHUNK_BYTES: u64 = 1 << 20;
+
+/// DLFEAT bit 3: Write Zeroes takes the Deallocate bit.
+const DLFEAT_DEAC: u8 = 1 << 3;
+/// However long a controller says that a retry should wait.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deallocation {
@@ -44,6 +50,8 @@ pub(crate) struct Facts {
     pub in_capsule: usize,
     pub ioccsz: u32,
     pub maxcmd: u16,
+    /// Command retry delays, in 100 ms.
+    pub crdt: [u16; 3],
     pub maxh2cdata: usize,
     pub volatile_cache: bool,
     pub deallocation: Deallocation,
@@ -101,6 +109,7 @@ impl Facts {
         self.in_capsule = if c.icdoff == 0 { room.min(1 << 20) } else { 0 };
         self.ioccsz = c.ioccsz;
         self.maxcmd = c.maxcmd;
+        self.crdt = c.crdt;
         self.volatile_cache = c.vwc & 1 != 0;
         self.deallocation = if c.oncs & oncs::DATASET_MANAGEMENT != 0 {
             Deallocation::DatasetManagement
@@ -149,6 +158,10 @@ impl Facts {
                 bad_answer(options, "the namespace is impossibly large").found(format!("{} blocks", n.nsze))
             })?;
         self.read_only = n.nsattr & 1 != 0;
+        // Without DEAC, Write Zeroes would write; that is no deallocation.
+        if self.deallocation == Deallocation::WriteZeroes && n.dlfeat & DLFEAT_DEAC == 0 {
+            self.deallocation = Deallocation::None;
+        }
         self.noiob = n.noiob.into();
         self.ids = NamespaceIds {
             uuid: [0; 16],
@@ -186,6 +199,13 @@ impl Facts {
             0 => most,
             boundary => most.min(boundary - slba % boundary),
         }
+    }
+
+    /// What the controller asks for with a status's CRD; `None`: it leaves that to the host.
+    pub fn retry_delay(&self, crd: u8) -> Option<Duration> {
+        let index = usize::from(crd.checked_sub(1)?);
+        let units = *self.crdt.get(index)?;
+        Some((Duration::from_millis(100) * units.into()).min(RETRY_DELAY_MAX))
     }
 
     pub fn info(&self) -> DeviceInfo {
@@ -243,5 +263,24 @@ mod tests {
         );
         facts.mdts_bytes = Some(1);
         assert_eq!(facts.max_transfer_bytes(), 512);
+    }
+
+    #[test]
+    fn retry_delays_are_the_controllers_and_bounded() {
+        let facts = Facts {
+            crdt: [2, 0, u16::MAX],
+            ..Default::default()
+        };
+        let delays: Vec<_> = (0..5).map(|crd| facts.retry_delay(crd)).collect();
+        assert_eq!(
+            delays,
+            [
+                None,
+                Some(Duration::from_millis(200)),
+                Some(Duration::ZERO),
+                Some(RETRY_DELAY_MAX),
+                None
+            ]
+        );
     }
 }

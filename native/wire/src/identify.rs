@@ -46,6 +46,8 @@ pub struct IdentifyController {
     pub ctratt: u32,
     /// 1 I/O, 2 discovery, 3 administrative.
     pub cntrltype: u8,
+    /// Command retry delays 1 to 3, in 100 ms; a status's CRD names one of them.
+    pub crdt: [u16; 3],
     pub oacs: u16,
     /// Abort and async event limits, zero-based.
     pub acl: u8,
@@ -89,6 +91,9 @@ impl IdentifyController {
         put(&mut b, 92, &self.oaes.to_le_bytes());
         put(&mut b, 96, &self.ctratt.to_le_bytes());
         b[111] = self.cntrltype;
+        for (i, delay) in self.crdt.iter().enumerate() {
+            put(&mut b, 128 + 2 * i, &delay.to_le_bytes());
+        }
         put(&mut b, 256, &self.oacs.to_le_bytes());
         b[258] = self.acl;
         b[259] = self.aerl;
@@ -133,6 +138,7 @@ impl IdentifyController {
             oaes: u32_at(b, 92),
             ctratt: u32_at(b, 96),
             cntrltype: b[111],
+            crdt: [u16_at(b, 128), u16_at(b, 130), u16_at(b, 132)],
             oacs: u16_at(b, 256),
             acl: b[258],
             aerl: b[259],
@@ -314,6 +320,7 @@ mod tests {
             cntlid: 0x1234,
             ver: 0x10400,
             cntrltype: 1,
+            crdt: [1, 20, 0x300],
             kas: 10,
             maxcmd: 128,
             nn: 3,
@@ -332,6 +339,7 @@ mod tests {
             (4096, b"S1                  ".as_slice(), &[0x66, 0x44][..])
         );
         assert_eq!(u32_at(&b, 1792), 1028);
+        assert_eq!(&b[128..134], &[1, 0, 20, 0, 0, 3]);
         assert_eq!(IdentifyController::decode(&b), Some(c));
         assert_eq!(IdentifyController::decode(&b[..4095]), None);
     }

@@ -45,7 +45,8 @@ impl Core {
                 let retry =
                     is_transient(cqe.status) && !cqe.status.dnr && part.tries.statuses + 1 < STATUS_TRIES;
                 if retry {
-                    let delay = STATUS_DELAY * (1 << part.tries.statuses);
+                    let ours = STATUS_DELAY * (1 << part.tries.statuses);
+                    let delay = self.facts.retry_delay(cqe.status.crd).unwrap_or(ours);
                     return self.retry(part, data, now + delay);
                 }
                 Err(command_failed(&part, options, cqe.status))
