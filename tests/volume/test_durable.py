@@ -17,7 +17,7 @@ STREAM = content(2, 200 * KIB)
 
 
 def lose_at(index: int, member: int) -> tuple[Timeline, int]:
-    """Write, with the cache of one member lost right after the index-th command; returns how many commands there were."""
+    """Write, with a member's cache lost right after the index-th command; returns how many commands there were."""
     timeline, volume = crash_volume(2)
     timeline.begin()
     done = False

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_zombies_log_record_is_never_believed() -> None:
     tx = old.transaction()
     tx.put("late", b"x")
     with second(volume).session("run", heartbeat_s=BEAT) as session:
-        old.check = lambda: None  # type: ignore[method-assign]
+        old.look = lambda: None  # type: ignore[method-assign]
         tx.commit()
         with session.transaction() as tx2:
             tx2.put("new", b"y")
@@ -197,6 +198,47 @@ def test_two_processes_over_files(tmp_path: Path) -> None:
         clone = pickle.loads(pickle.dumps(volume))
         assert state_of(clone) == state_of(volume) and clone.uris == volume.uris
         clone.close()
+
+
+def busy(uris: list[str], count: int) -> None:
+    with Volume.open(uris, write=True) as volume, volume.session("busy") as session:
+        for i in range(count):
+            with session.transaction() as tx:
+                tx.put(f"{i:04}", content(i, 3000))
+                if i >= 4:
+                    tx.delete(f"{i - 4:04}")
+
+
+def test_readers_beside_a_busy_writer_in_another_process(tmp_path: Path) -> None:
+    """Every state that a reader sees is one that was committed, and the sequence only grows."""
+    with Volume.create([f"file:{tmp_path / name}?create=4MiB" for name in "ab"], stripe_bytes=STRIPE) as volume:
+        uris = volume.uris
+    process = multiprocessing.get_context("spawn").Process(target=busy, args=(uris, 150))
+    process.start()
+    states = 0
+    try:
+        with Volume.open(uris) as reader:
+            deadline = time.monotonic() + 60
+            last = reader.sequence
+            while time.monotonic() < deadline and "0149" not in reader:
+                if not reader.refresh():
+                    time.sleep(0.001)
+                    continue
+                assert reader.sequence > last
+                last = reader.sequence
+                names = [info.name for info in reader.list()]
+                newest = int(names[-1])
+                assert names == [f"{i:04}" for i in range(max(0, newest - 3), newest + 1)]
+                # An object that was deleted and overwritten meanwhile is said to be so, which is all that counts.
+                with suppress(ObjectNotFound):
+                    assert reader.read(names[-1]) == content(newest, 3000)
+                states += 1
+            assert "0149" in reader
+    finally:
+        process.join(30)
+        process.kill()
+        process.join(10)
+    assert process.exitcode == 0 and states > 1
 
 
 RANK = """

@@ -7,9 +7,9 @@
     for crash in timeline.crashes(): for media in crash.media(random): open and compare with crash.notes
 
 What a crash may leave, for each logical block by itself: any of the writes to it that were not yet durable, or what was
-durable before. That covers lost, torn (at the logical block) and reordered writes at once. Durable is a write with FUA that
-was acknowledged, or one that was acknowledged before a Flush of the same device began that was acknowledged. The command
-during which the power fails may have done any part of its work.
+durable before. That covers lost, torn (at the logical block) and reordered writes at once. Durable is a write with FUA
+that was acknowledged, or one that was acknowledged before a Flush of the same device began that was acknowledged. The
+command during which the power fails may have done any part of its work.
 """
 
 from __future__ import annotations

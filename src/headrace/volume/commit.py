@@ -100,8 +100,7 @@ class LogWriter:
         return record
 
     def adopt(self) -> None:
-        """Make what a dead session left at the end a fact: the same bytes once more, on every copy, and their marker.
-        """
+        """Make a fact of what a dead session left at the end: the same bytes on every copy again, and their marker."""
         waiting, cursor = self.cursor.waiting, self.cursor
         if all(record.kind == layout.MARKER for record in waiting):
             # The usual end: nothing was in flight.

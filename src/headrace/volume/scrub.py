@@ -1,4 +1,4 @@
-"""The checker: reads everything and verifies it. A second reader of the format, which shares only `layout` with the first.
+"""The checker: reads everything and verifies it. A second reader of the format; it shares only `layout` with the first.
 
 It is written for plainness, not for speed: block after block, in the order of the format's text.
 """
@@ -79,7 +79,7 @@ def scrub(
     bytes_per_s: float | None = None,
     on_object: Callable[[str], None] | None = None,
 ) -> ScrubReport:
-    """Verify every superblock, log record, checksum table and data block of a volume whose members are given, in any order.
+    """Verify every superblock, log record, checksum table and data block. `devices`: all members, in any order.
 
     `bytes_per_s`: upper bound of the rate. `on_object`: called with each name before it is read. The volume must not be
     written meanwhile: what a writer deletes and overwrites would be reported as damage. Raises only what makes a volume
@@ -123,10 +123,8 @@ def _superblocks(devices: Sequence[BlockDevice], report: ScrubReport) -> tuple[S
             "these are not the members of one volume", expected=f"{len(first.members)}", found=f"{sorted(by_index)}"
         )
     ordered = [by_index[index][1] for index in sorted(by_index)]
-    for device, offset, error in bad:
-        report.findings.append(
-            Finding(what=error.what, member=ordered.index(device), offset=offset, fatal=False)
-        )
+    for device, offset, problem in bad:
+        report.findings.append(Finding(what=problem.what, member=ordered.index(device), offset=offset, fatal=False))
     return first, ordered
 
 
@@ -142,7 +140,7 @@ def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> dict[str
     area = next(area for generation, area, _ in copies if generation == best)
     records: list[Record] = []
     position, previous, durable = 1, 0, 0
-    held = [{block: record for block, record in found} if g == best else {} for g, _, found in copies]
+    held = [dict(found) if g == best else {} for g, _, found in copies]
     while True:
         choices = [records_of.get(position) for records_of in held]
         chosen = next((one for one in choices if one is not None and one.previous == previous), None)
@@ -233,12 +231,16 @@ def _space(superblock: Superblock, entries: dict[str, Entry], report: ScrubRepor
     last = (-1, 0, 0, "")
     for member, start, end, name in taken:
         if member >= len(superblock.members):
-            report.findings.append(Finding(what="no such member", member=member, offset=start, fatal=True, object_name=name))
+            report.findings.append(
+                Finding(what="no such member", member=member, offset=start, fatal=True, object_name=name)
+            )
             continue
         room = superblock.members[member]
         if start < room.data_offset or end > room.data_end:
             report.findings.append(
-                Finding(what="an object lies outside the data", member=member, offset=start, fatal=True, object_name=name)
+                Finding(
+                    what="an object lies outside the data", member=member, offset=start, fatal=True, object_name=name
+                )
             )
         if last[0] == member and start < last[2]:
             report.findings.append(
@@ -263,7 +265,9 @@ def _object(superblock: Superblock, entry: Entry, read: _Reader, report: ScrubRe
                 identity = superblock.volume_id + struct.pack("<QQ", entry.birth, mark | index)
                 if index >= len(expected) or crc32c(part, crc32c(identity)) != expected[index]:
                     where = position + at
-                    report.findings.append(_of(entry, f"{what} does not match its checksum", member, offset + at, where))
+                    report.findings.append(
+                        _of(entry, f"{what} does not match its checksum", member, offset + at, where)
+                    )
                 index += 1
             position += length
             yield data
@@ -280,6 +284,4 @@ def _object(superblock: Superblock, entry: Entry, read: _Reader, report: ScrubRe
 
 
 def _of(entry: Entry, what: str, member: int, offset: int, position: int) -> Finding:
-    return Finding(
-        what=what, member=member, offset=offset, fatal=True, object_name=entry.name, object_offset=position
-    )
+    return Finding(what=what, member=member, offset=offset, fatal=True, object_name=entry.name, object_offset=position)

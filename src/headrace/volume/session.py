@@ -125,7 +125,7 @@ class Session:
         return allocator
 
     def _log_window(self, ranges: list[Range]) -> None:
-        self.check()
+        self.look()
         rows = np.array([(member, 0, offset, length) for member, offset, length in ranges], layout.EXTENT)
         record = self._writer.append(layout.WINDOW, rows.tobytes(), self.number)
         with self.volume.lock:
@@ -135,7 +135,7 @@ class Session:
         self._lost = lost
 
     def check(self) -> None:
-        """Raises SessionLost where this session no longer holds the volume, UsageError where it was closed."""
+        """Raises SessionLost where this session is known to be lost, UsageError where it was closed. Reads nothing."""
         if self._pid != os.getpid():
             raise UsageError(
                 "a session belongs to the process that opened it", next_step="pass grants to other processes"
@@ -144,6 +144,10 @@ class Session:
             raise UsageError("the session is closed")
         if self._lost is not None:
             raise self._lost
+
+    def look(self) -> None:
+        """`check`, and see in the heartbeat block that nobody took the volume over: before every write to the log."""
+        self.check()
         try:
             self._beat.check()
         except SessionLost as lost:
@@ -180,7 +184,7 @@ class Session:
         ends.
         """
         with self._lock:
-            self.check()
+            self.look()
             transaction = Transaction(self, self._next_transaction)
             self._transactions[transaction.number] = transaction
             self._next_transaction += 1
@@ -261,7 +265,7 @@ class Session:
 
     def commit(self, transaction: Transaction) -> int:
         with self._lock:
-            self.check()
+            self.look()
             catalog = self._writer.catalog
             gone: list[StoredObject] = []
             names = set(transaction.deleted)

@@ -204,8 +204,7 @@ class Transaction:
         return write_stream(self, name, buffers, length_bytes=length_bytes, checksum_block_bytes=checksum_block_bytes)
 
     def delete(self, name: str) -> None:
-        """The object ends with this transaction; its space is used again, last, when that is durable. ObjectNotFound.
-        """
+        """The object ends with this transaction; its space is used again, last, once that is durable."""
         with self._lock:
             self._open()
             if name in self._deleted_names or name not in self._session.volume:

@@ -1,0 +1,54 @@
+"""Makes the image of the current version: `python -m tests.images.make`. An image that was kept is never made again."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+from headrace.testing import MemoryDevice
+from headrace.volume import Volume, layout
+
+HERE = Path(__file__).parent
+KIB = 1 << 10
+STRIPE = 64 * KIB
+MEMBERS = 2
+MEMBER_BYTES = 1 << 20
+
+
+def pattern(seed: int, length: int) -> bytes:
+    """Bytes that compress, and that no other seed has."""
+    line = b"".join(b"%06d %03d\n" % (i, seed) for i in range(512))
+    return (line * (length // len(line) + 1))[:length]
+
+
+#: What the image holds; for good.
+EXPECTED = {
+    "empty": b"",
+    "run/step-1/small": pattern(1, 700),
+    "run/step-1/striped": pattern(2, 150 * KIB),
+    "data/table": pattern(3, 80 * KIB),
+    "data/streamed": pattern(4, 70 * KIB + 5),
+}
+
+
+def main() -> None:
+    path = HERE / f"version-{layout.VERSION}.xz"
+    if path.exists():
+        raise SystemExit(f"{path} is kept for good")
+    devices = [MemoryDevice(MEMBER_BYTES) for _ in range(MEMBERS)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, name="kept")
+    with volume.session("image") as session:
+        with session.transaction() as tx:
+            tx.put("run/step-1/small", EXPECTED["run/step-1/small"], checksum_block_bytes=4096)
+            tx.put("run/step-1/striped", EXPECTED["run/step-1/striped"])
+            tx.put("gone", pattern(9, 9 * KIB))
+            tx.put("empty", b"")
+        with session.transaction() as tx:
+            tx.put("data/table", EXPECTED["data/table"], checksum_block_bytes=4096)
+            tx.write_stream("data/streamed", [EXPECTED["data/streamed"]])
+            tx.delete("gone")
+    path.write_bytes(lzma.compress(b"".join(device.data for device in devices), preset=9))
+
+
+if __name__ == "__main__":
+    main()
