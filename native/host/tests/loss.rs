@@ -246,6 +246,33 @@ fn a_silent_command_is_tried_twice_and_then_times_out() {
 }
 
 #[test]
+fn a_late_answer_never_touches_a_buffer_that_was_handed_back() {
+    let fake = Fake::start(Script {
+        hook: Box::new(|qid, sqe, _| match (qid, sqe.opcode()) {
+            (1, io::READ) => Action::Late(Duration::from_millis(600)),
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    });
+    fake.set_media(0, &pattern(65536, 1));
+    let mut options = fake.options();
+    options.io_timeout = Duration::from_millis(150);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    let buffer = Buffer::zeroed(65536);
+    let error = submit_one(&*device, Op::Read { into: buffer.clone() }, 0)
+        .wait(Duration::from_secs(10))
+        .unwrap()
+        .unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Timeout);
+    buffer.copy_from(0, &[0xEE; 65536]);
+    // Both answers come now.
+    std::thread::sleep(Duration::from_millis(900));
+    let mut bytes = vec![0; 65536];
+    buffer.copy_to(0, &mut bytes);
+    assert!(bytes.iter().all(|&byte| byte == 0xEE));
+}
+
+#[test]
 fn a_silent_keep_alive_loses_the_association_without_io() {
     let quiet = Arc::new(AtomicUsize::new(0));
     let told = quiet.clone();

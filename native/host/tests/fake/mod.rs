@@ -35,6 +35,8 @@ pub enum Action {
     BadHeaderDigest,
     /// Never answer.
     Silent,
+    /// Answer as usual, so much later.
+    Late(Duration),
     /// End this connection, after this many bytes of the answer's data (reads), or at once.
     Vanish(usize),
     /// Ask for this many bytes of the write, take them, and end the connection.

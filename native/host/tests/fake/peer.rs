@@ -192,6 +192,10 @@ impl Peer {
             Action::Status(status, dw0) => self.complete(cid, status, dw0),
             Action::Raw(bytes) => self.stream.write_all(&bytes),
             Action::Silent => Ok(()),
+            Action::Late(time) => {
+                std::thread::sleep(time);
+                self.answer(&sqe, data, Action::Normal)
+            }
             Action::RawThenNormal(bytes) => {
                 self.stream.write_all(&bytes)?;
                 self.answer(&sqe, data, Action::Normal)
