@@ -12,6 +12,7 @@
 use crate::{check, check_write, Media};
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
 pub struct VolatileCache {
@@ -46,6 +47,18 @@ impl Cached {
         self.order.insert(time, block);
     }
 
+    fn covers(&self, blocks: &Range<u64>) -> bool {
+        self.blocks.range(blocks.clone()).count() as u64 == blocks.end - blocks.start
+    }
+
+    /// Copy the cached blocks of a range over what was read from below.
+    fn lay_over(&self, blocks: &Range<u64>, into: &mut [u8]) {
+        for (&block, (_, bytes)) in self.blocks.range(blocks.clone()) {
+            let at = (block - blocks.start) as usize * bytes.len();
+            into[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
     fn forget(&mut self, first: u64, last: u64) {
         let gone: Vec<u64> = self.blocks.range(first..last).map(|(&block, _)| block).collect();
         for block in gone {
@@ -68,6 +81,12 @@ impl VolatileCache {
     /// Bytes that would be lost now.
     pub fn cached_bytes(&self) -> u64 {
         self.lock().blocks.len() as u64 * u64::from(self.block_bytes())
+    }
+
+    fn range(&self, offset: u64, length: usize) -> Range<u64> {
+        let size = u64::from(self.block_bytes());
+        let first = offset / size;
+        first..first + length as u64 / size
     }
 
     fn lock(&self) -> MutexGuard<'_, Cached> {
@@ -138,20 +157,28 @@ impl Media for VolatileCache {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         check(self, offset, into.len() as u64)?;
-        let size = u64::from(self.block_bytes());
-        let first = offset / size;
-        let last = first + into.len() as u64 / size;
         // Under the lock, so that a block that goes down meanwhile is not missed in both places.
         let cached = self.lock();
-        let covered = cached.blocks.range(first..last).count() as u64 == last - first;
-        if !covered {
+        let blocks = self.range(offset, into.len());
+        if !cached.covers(&blocks) {
             self.below.read(offset, into)?;
         }
-        for (&block, (_, bytes)) in cached.blocks.range(first..last) {
-            let at = ((block - first) * size) as usize;
-            into[at..at + size as usize].copy_from_slice(bytes);
-        }
+        cached.lay_over(&blocks, into);
         Ok(())
+    }
+
+    fn try_read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
+        check(self, offset, into.len() as u64)?;
+        // Whoever holds the lock may be waiting for a device.
+        let Ok(cached) = self.cached.try_lock() else {
+            return Ok(false);
+        };
+        let blocks = self.range(offset, into.len());
+        if !cached.covers(&blocks) && !self.below.try_read(offset, into)? {
+            return Ok(false);
+        }
+        cached.lay_over(&blocks, into);
+        Ok(true)
     }
 
     fn write(&self, offset: u64, from: &[u8], fua: bool) -> io::Result<()> {

@@ -12,6 +12,7 @@ use headrace_wire::{Sqe, Status};
 
 /// NVMe 2.0.
 pub(crate) const VERSION: u32 = 0x0002_0000;
+const SHUTDOWN_US: u32 = 60_000_000;
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 pub(crate) fn identify(sqe: &Sqe, controller: &Controller, limits: &Limits) -> Result<Vec<u8>, Status> {
@@ -128,6 +129,8 @@ fn describe_controller(controller: &Controller, limits: &Limits) -> Vec<u8> {
         }
     };
     let mut bytes = described.encode();
+    // RTD3E: how long a shutdown, which flushes, may take; in microseconds.
+    bytes[88..92].copy_from_slice(&SHUTDOWN_US.to_le_bytes());
     bytes[262] = (ERROR_LOG_ENTRIES - 1) as u8;
     bytes
 }

@@ -39,6 +39,8 @@ mod target;
 mod worker;
 
 #[cfg(test)]
+mod any_bytes;
+#[cfg(test)]
 mod bad_media;
 
 // The tests' raw client names this crate as its users do.

@@ -114,6 +114,36 @@ impl Output {
         parts
     }
 
+    /// What `sendmsg` would take, copied; returns how much.
+    #[cfg(test)]
+    pub(crate) fn copy_for_tests(&self, into: &mut Vec<u8>) -> usize {
+        let mut small_at = self.small_at;
+        let before = into.len();
+        for chunk in &self.chunks {
+            match chunk {
+                Chunk::Small(length) => {
+                    into.extend_from_slice(&self.small[small_at..small_at + length]);
+                    small_at += length;
+                }
+                Chunk::Buffer {
+                    buffer,
+                    start,
+                    length,
+                } => into.extend_from_slice(&buffer[*start..*start + *length]),
+                Chunk::Mapped {
+                    mapping,
+                    offset,
+                    length,
+                } => {
+                    let at = into.len();
+                    into.resize(at + length, 0);
+                    mapping.copy_out(*offset, &mut into[at..]);
+                }
+            }
+        }
+        into.len() - before
+    }
+
     /// `count` bytes were sent.
     pub(crate) fn sent(&mut self, mut count: usize) {
         self.bytes -= count;

@@ -38,6 +38,8 @@ struct Peer {
     last_output: Instant,
     /// Our direction is shut down: what was to be said is said.
     shut: bool,
+    /// It stands in the reactor's list of waiting connections.
+    listed: bool,
 }
 
 pub(crate) struct Reactor {
@@ -51,6 +53,8 @@ pub(crate) struct Reactor {
     peers: Vec<Option<Peer>>,
     generations: Vec<u32>,
     free: Vec<usize>,
+    /// Connections that wait for memory, or for an old association to drain.
+    waiting: Vec<u64>,
     scratch: Vec<u8>,
     next_reactor: usize,
     tick: Duration,
@@ -90,6 +94,7 @@ impl Reactor {
             peers: Vec::new(),
             generations: Vec::new(),
             free: Vec::new(),
+            waiting: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES],
             next_reactor: 0,
             tick,
@@ -241,6 +246,7 @@ impl Reactor {
             last_input: self.now,
             last_output: self.now,
             shut: false,
+            listed: false,
         });
     }
 
@@ -277,6 +283,10 @@ impl Reactor {
         else {
             return;
         };
+        if peer.connection.is_waiting() && !peer.listed {
+            peer.listed = true;
+            self.waiting.push(token);
+        }
         let mut interest = 0;
         if peer.connection.is_ending() || peer.connection.wants_input() {
             interest |= READABLE;
@@ -289,16 +299,13 @@ impl Reactor {
         }
     }
 
-    /// Connections that wait for memory, or for an old association to drain.
     fn serve_waiting(&mut self) {
-        let waiting: Vec<u64> = self
-            .peers
-            .iter()
-            .flatten()
-            .filter(|peer| peer.connection.is_waiting())
-            .map(|peer| peer.connection.token)
-            .collect();
-        waiting.into_iter().for_each(|token| self.serve(token, 0));
+        for token in std::mem::take(&mut self.waiting) {
+            if let Some(peer) = self.peer(token) {
+                peer.listed = false;
+                self.serve(token, 0);
+            }
+        }
     }
 
     fn on_tick(&mut self) {
