@@ -75,6 +75,19 @@ impl FileMedia {
         file.sync_all()
     }
 
+    /// For one that serves the file to others: no second server may have it open, unless both only read. Advisory, and
+    /// gone with the process; where the file system has no locks it does nothing.
+    pub fn lock(&self) -> io::Result<()> {
+        match system::lock(&self.file, !self.read_only) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "in use by another server",
+            )),
+            Err(error) if system::unsupported(&error) => Ok(()),
+            result => result,
+        }
+    }
+
     fn put(&self, offset: u64, from: &[u8]) -> io::Result<()> {
         if self.uring {
             uring::write(&self.file, offset, from, 0)

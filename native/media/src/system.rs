@@ -72,6 +72,16 @@ pub(crate) fn fallocate(file: &File, mode: libc::c_int, offset: u64, length: u64
     }
 }
 
+/// Take the advisory lock of the whole file, without waiting; it goes with the descriptor.
+pub(crate) fn lock(file: &File, exclusive: bool) -> io::Result<()> {
+    let kind = if exclusive { libc::LOCK_EX } else { libc::LOCK_SH };
+    // SAFETY: a system call on an open descriptor without pointers.
+    if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}
+
 /// The error means "this file system or kernel cannot", not "it failed".
 pub(crate) fn unsupported(error: &io::Error) -> bool {
     matches!(

@@ -266,6 +266,21 @@ fn files_are_what_they_say() {
     assert!(MemoryMedia::new(0, 512).is_err() && MemoryMedia::new(1000, 512).is_err());
 }
 
+#[test]
+fn one_server_a_file() {
+    let scratch = Scratch::create(SIZE);
+    let open = |read_only| FileMedia::open(&scratch.0, BLOCK, read_only, Engine::Auto).unwrap();
+    let first = open(false);
+    first.lock().unwrap();
+    assert_eq!(open(false).lock().unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(open(true).lock().unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop(first);
+    let (a, b) = (open(true), open(true));
+    a.lock().unwrap();
+    b.lock().unwrap();
+    assert!(open(false).lock().is_err());
+}
+
 // ---- the volatile cache ----
 
 /// What a restarted process would find.

@@ -350,6 +350,7 @@ impl NamespaceConfig {
                     FileMedia::create(path, *size).map_err(error)?;
                 }
                 let media = FileMedia::open(path, self.block_bytes, self.read_only, engine).map_err(error)?;
+                media.lock().map_err(error)?;
                 if let Some(size) = size_bytes.filter(|size| *size != media.size_bytes()) {
                     return Err(format!(
                         "namespace {}: {} has {} bytes, the configuration says {size}",
