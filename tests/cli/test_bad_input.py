@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.device import crc32c
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.volume import Volume
 
@@ -35,10 +37,11 @@ def complaint(answer: subprocess.CompletedProcess[bytes]) -> str:
     said = answer.stderr.decode()
     assert answer.returncode not in (0, -signal.SIGSEGV, -signal.SIGABRT), said
     assert "Traceback" not in said + answer.stdout.decode("utf-8", "replace")
-    lines = said.splitlines()
-    assert len(lines) == 1, said
-    assert lines[0].startswith("headrace: error: ")
-    return lines[0]
+    # An ingest tells its progress before it; the error is one line, and the last.
+    *before, last = said.splitlines()
+    assert last.startswith("headrace: error: ")
+    assert all(re.match(r"training a tokenizer: |[\d,]+ documents, |committing ", line) for line in before), said
+    return last
 
 
 @dataclass
@@ -88,6 +91,21 @@ def not_a_volume(world: World) -> list[str]:
     return ["volume", "info", world.target.uri()]
 
 
+def newer_version(world: World) -> list[str]:
+    """Both superblocks say a version that nobody has written yet, with a good checksum."""
+    path = world.directory / "newer.img"
+    if not path.exists():
+        Volume.create([f"file:{path}?create=64MiB"]).close()
+        image = bytearray(path.read_bytes())
+        for place in (0, len(image) - 4096):
+            block = image[place : place + 4096]
+            block[8:12] = (99).to_bytes(4, "little")
+            block[4092:] = crc32c(bytes(block[:4092])).to_bytes(4, "little")
+            image[place : place + 4096] = block
+        path.write_bytes(image)
+    return ["volume", "info", f"file:{path}"]
+
+
 def corpus_empty(world: World) -> list[str]:
     folder = world.directory / "empty"
     folder.mkdir(exist_ok=True)
@@ -125,12 +143,13 @@ CASES: list[tuple[Callable[[World], list[str]], int, list[str]]] = [
     (wrong_nqn, 1, ["nqn.2026-01.io.headrace:other"]),
     (wrong_nsid, 1, ["7"]),
     (not_a_volume, 1, ["volume"]),
+    (newer_version, 1, ["version 99", "newer"]),
     (corpus_empty, 1, ["empty"]),
     (corpus_missing, 1, ["nowhere"]),
     (tokenizer_broken, 1, ["tokenizer"]),
     (device_full, 1, ["free"]),
     (no_such_object, 1, ["nothing/here"]),
-    (existing_volume, 1, ["--force"]),
+    (existing_volume, 2, ["--force"]),
     (lambda world: ["volume", "info", "ftp://x"], 2, ["nvme+tcp://", "ftp://x"]),
     (lambda world: ["volume", "info"], 2, ["URI", "--help"]),
     (lambda world: ["volume", "create", world.good, "--stripe", "many"], 2, ["--stripe", "many"]),
@@ -144,7 +163,7 @@ CASES: list[tuple[Callable[[World], list[str]], int, list[str]]] = [
     (lambda world: ["serve", "mem:1MiB", "--nqn", "x"], 2, ["nqn."]),
     (lambda world: ["serve", "mem:1MiB", "--io-engine", "fast"], 2, ["io_uring"]),
     (lambda world: ["serve", "mem:1MiB", "--subsystem", "nqn.2026-01.a:b"], 2, ["NQN=NAMESPACE"]),
-    (lambda world: ["serve", "mem:1MiB", "--listen", f"127.0.0.1:{world.target.port}"], 1, [str(world.target.port)]),
+    (lambda world: ["serve", "mem:1MiB", "--listen", f"127.0.0.1:{world.target.port}"], 1, ["in use"]),
     (lambda world: ["discover", f"127.0.0.1:{free_port()}"], 1, ["refused"]),
     (lambda world: ["demo", "--steps", "3"], 2, ["--steps"]),
     (lambda world: ["demo", "--ranks", "3"], 2, ["--ranks"]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 from headrace.errors import HeadraceError
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from headrace.cli.app import app
 
     # Every usage error of typer's parser is one of these, wherever this version of typer keeps them.
-    parser_error = typer.BadParameter.__mro__[2]
+    parser_error = cast("type[Exception]", typer.BadParameter.__mro__[2])
     command = typer.main.get_command(app)
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

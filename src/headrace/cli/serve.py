@@ -91,7 +91,7 @@ def serve(
         raise UsageError(
             "nothing to serve", expected="a NAMESPACE or --subsystem", next_step="see `headrace serve --help`"
         )
-    endpoints = [parse_endpoint(text, default_port=4420) for text in listen or ["127.0.0.1:0"]]
+    endpoints = [parse_endpoint(text) for text in listen or ["127.0.0.1:0"]]
     for host, _ in endpoints:
         if not allow_host and not is_loopback(host):
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from headrace.demo.events import Event, EventFollower
@@ -41,6 +41,8 @@ class Job:
             log=self._directory.parent / "logs" / f"train-{config.phase}.log",
             env={
                 "OMP_NUM_THREADS": str(max(1, cores // ranks)),
+                # Threads that wait by spinning ruin each other on cores that somebody else uses, too.
+                "OMP_WAIT_POLICY": "passive",
                 # Without it cuBLAS may choose another order of a sum in another run.
                 "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
                 # Where no address was asked for, gloo looks up the host's name, which not every container can.
@@ -55,19 +57,27 @@ class Job:
             raise self.child.failure(f"{self.child.name} ended too early", self.child.poll())
         return event
 
-    @property
-    def events(self) -> list[Event]:
-        """All that was told so far."""
-        return self._follower.events
-
     def poll(self) -> None:
         """Take in what was written, and show it."""
         self._follower.poll()
         self._watch()
 
-    def seen(self, event: str, step: int, before: float) -> bool:
-        """Whether rank 0 told this event of this step before that time."""
-        return any(e.event == event and e.step == step and e.rank == 0 and e.t < before for e in self._follower.events)
+    def find(self, names: Collection[str], step: int) -> Event | None:
+        """What rank 0 told of this step already."""
+        told = self._follower.events
+        return next((e for e in told if e.event in names and e.step == step and e.rank == 0), None)
+
+    def wait_all(self, name: str, step: int) -> None:
+        """Wait until every rank has told this of this step."""
+        while len(self._of(name, step)) < self.phase.ranks:
+            self.wait_for(lambda event: event.event == name and event.step == step)
+
+    def sum(self, name: str, step: int, detail: str) -> int:
+        """A number of this event, over all ranks."""
+        return sum(int(event.details[detail]) for event in self._of(name, step))
+
+    def _of(self, name: str, step: int) -> list[Event]:
+        return [event for event in self._follower.events if event.event == name and event.step == step]
 
     def finish(self) -> Phase:
         """Wait for a good end."""
@@ -100,8 +110,8 @@ class Job:
         elif time.monotonic() - self._heard > SILENCE_TIMEOUT_S:
             raise self.child.failure(f"{self.child.name} did nothing for {SILENCE_TIMEOUT_S:.0f} s", self.child.poll())
         if size:
-            record = list(read_records(self._first_records))[-1]
-            loss = record.notes.get("loss", float("nan"))
-            self._live(f"step {record.step + 1} of {self.config.steps}, loss {loss:.3f}, {record.total_s:.2f} s a step")
+            record = [r for r in read_records(self._first_records) if "loss" in r.notes][-1]
+            loss, step = record.notes["loss"], record.step + 1
+            self._live(f"step {step} of {self.config.steps}, loss {loss:.3f}, {record.total_s:.2f} s a step")
         else:
             self._live("starting processes")

@@ -22,6 +22,8 @@ class Scale:
     vocabulary: int
     #: Of the default corpus; a corpus that was given is taken whole.
     corpus_bytes: int
+    #: Of any corpus, that a tokenizer is trained on.
+    train_bytes: int
     steps: int
     save_every: int
     #: Each of the two namespaces; their files are sparse.
@@ -33,10 +35,11 @@ FULL = Scale(
     heads=6,
     layers=4,
     sequence=128,
-    global_batch=16,
-    micro_batch=4,
+    global_batch=8,
+    micro_batch=2,
     vocabulary=8192,
     corpus_bytes=24 * MIB,
+    train_bytes=8 * MIB,
     steps=36,
     save_every=6,
     namespace_bytes=2 * GIB,
@@ -49,9 +52,10 @@ SMALL = Scale(
     sequence=64,
     global_batch=8,
     micro_batch=2,
-    vocabulary=4096,
-    corpus_bytes=2 * MIB,
-    steps=24,
+    vocabulary=2048,
+    corpus_bytes=1 * MIB,
+    train_bytes=1 * MIB,
+    steps=16,
     save_every=4,
     namespace_bytes=512 * MIB,
 )

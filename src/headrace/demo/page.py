@@ -64,9 +64,10 @@ def _cards(page: Page, story: Story) -> None:
         ),
         (str(len(commits)), "checkpoints committed", f"longest stall {format_seconds(stall)}"),
     ]
-    if story.outage is not None:
-        again = format_bytes(story.outage.rewritten_bytes)
-        cards.append((f"{story.outage.seconds:.1f} s", "without a target", f"{again} written again"))
+    if story.outages:
+        again = format_bytes(sum(outage.rewritten_bytes for outage in story.outages))
+        dead = sum(outage.seconds for outage in story.outages)
+        cards.append((f"{dead:.1f} s", "without a target", f"{again} written again"))
     if restore is not None:
         cards.append((format_seconds(restore["seconds"]), "to restore", f"step {restore['step']}, other rank count"))
     page.cards(cards)
@@ -117,9 +118,9 @@ def _timeline(story: Story) -> str:
         if life.began < end and (life.ended or end) > zero
     ]
     marks = []
-    if story.outage is not None:
-        marks.append(Marker(x=story.outage.killed - zero, text="target killed"))
-        marks.append(Marker(x=story.outage.back - zero, text="back", style="good"))
+    for outage in story.outages:
+        marks.append(Marker(x=outage.killed - zero, text="target killed"))
+        marks.append(Marker(x=outage.back - zero, text="back", style="good"))
     if story.rank_kill is not None:
         marks.append(Marker(x=story.rank_kill.killed - zero, text=f"rank {story.rank_kill.rank} killed"))
     if story.resumed is not None and story.resumed.records:
@@ -171,8 +172,7 @@ def _loss(story: Story) -> list[str]:
         Series(name=f"resumed, {options.resume_ranks} ranks", points=_curve(story.resumed), style="s1", dots=True),
     ]
     marks = []
-    if story.outage is not None:
-        marks.append(Marker(x=story.outage.step, text="target killed"))
+    marks += [Marker(x=outage.step, text="target killed") for outage in story.outages]
     if story.rank_kill is not None:
         marks.append(Marker(x=story.rank_kill.resume_step, text="resumed from here", style="good"))
         marks.append(Marker(x=story.rank_kill.step, text="rank killed"))
@@ -212,7 +212,7 @@ def _steps(story: Story) -> list[str]:
                 f"{name} {format_seconds(getattr(step, f'{style}_s'))}" for style, name in _CATEGORY_NAMES
             )
             end = step.started_s + step.total_s - step.restart_s
-            if story.outage is not None and step.started_s <= story.outage.killed < end:
+            if any(step.started_s <= outage.killed < end for outage in story.outages):
                 marks.append(Marker(x=len(bars), text="target killed"))
             bars.append(Bar(label=str(step.step), parts=parts, title=f"step {step.step} ({phase.name}): {detail}"))
     marks.sort(key=lambda mark: mark.x)

@@ -113,13 +113,15 @@ class Child:
 class Processes:
     """All processes of a job. A context manager: on the way out, whatever the reason, none is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        """`env`: for every process, besides this one's own."""
+        self._env = dict(env or {})
         self._children: list[Child] = []
 
     def start(self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> Child:
         """Start `python ARGUMENTS` (this interpreter), its output appended to `log`."""
         leash = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), sys.executable, *arguments]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self._env, **(env or {})}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 leash,

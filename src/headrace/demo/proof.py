@@ -17,8 +17,8 @@ class Claim:
 
 def claims(story: Story) -> list[Claim]:
     found = []
-    comparison, outage, kill, model = story.comparison, story.outage, story.rank_kill, story.model
-    if outage is not None:
+    comparison, kill, model = story.comparison, story.rank_kill, story.model
+    for outage in story.outages:
         fate = (
             f"checkpoint {outage.step} committed complete, {format_bytes(outage.rewritten_bytes)} written again"
             if outage.committed

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from headrace.demo.model import Gpt, GptOptions
 from headrace.demo.processes import die_with_parent
@@ -52,7 +52,7 @@ def publish(config: TrainConfig, step: int, directory: Path) -> dict[str, Any]:
     )
     state = {"learner": {"model": gpt.state_dict()}}
     began = time.perf_counter()
-    dcp.load(
+    load(
         state,
         checkpoint_id=f"{config.run}/step-{step}",
         storage_reader=VolumeReader(config.uris, config.run),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -18,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.demo.compare import compare, proofs
-from headrace.demo.events import Event
 from headrace.demo.job import Job
 from headrace.demo.options import DemoOptions
 from headrace.demo.page import write_page
@@ -35,8 +33,8 @@ DATASET = "corpus"
 RUN = "run"
 #: How long the target stays dead.
 OUTAGE_S = 2.0
-#: A checkpoint may be committed before the kill reaches the target; then the next one is tried, this often.
-OUTAGE_TRIES = 3
+#: The kill may come when a checkpoint has nothing unflushed; then the next one is tried, so often in all.
+OUTAGE_TRIES = 2
 
 
 class DemoFailed(HeadraceError):
@@ -49,7 +47,11 @@ def run_demo(options: DemoOptions) -> None:
         stack.enter_context(_terminated_like_interrupted())
         directory = stack.enter_context(_work_directory(options))
         teller = stack.enter_context(Teller(to_stderr=options.json))
-        processes = stack.enter_context(Processes())
+        # torchrun and torch leave things in the temporary directory when they are killed.
+        temporary = directory / "tmp"
+        temporary.mkdir()
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        processes = stack.enter_context(Processes({"TMPDIR": str(temporary)}))
         story = Demo(options, directory, teller, processes).run()
         write_page(story, options.report)
         (directory / "summary.json").write_text(json.dumps(story.to_json(), indent=1), encoding="utf-8")
@@ -123,7 +125,7 @@ class Demo:
         if options.tokenizer is not None:
             arguments += ["--tokenizer", str(options.tokenizer)]
         else:
-            arguments += ["--vocab-size", str(scale.vocabulary)]
+            arguments += ["--vocab-size", str(scale.vocabulary), "--train-size", str(scale.train_bytes)]
         began = time.time()
         child = self.processes.start("ingest", arguments, log=self.directory / "logs" / "ingest.log")
         while child.poll() is None:
@@ -187,55 +189,51 @@ class Demo:
             f"{started.details['device']}"
         )
         self.teller.line(f"{self.story.parameters:,} parameters, {options.step_count} steps")
-        outage = self._kill_target(job)
-        self._kill_rank(job, after=outage.step)
+        step = self.scale.save_every
+        for last in range(OUTAGE_TRIES - 1, -1, -1):
+            outage = self._kill_target(job, after=step)
+            step = outage.step
+            self.story.outages.append(outage)
+            if outage.rewritten_bytes or last == 0:
+                break
+            self.teller.line("nothing was lost by it, so once more")
+        self._kill_rank(job, after=step)
 
-    def _kill_target(self, job: Job) -> Outage:
-        """SIGKILL while a checkpoint is being written; the second one, so that there is one before it."""
-        wanted = 2 * self.scale.save_every
-        missed = 0
-        while True:
-            begun = job.wait_for(functools.partial(_writes, since=wanted))
-            killed = self.target.kill()
-            self.teller.title(5, f"target killed (SIGKILL) while checkpoint {begun.step} was being written")
-            back_at = time.monotonic() + OUTAGE_S
-            while time.monotonic() < back_at:
-                job.poll()
-                time.sleep(0.02)
-            self.target.start()
-            back = self.target.lives[-1].began
-            self.teller.line(f"target back on its old ports after {back - killed:.1f} s; nobody told the training")
-            missed_it = job.seen("save-committed", begun.step, before=killed)
-            if missed_it and missed + 1 < OUTAGE_TRIES:
-                missed += 1
-                wanted = begun.step + 1
-                self.teller.line(f"checkpoint {begun.step} had just been committed: once more")
-                continue
-            break
-        ended = job.wait_for(
-            lambda event: (
-                event.step == begun.step and event.rank == 0 and event.event in ("save-committed", "save-failed")
-            )
+    def _kill_target(self, job: Job, after: int) -> Outage:
+        """SIGKILL while a checkpoint is being written, and back again."""
+        begun = job.wait_for(lambda event: event.event == "write-begun" and event.step > after)
+        killed = self.target.kill()
+        self.teller.title(5, f"target killed (SIGKILL) while checkpoint {begun.step} was being written")
+        back_at = time.monotonic() + OUTAGE_S
+        while time.monotonic() < back_at:
+            job.poll()
+            time.sleep(0.02)
+        self.target.start()
+        back = self.target.lives[-1].began
+        self.teller.line(f"target back on its old ports after {back - killed:.1f} s; nobody told the training")
+        fates = ("save-committed", "save-failed")
+        ended = job.find(fates, begun.step) or job.wait_for(
+            lambda event: event.step == begun.step and event.rank == 0 and event.event in fates
         )
-        committed = ended.event == "save-committed"
-        job.poll()
-        rewritten = sum(
-            event.details["rewritten_bytes"]
-            for event in job.events
-            if event.event == "save-committed" and event.step == begun.step
-        )
-        self.story.outage = Outage(
-            step=begun.step, killed=killed, back=back, committed=committed, rewritten_bytes=rewritten, missed=missed
-        )
-        if committed:
+        rewritten = 0
+        if ended.event == "save-committed":
+            # The other ranks hear of the commit a moment later; each tells what it wrote again.
+            job.wait_all("save-committed", begun.step)
+            rewritten = job.sum("save-committed", begun.step, "rewritten_bytes")
             self.teller.line(
-                f"checkpoint {begun.step} is committed, complete: {format_bytes(rewritten)} were written again", "green"
+                f"checkpoint {begun.step} is committed, complete; {format_bytes(rewritten)} were written again", "green"
             )
         else:
             self.teller.line(
-                f"checkpoint {begun.step} was given up, nothing of it is visible: {ended.details['error']}"
+                f"checkpoint {begun.step} was given up, nothing of it is visible: {ended.details['error']}", "yellow"
             )
-        return self.story.outage
+        return Outage(
+            step=begun.step,
+            killed=killed,
+            back=back,
+            committed=ended.event == "save-committed",
+            rewritten_bytes=rewritten,
+        )
 
     def _kill_rank(self, job: Job, after: int) -> None:
         """SIGKILL of the last rank while a checkpoint is being written; the job ends, as it should."""
@@ -316,11 +314,6 @@ class Demo:
             f"{self.story.model['name']}, {format_bytes(self.story.model['length_bytes'])}: read with headrace and "
             f"with safetensors, {'equal bit for bit' if equal else 'NOT EQUAL'}"
         )
-
-
-def _writes(event: Event, *, since: int) -> bool:
-    """A rank begins to write a checkpoint of step `since` or later."""
-    return event.event == "write-begun" and event.step >= since
 
 
 # ---- surroundings -------------------------------------------------------------------------------------------------

@@ -50,10 +50,8 @@ class Outage:
     back: float
     #: The checkpoint became visible, whole; else it was given up, whole.
     committed: bool
-    #: Bytes that all ranks wrote a second time, because their first copy died unflushed.
+    #: Bytes that ranks wrote a second time, because the first copy may have died unflushed.
     rewritten_bytes: int
-    #: Checkpoints that were already committed when the kill came, so that another was waited for.
-    missed: int
 
     @property
     def seconds(self) -> float:
@@ -95,7 +93,7 @@ class Story:
     first: Phase | None = None
     resumed: Phase | None = None
     reference: Phase | None = None
-    outage: Outage | None = None
+    outages: list[Outage] = field(default_factory=list)
     rank_kill: RankKill | None = None
     comparison: Comparison | None = None
     model: dict[str, Any] = field(default_factory=dict)
@@ -112,12 +110,12 @@ class Story:
 
     def undisturbed(self) -> Summary:
         """Without the steps during which the target was dead: that was the demo's doing, not the storage's."""
-        outage = self.outage
         steps = self.job_steps()
-        if outage is not None:
-            calm = [s for s in steps if s.started_s > outage.back or s.started_s + s.total_s < outage.killed]
-            steps = calm or steps
-        return summarise(steps, self.options.gpu_hour_price)
+        calm = [step for step in steps if not self._in_outage(step)]
+        return summarise(calm or steps, self.options.gpu_hour_price)
+
+    def _in_outage(self, step: JobStep) -> bool:
+        return any(step.started_s <= o.back and step.started_s + step.total_s >= o.killed for o in self.outages)
 
     def verdict(self) -> Verdict:
         accelerator = "GPU" if self.device == "cuda" else "training"
@@ -125,13 +123,7 @@ class Story:
 
     def outage_stall_s(self) -> float:
         """How long training waited for storage in the steps during which the target was dead, seconds of wall time."""
-        if self.outage is None:
-            return 0.0
-        return sum(
-            s.data_wait_s + s.checkpoint_s
-            for s in self.job_steps()
-            if s.started_s <= self.outage.back and s.started_s + s.total_s >= self.outage.killed
-        )
+        return sum(step.data_wait_s + step.checkpoint_s for step in self.job_steps() if self._in_outage(step))
 
     def recovery_s(self) -> float | None:
         """From the kill of a rank to the end of the first step after it: noticed, started, restored, one step."""
@@ -209,9 +201,8 @@ class Story:
                 "ranks": self.options.ranks,
                 "resume_ranks": self.options.resume_ranks,
             },
-            "outage": None
-            if self.outage is None
-            else asdict(self.outage) | {"seconds": self.outage.seconds, "stall_s": self.outage_stall_s()},
+            "outages": [asdict(outage) | {"seconds": outage.seconds} for outage in self.outages],
+            "outage_stall_s": self.outage_stall_s(),
             "rank_kill": None
             if self.rank_kill is None
             else asdict(self.rank_kill) | {"resume_step": self.rank_kill.resume_step, "recovery_s": self.recovery_s()},

@@ -65,9 +65,10 @@ def checkpoint_rows(story: Story) -> list[tuple[str, str, str, str, str]]:
 def outage_sentence(story: Story) -> str:
     """What the faults that the demo made cost."""
     parts = []
-    if story.outage is not None:
+    if story.outages:
+        dead = sum(outage.seconds for outage in story.outages)
         parts.append(
-            f"The target was dead for {story.outage.seconds:.1f} s; in the steps around it training waited "
+            f"The target was dead for {dead:.1f} s; in the steps around it training waited "
             f"{story.outage_stall_s():.1f} s for storage."
         )
     recovery = story.recovery_s()

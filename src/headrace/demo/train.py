@@ -22,35 +22,35 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from headrace.checkpoint import latest
+from headrace.checkpoint import latest, parse_checkpoint_id
 from headrace.demo.events import EventWriter
 from headrace.demo.model import Gpt, GptOptions
 from headrace.demo.processes import die_with_parent
 from headrace.demo.train_config import TrainConfig
+from headrace.device import Buffer
 from headrace.errors import UsageError
 from headrace.measure import StepClock
 from headrace.torch import SaveReport, TokenLoader, VolumeReader, VolumeWriter
-from headrace.volume import Volume
+from headrace.volume import Grant, Receipt, Volume
 
 
-class ToldWriter(VolumeWriter):
-    """A `VolumeWriter` that says when it begins to write, so that somebody can break things just then."""
+class ToldVolume(Volume):
+    """A volume that says when a rank begins to write its part of a checkpoint, so that things can be broken then."""
 
-    def __init__(self, *args: Any, tell: EventWriter, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._tell = tell
+    tell: EventWriter
 
-    def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        self._tell("write-begun", int(self.checkpoint_id.rpartition("-")[2]))
-        return super().write_data(*args, **kwargs)
+    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+        checkpoint = parse_checkpoint_id(grant.name.rpartition("/")[0])
+        self.tell("write-begun", checkpoint.step)
+        return super().write_grant(grant, buffer)
 
 
 @dataclass
@@ -156,9 +156,13 @@ class Trainer:
         )
         self.progress = Progress(self.loader)
         self.state = {"learner": Learner(self.model, self.optimizer), "progress": self.progress}
-        self.writer: ToldWriter | None = None
+        self.writer: VolumeWriter | None = None
         if config.save_every:
-            self.writer = ToldWriter(config.uris, config.run, run_id=config.run, tell=self.tell)
+            # Connections of its own, so that checkpoints and batches do not queue behind each other.
+            self.checkpoints = ToldVolume.open(config.uris, write=True)
+            assert isinstance(self.checkpoints, ToldVolume)
+            self.checkpoints.tell = self.tell
+            self.writer = VolumeWriter(self.checkpoints, config.run, run_id=config.run)
         self.clock = StepClock(
             rank=self.rank,
             path=directory / f"{config.phase}-steps-{self.rank}.jsonl",
@@ -191,7 +195,7 @@ class Trainer:
                     "nothing to resume from", expected="a committed checkpoint", found="none", where=self.config.run
                 )
             name = f"{self.config.run}/step-{found[0]}"
-            dcp.load(self.state, checkpoint_id=name, storage_reader=VolumeReader(self.config.uris, self.config.run))
+            load(self.state, checkpoint_id=name, storage_reader=VolumeReader(self.config.uris, self.config.run))
         self.tell("restored", self.progress.step, seconds=time.perf_counter() - began)
 
     def save(self, pending: Future[SaveReport] | None) -> Future[SaveReport]:
@@ -249,7 +253,8 @@ class Trainer:
             group["lr"] = learning_rate(config, step)
         whole = config.global_batch * config.sequence
         total = torch.zeros((), device=self.device)
-        for index, tokens in enumerate(batch.split(config.micro_batch)):
+        for index in range(self.micro_steps):
+            tokens = batch[index * config.micro_batch : (index + 1) * config.micro_batch]
             last = index == self.micro_steps - 1
             if config.parallel == "fsdp2":
                 self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -268,6 +273,7 @@ class Trainer:
         self.clock.close()
         if self.writer is not None:
             self.writer.close()
+            self.checkpoints.close()
         self.loader.close()
         self.volume.close()
         self.tell.close()
