@@ -21,8 +21,10 @@ pytestmark = pytest.mark.usefixtures("nobody_else")
 def filled(members: int = 3, block_bytes: int = 4096) -> list[MemoryDevice]:
     devices = [MemoryDevice(4 * MIB, block_bytes=block_bytes) for _ in range(members)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE, name="träning")
-    with writing(volume) as session, session.transaction() as tx:
-        tx.put("x", content(1, 500 * KIB))
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("x", content(1, 500 * KIB))
+        assert session.free_bytes + volume.info().used_bytes == volume.info().capacity_bytes
     return devices
 
 

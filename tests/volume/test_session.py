@@ -450,7 +450,7 @@ def dead_session(clean: bool) -> bool:
     with writing(last) as session:
         assert session.quarantined_bytes == 0
         info = last.info()
-        assert info.free_bytes + info.used_bytes == info.capacity_bytes
+        assert session.free_bytes + info.used_bytes == info.capacity_bytes
     return hit
 
 

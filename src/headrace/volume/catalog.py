@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.extents import Extents
+from headrace.volume.extents import Extents, used_space
 from headrace.volume.layout import Entry, Record, SessionEntry
 
 #: (member, offset, bytes)
@@ -51,6 +51,25 @@ class ObjectInfo:
     stored_bytes: int
 
 
+def info_of(entry: Entry) -> ObjectInfo:
+    return ObjectInfo(
+        name=entry.name,
+        length_bytes=entry.length_bytes,
+        checksum_block_bytes=entry.checksum_block_bytes,
+        sequence=entry.sequence,
+        created_s=entry.created_ns / 1e9,
+        birth=entry.birth,
+        stored_bytes=entry.stored_bytes,
+    )
+
+
+def space_of(entry: Entry, stripe_bytes: int) -> list[Range]:
+    """Everything on the members that belongs to the object, its checksum table included."""
+    return used_space(entry.runs, entry.columns, stripe_bytes) + used_space(
+        entry.table_runs, entry.table_columns, stripe_bytes
+    )
+
+
 class StoredObject:
     """An object with its extents, ready to be read. Immutable."""
 
@@ -81,22 +100,6 @@ class StoredObject:
                 expected=f"{roots} roots",
                 found=str(len(entry.roots)),
             )
-
-    def space(self) -> list[Range]:
-        """Everything on the members that belongs to it."""
-        return self.data.used() + (self.table.used() if self.table is not None else [])
-
-    def info(self) -> ObjectInfo:
-        entry = self.entry
-        return ObjectInfo(
-            name=entry.name,
-            length_bytes=entry.length_bytes,
-            checksum_block_bytes=entry.checksum_block_bytes,
-            sequence=entry.sequence,
-            created_s=entry.created_ns / 1e9,
-            birth=entry.birth,
-            stored_bytes=sum(length for _, _, length in self.space()),
-        )
 
 
 class Catalog:
@@ -152,10 +155,6 @@ class Catalog:
     def object(self, name: str) -> StoredObject | None:
         entry = self.entries.get(name)
         return None if entry is None else StoredObject(entry, self.stripe_bytes)
-
-    def objects(self) -> Iterator[StoredObject]:
-        for entry in self.entries.values():
-            yield StoredObject(entry, self.stripe_bytes)
 
     def snapshot(self) -> Iterator[tuple[int, int, bytes]]:
         """(kind, session, payload) of the records that rebuild this state in an empty area."""

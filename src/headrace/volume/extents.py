@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from headrace.device import Batch
 from headrace.errors import VolumeDamaged
-from headrace.volume.layout import ALIGN, COLUMN, RUN, Rows, align_up
+from headrace.volume.layout import COLUMN, RUN, Rows, align_up
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
@@ -79,6 +79,7 @@ class Extents:
         self.block_bytes = block_bytes
         self.runs = runs
         self.columns = columns
+        self._stripe_bytes = stripe_bytes
         length = runs["length"].astype(np.int64)
         self._width: I64 = runs["width"].astype(np.int64)
         if (
@@ -147,18 +148,20 @@ class Extents:
 
     def used(self) -> list[tuple[int, int, int]]:
         """(member, offset, bytes) of every column: the space that belongs to the object, a multiple of ALIGN."""
-        return used_space(self.runs, self.columns, self._unit)
+        return used_space(self.runs, self.columns, self._stripe_bytes)
 
 
-def used_space(runs: Rows, columns: Rows, units: I64) -> list[tuple[int, int, int]]:
-    """The space that each column takes on its member. `units`: stripe unit of each run."""
+def used_space(runs: Rows, columns: Rows, stripe_bytes: int) -> list[tuple[int, int, int]]:
+    """The space that each column takes on its member. VolumeDamaged where columns are missing."""
     result = []
-    position = 0
-    for (length, width, _), unit in zip(runs.tolist(), units.tolist(), strict=True):
+    places = iter(columns.tolist())
+    for length, width, _ in runs.tolist():
+        unit = stripe_bytes if width > 1 else length
         for column in range(width):
-            member, _, offset = columns[position].tolist()
-            result.append((member, offset, column_bytes(length, width, unit, column)))
-            position += 1
+            place = next(places, None)
+            if place is None:
+                raise VolumeDamaged("an object's extents contradict each other", found=f"{runs.tolist()}")
+            result.append((place[0], place[2], column_bytes(length, width, unit, column)))
     return result
 
 
@@ -178,7 +181,3 @@ def make_runs(rows: list[tuple[int, list[tuple[int, int]]]]) -> tuple[Rows, Rows
     runs = np.array([(length, len(columns), 0) for length, columns in rows], RUN)
     columns = np.array([(member, 0, offset) for _, columns in rows for member, offset in columns], COLUMN)
     return runs, columns
-
-
-def check_alignment(columns: Rows) -> bool:
-    return not bool(np.any(columns["offset"] % ALIGN))

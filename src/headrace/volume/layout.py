@@ -430,6 +430,11 @@ class Entry:
         rows = len(self.runs) + len(self.columns) + len(self.table_runs) + len(self.table_columns)
         return align_up(_ENTRY.size + 16 * rows + 4 * len(self.roots) + len(self.name.encode()), 8)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Space on the members, in bytes: every run is rounded up once, at its last unit."""
+        return sum(align_up(run[0]) for run in (*self.runs.tolist(), *self.table_runs.tolist()))
+
     def encode(self) -> bytes:
         name = self.name.encode()
         body = (

@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError, ObjectNotFound, SessionLost, UsageError, VolumeError
 from headrace.volume import heartbeat, layout
-from headrace.volume.catalog import Range, StoredObject
+from headrace.volume.catalog import Range, space_of
 from headrace.volume.checksums import table_page_bytes
 from headrace.volume.commit import LogWriter
 from headrace.volume.extents import Extents
@@ -106,19 +106,19 @@ class Session:
     def _count_space(self) -> Allocator:
         superblock, catalog = self.volume.superblock, self._writer.catalog
         spaces = [FreeSpace([(member.data_offset, member.data_end)]) for member in superblock.members]
-        newest: StoredObject | None = None
-        for stored in catalog.objects():
-            for member, offset, length in stored.space():
+        newest: Entry | None = None
+        for entry in catalog.entries.values():
+            for member, offset, length in space_of(entry, superblock.stripe_bytes):
                 spaces[member].remove(offset, offset + length)
-            if newest is None or stored.entry.birth > newest.entry.birth:
-                newest = stored
+            if newest is None or entry.birth > newest.birth:
+                newest = entry
         before = sum(space.total for space in spaces)
         for ranges in catalog.windows.values():
             for member, offset, length in ranges:
                 spaces[member].remove(offset, offset + length)
         quarantined = before - sum(space.total for space in spaces)
         if newest is not None:
-            for member, offset, length in newest.space():
+            for member, offset, length in space_of(newest, superblock.stripe_bytes):
                 spaces[member].cursor = max(spaces[member].cursor, offset + length)
         allocator = Allocator(spaces, stripe_bytes=superblock.stripe_bytes, log_window=self._log_window)
         allocator.quarantined_bytes = quarantined
@@ -267,13 +267,12 @@ class Session:
         with self._lock:
             self.look()
             catalog = self._writer.catalog
-            gone: list[StoredObject] = []
+            gone: list[Entry] = []
             names = set(transaction.deleted)
             for name in transaction.deleted:
-                stored = catalog.object(name)
-                if stored is None:
+                if name not in catalog.entries:
                     raise ObjectNotFound("no such object to delete", where=f"object {name!r}")
-                gone.append(stored)
+                gone.append(catalog.entries[name])
             for allocation in transaction.allocations.values():
                 if allocation.entry is None:
                     raise VolumeError(
@@ -284,7 +283,7 @@ class Session:
                 if allocation.name in catalog.entries and allocation.name not in names:
                     raise already_exists(allocation.name)
             sequence = self._writer.cursor.sequence + 1
-            entries = [_deletion(stored, sequence) for stored in gone]
+            entries = [_deletion(entry, sequence) for entry in gone]
             encoded = [entry.encode() for entry in entries]
             for allocation in transaction.allocations.values():
                 assert allocation.entry is not None
@@ -299,8 +298,8 @@ class Session:
             with self.volume.lock:
                 catalog.apply(record)
                 self.volume.forget_objects()
-            for stored in gone:
-                self._allocator.free(stored.space())
+            for entry in gone:
+                self._allocator.free(space_of(entry, self.volume.stripe_bytes))
             return record.sequence
 
     def ended(self, transaction: Transaction) -> None:
@@ -325,9 +324,8 @@ def commit_records(writer: LogWriter, transaction: Transaction, encoded: list[by
     return writer.commit(layout.encode_entries(entries, sequence), session)
 
 
-def _deletion(stored: StoredObject, sequence: int) -> Entry:
+def _deletion(entry: Entry, sequence: int) -> Entry:
     none = np.zeros(0, layout.RUN), np.zeros(0, layout.COLUMN)
-    entry = stored.entry
     return Entry(
         name=entry.name, operation=layout.DELETE, length_bytes=entry.length_bytes, birth=entry.birth, sequence=sequence,
         created_ns=time.time_ns(), checksum_block_bytes=entry.checksum_block_bytes, table_page_bytes=0,

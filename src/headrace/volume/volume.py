@@ -19,7 +19,7 @@ from headrace.device.protocol import Buffer
 from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeError
 from headrace.units import MIB
 from headrace.volume import layout, members
-from headrace.volume.catalog import Catalog, ObjectInfo, StoredObject
+from headrace.volume.catalog import Catalog, ObjectInfo, StoredObject, info_of
 from headrace.volume.checksums import ChecksumCache
 from headrace.volume.commit import LogWriter
 from headrace.volume.create import create as create_on
@@ -234,11 +234,11 @@ class Volume:
         """Objects whose name begins with `prefix`, by name."""
         with self.lock:
             names = sorted(name for name in self._catalog.entries if name.startswith(prefix))
-            return [StoredObject(self._catalog.entries[name], self.stripe_bytes).info() for name in names]
+            return [info_of(self._catalog.entries[name]) for name in names]
 
     def stat(self, name: str) -> ObjectInfo:
         """One object. ObjectNotFound."""
-        return self._stored(name).info()
+        return info_of(self._stored(name).entry)
 
     def __contains__(self, name: object) -> bool:
         with self.lock:
@@ -275,7 +275,7 @@ class Volume:
         heartbeat = HeartbeatBlock(superblock, self.devices).read()
         session = self._session
         with self.lock:
-            used = sum(length for stored in self._catalog.objects() for _, _, length in stored.space())
+            used = sum(entry.stored_bytes for entry in self._catalog.entries.values())
             count, sequence = len(self._catalog.entries), self._catalog.sequence
             findings = [*self._cursor.findings]
         capacity = sum(member.data_end - member.data_offset for member in superblock.members)
