@@ -15,7 +15,7 @@ def exchange_of(rank: Rank, **options: float) -> StoreExchange:
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()
-    return StoreExchange(store, "test", rank.rank, rank.world, **{"stall_s": 5.0, "deadline_s": 1.0} | options)
+    return StoreExchange(store, "test", rank.rank, rank.world, **{"stall_s": 20.0, "deadline_s": 30.0} | options)
 
 
 def rounds(rank: Rank, _: None) -> list[str]:
@@ -74,7 +74,7 @@ def test_answers_and_errors_reach_every_rank() -> None:
 def slow(rank: Rank, _: None) -> tuple[str, float]:
     import torch.distributed as dist
 
-    exchange = exchange_of(rank)
+    exchange = exchange_of(rank, stall_s=20.0, deadline_s=1.0)
     if rank.rank == 0:
         exchange.announce()
     dist.barrier()
@@ -92,7 +92,7 @@ def slow(rank: Rank, _: None) -> tuple[str, float]:
 def test_a_rank_that_is_alive_and_slow_is_named() -> None:
     for rank, (text, seconds) in enumerate(run(3, slow, None)):
         assert "rank 1 did not finish within 1.0 s" in text
-        assert seconds < (3.5 if rank == 1 else 2)
+        assert seconds < 15
 
 
 def test_alone() -> None:

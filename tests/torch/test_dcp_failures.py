@@ -15,7 +15,7 @@ from headrace.volume import Volume
 from tests.torch.crew import Crew, Rank
 
 MIB = 1 << 20
-STALL_S = 1.5
+STALL_S = 2.5
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_rank_is_killed_while_it_writes(volume: list[str]) -> None:
         (first, *_), (second, text, seconds) = outcomes[survivor]
         assert (first, second) == ("saved", "CheckpointFailed")
         assert "rank 1 gave no sign of life" in text
-        assert seconds < 10
+        assert seconds < 15
     assert last_step(volume) == 0
     comes_back_and_goes_on(volume)
 
@@ -126,7 +126,7 @@ def test_a_rank_fails_and_all_hear_its_reason(volume: list[str]) -> None:
         assert outcomes[1][0] == "CheckpointFailed"
         assert "rank 1" in outcomes[1][1]
         assert "no more memory, say" in outcomes[1][1]
-        assert outcomes[1][2] < STALL_S
+        assert outcomes[1][2] < 10
     assert last_step(volume) == 0
 
 

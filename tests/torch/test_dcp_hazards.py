@@ -168,6 +168,24 @@ def test_old_steps_go_in_the_commit_of_the_new(volume: list[str]) -> None:
             assert kept == list(range(max(0, step - 1), step + 1))
 
 
+def test_a_second_asynchronous_save_does_not_disturb_the_first(volume: list[str]) -> None:
+    tensors = {name: torch.zeros(500_000) for name in "ab"}
+    with VolumeWriter(volume) as writer:
+        futures = []
+        for step in range(4):
+            for tensor in tensors.values():
+                tensor.fill_(step)
+            futures.append(writer.async_save(tensors, f"run/step-{step}"))
+        for tensor in tensors.values():
+            tensor.fill_(-1)
+        assert [future.result().checkpoint_id for future in futures] == [f"run/step-{s:08d}" for s in range(4)]
+    for step in range(4):
+        found = {name: torch.zeros(500_000) for name in "ab"}
+        with VolumeReader(volume, f"run/step-{step}") as reader:
+            reader.load(found)
+        assert all(bool((tensor == step).all()) for tensor in found.values())
+
+
 def test_an_existing_session_is_used_and_left_open(volume: list[str]) -> None:
     with Volume.open(volume, write=True) as opened, opened.session(run_id="job") as session:
         with VolumeWriter(opened, session=session) as writer:

@@ -33,6 +33,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future as ConcurrentFuture
+from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -41,6 +42,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -159,6 +161,8 @@ class VolumeWriter(StorageWriter):
         self._run, self._id = _parse_path(path)
         self._attachment = Attachment(volume, run_id=run_id or self._run, session=session)
         self._staging = Staging()
+        self._stager: DefaultStager | None = None
+        self._under_way: ConcurrentFuture[SaveReport] | None = None
         self._current = _Current()
         #: Private gloo group of the saving ranks, for `dcp.save(process_group=...)`. None where there is one process.
         self.process_group: dist.ProcessGroup | None = None
@@ -169,7 +173,8 @@ class VolumeWriter(StorageWriter):
     # ---- one call instead of DCP's, with errors that `except Exception` catches ------------------------------------
 
     def save(self, state_dict: dict[str, Any], checkpoint_id: str, *, planner: SavePlanner | None = None) -> SaveReport:
-        """`dcp.save` over the private group; returns what it did. CheckpointFailed where it did not happen."""
+        """`dcp.save` over the private group; returns what it did. HeadraceError where it did not happen."""
+        self._wait_for_async()
         with translated("save", self._failure):
             try:
                 save(state_dict, checkpoint_id=checkpoint_id, storage_writer=self, planner=planner, **self._where())
@@ -182,11 +187,22 @@ class VolumeWriter(StorageWriter):
         self, state_dict: dict[str, Any], checkpoint_id: str, *, planner: SavePlanner | None = None
     ) -> ConcurrentFuture[SaveReport]:
         """`dcp.async_save` in a thread, over the private group. Returns when the state is copied to host memory: the
-        parameters may change from then on. The future gives the report, or CheckpointFailed. A save that begins while
-        one is under way waits for it, in its own thread."""
+        parameters may change from then on. The future gives the report, or raises HeadraceError.
+
+        One save at a time: this waits for the one under way first. The copy is kept for the next save (copying into
+        memory that is there already takes a fraction of the time), so the writer holds the bytes of the state.
+        """
+        self._wait_for_async()
+        if self._stager is None:
+            self._stager = DefaultStager(StagingOptions(False, False, False, False))
         with translated("save", self._failure):
             inner = async_save(
-                state_dict, checkpoint_id=checkpoint_id, storage_writer=self, planner=planner, **self._where()
+                state_dict,
+                checkpoint_id=checkpoint_id,
+                storage_writer=self,
+                planner=planner,
+                async_stager=self._stager,
+                **self._where(),
             )
         outer: ConcurrentFuture[SaveReport] = ConcurrentFuture()
         outer.set_running_or_notify_cancel()
@@ -203,8 +219,16 @@ class VolumeWriter(StorageWriter):
                 outer.set_result(self.last_save)
 
         assert isinstance(inner, ConcurrentFuture)
+        self._under_way = outer
         inner.add_done_callback(done)
         return outer
+
+    def _wait_for_async(self) -> None:
+        # Two rounds and a commit, each with its own deadline.
+        limit_s = 3 * self.options.deadline_s
+        if self._under_way is not None and not wait([self._under_way], limit_s).done:
+            raise CheckpointFailed(f"the save before this one did not end within {limit_s:.0f} s")
+        self._under_way = None
 
     def _where(self) -> dict[str, Any]:
         return {"process_group": self.process_group, "no_dist": self.process_group is None}
@@ -425,9 +449,13 @@ class VolumeWriter(StorageWriter):
 
     def close(self) -> None:
         """End the session and close the volume, where they are the writer's own; wait for a save under way first."""
+        self._wait_for_async()
         self._wait_for_previous()
         self._abandon()
         self._staging.release()
+        if self._stager is not None:
+            self._stager.close()
+            self._stager = None
         self._attachment.close()
         if self.process_group is not None:
             if dist.is_initialized():
@@ -455,6 +483,8 @@ class VolumeWriter(StorageWriter):
         self._run, self._id = state["run"], state["id"]
         self._attachment = state["attachment"]
         self._staging = Staging()
+        self._stager = None
+        self._under_way = None
         self._current = _Current()
         self.process_group = None
         self._exchange = SoloExchange() if state["solo"] else None
