@@ -90,7 +90,7 @@ def slow(rank: Rank, _: None) -> tuple[str, float]:
 
 
 def test_a_rank_that_is_alive_and_slow_is_named() -> None:
-    for rank, (text, seconds) in enumerate(run(3, slow, None)):
+    for text, seconds in run(3, slow, None):
         assert "rank 1 did not finish within 1.0 s" in text
         assert seconds < 15
 
