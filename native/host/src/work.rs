@@ -45,6 +45,8 @@ pub(crate) struct Tries {
     pub statuses: u8,
     pub timeouts: u8,
     pub losses: u8,
+    /// When the first of `losses` was.
+    pub lost_at: Option<Instant>,
     pub violations: u8,
 }
 

@@ -497,3 +497,29 @@ fn a_sink_that_panics_harms_nobody_else() {
     }]);
     read(&device, 0, 512).unwrap();
 }
+
+#[test]
+fn a_command_that_ends_every_association_is_given_up() {
+    let fake = Fake::start(Script {
+        hook: Box::new(|qid, sqe, _| match (qid, sqe.opcode()) {
+            (1, io::WRITE) => Action::Vanish(0),
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    });
+    let mut options = fake.options();
+    options.loss_timeout = Duration::from_millis(1500);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    let error = write_for(&device, Duration::from_secs(60)).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Failed);
+    assert!(error.to_string().contains("the association was lost"), "{error}");
+    read(&device, 0, 512).unwrap();
+}
+
+fn write_for(device: &NvmeTcpDevice, time: Duration) -> Result<(), headrace_transfer::IoError> {
+    let op = Op::Write {
+        from: Buffer::zeroed(512),
+        fua: false,
+    };
+    submit_one(device, op, 0).wait(time).expect("an end")
+}

@@ -100,6 +100,8 @@ pub(crate) struct Core {
     loss: Option<Loss>,
     backoff: Duration,
     ready_since: Instant,
+    /// A command succeeded on this association.
+    progress: bool,
     closing: Option<Closing>,
     over: bool,
     completed: Vec<Completion<Tag>>,
@@ -133,6 +135,7 @@ impl Core {
             loss: None,
             backoff: BACKOFF_MIN,
             ready_since: now,
+            progress: false,
             closing: None,
             over: false,
             completed: Vec::new(),
@@ -273,7 +276,9 @@ impl Core {
         self.random ^= self.random << 17;
         let share = 0.75 + (self.random % 1024) as f64 / 2048.0;
         self.phase = Phase::Waiting(now + self.backoff.mul_f64(share));
-        self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+        // A short `loss_timeout` gets several attempts, too.
+        let longest = BACKOFF_MAX.min(self.shared.options.loss_timeout / 4);
+        self.backoff = (self.backoff * 2).min(longest);
     }
 
     fn ready(&mut self, association: Box<Association>, turn: &Turn<'_>) -> bool {
@@ -299,6 +304,7 @@ impl Core {
             status.reconnects += u64::from(self.opening.is_none());
         }
         self.ready_since = turn.now;
+        self.progress = false;
         self.loss = None;
         let info = facts.info();
         self.phase = Phase::Ready(association);

@@ -15,7 +15,9 @@ const STATUS_TRIES: u8 = 5;
 const DIGEST_TRIES: u8 = 3;
 const TIMEOUT_TRIES: u8 = 2;
 const VIOLATION_TRIES: u8 = 3;
-const LOSS_TRIES: u8 = 16;
+/// Associations that were lost before any command succeeded on them: this one may be what ends them.
+/// It is given up after this many and `loss_timeout`.
+const LOSS_TRIES: u8 = 4;
 /// Between attempts of a command that got a transient status; doubles.
 const STATUS_DELAY: Duration = Duration::from_millis(50);
 
@@ -27,6 +29,7 @@ impl Core {
         let bytes = part.blocks * u64::from(self.facts.block_bytes);
         let result = match end {
             End::Answer(cqe) if cqe.status.is_success() => {
+                self.progress = true;
                 match part.verb {
                     Verb::Read => {
                         count(&counters.reads, 1);
@@ -95,14 +98,18 @@ impl Core {
         let (mut keep, mut failed) = (Vec::new(), Vec::new());
         for (mut part, data, overdue) in parts {
             let tries = &mut part.tries;
-            tries.losses += 1;
+            // A network that breaks now and then is not the command's fault, as long as something gets through.
+            tries.losses = tries.losses.saturating_add(u8::from(!self.progress));
+            let lost_at = *tries.lost_at.get_or_insert(turn.now);
+            let hopeless =
+                tries.losses >= LOSS_TRIES && turn.now.duration_since(lost_at) >= options.loss_timeout;
             tries.timeouts += u8::from(overdue);
             tries.violations += u8::from(violation);
             let (kind, times, why) = if tries.timeouts >= TIMEOUT_TRIES {
                 (ErrorKind::Timeout, tries.timeouts, "no answer in time")
             } else if tries.violations >= VIOLATION_TRIES {
                 (ErrorKind::Protocol, tries.violations, "a broken protocol")
-            } else if tries.losses >= LOSS_TRIES {
+            } else if hopeless {
                 (ErrorKind::Failed, tries.losses, "the association was lost")
             } else {
                 count(&self.shared.counters.resends, 1);
