@@ -17,6 +17,7 @@ import pytest
 
 from headrace.device import BlockDevice
 from headrace.errors import (
+    DeviceTimeout,
     HeadraceError,
     ObjectExists,
     ObjectNotFound,
@@ -28,7 +29,7 @@ from headrace.errors import (
 )
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Grant, Receipt, Volume, layout
+from headrace.volume import Grant, Receipt, Volume, commit, layout
 from headrace.volume import session as session_module
 from headrace.volume.catalog import merge
 from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
@@ -384,6 +385,52 @@ def test_reading_needs_no_write_access() -> None:
     reader = Volume.open(volume.devices)
     with pytest.raises(UsageError, match="open for reading"):
         reader.session()
+
+
+@pytestmark_fast
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, DeviceTimeout("no answer")])
+@pytest.mark.parametrize("write", range(4))
+def test_after_a_failed_write_to_the_log_nothing_more_is_written_there(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException, write: int
+) -> None:
+    volume = new_volume()
+    session = volume.session("run", heartbeat_s=60)
+    with session.transaction() as tx:
+        tx.put("before", b"1")
+    tx = session.transaction()
+    tx.put("in flight", content(1, 300 * KIB))
+    original, count = commit.write_through, 0
+
+    def failing(device: BlockDevice, offset: int, data: bytes) -> None:
+        nonlocal count
+        if count == write:
+            raise failure
+        count += 1
+        original(device, offset, data)
+
+    monkeypatch.setattr(commit, "write_through", failing)
+    with pytest.raises(type(failure) if isinstance(failure, HeadraceError) else KeyboardInterrupt):
+        tx.commit()
+    monkeypatch.setattr(commit, "write_through", original)
+    left = [bytes(device.data) for device in volume.devices]  # type: ignore[attr-defined]
+    with pytest.raises(SessionLost, match="can no longer write"):
+        later = session.transaction()
+        later.put("later", b"2")
+        later.commit()
+    area = volume.superblock.area_offset(0, 0)
+    end = area + 2 * volume.superblock.area_bytes
+    assert all(bytes(d.data)[area:end] == b[area:end] for d, b in zip(volume.devices, left, strict=True))  # type: ignore[attr-defined]
+    session.close()
+    # The next session knows that commands may be late, and finds the commit whole or not at all.
+    after = second(volume)
+    with writing(after) as successor:
+        assert ("in flight" in after) == (write > 0)
+        assert successor.quarantined_bytes > 0
+        if write > 0:
+            assert after.read("in flight") == content(1, 300 * KIB)
+        with successor.transaction() as tx:
+            tx.put("after", b"3")
+    assert "later" not in Volume.open(volume.devices)
 
 
 # ---- ghosts ----

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import time
 
-from headrace.errors import HeadraceError, SessionLost, VolumeFull
+from headrace.errors import SessionLost, VolumeFull
 from headrace.units import format_bytes
 from headrace.volume import layout
 from headrace.volume.catalog import Catalog
@@ -49,7 +49,7 @@ class LogWriter:
         self.reader = reader
         self.catalog = catalog
         self.cursor = cursor
-        self.broken: HeadraceError | None = None
+        self.broken: BaseException | None = None
 
     @property
     def _volume_id(self) -> bytes:
@@ -60,14 +60,15 @@ class LogWriter:
         if self.broken is not None:
             raise SessionLost(
                 "this session can no longer write the log: an earlier write to it failed",
-                found=str(self.broken),
+                found=str(self.broken) or type(self.broken).__name__,
                 next_step="open a new session; it will find out what became durable",
             )
         try:
             for copy in range(layout.LOG_COPIES):
                 offset = self.reader.superblock.area_offset(copy, area) + block * ALIGN
                 write_through(self.reader.device(copy), offset, data)
-        except HeadraceError as error:
+        except BaseException as error:
+            # Ctrl-C too: what was under way may still land, so no other bytes may follow to the same place.
             self.broken = error
             raise
 

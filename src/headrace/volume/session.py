@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.errors import HeadraceError, ObjectNotFound, SessionLost, UsageError, VolumeError
+from headrace.errors import HeadraceError, ObjectNotFound, SessionLost, UsageError, VolumeDamaged, VolumeError
 from headrace.volume import heartbeat, layout
 from headrace.volume.catalog import Range, space_of
 from headrace.volume.checksums import table_page_bytes
@@ -109,6 +109,8 @@ class Session:
         newest: Entry | None = None
         for entry in catalog.entries.values():
             for member, offset, length in space_of(entry, superblock.stripe_bytes):
+                if member >= len(spaces):
+                    raise VolumeDamaged("no such member", where=f"object {entry.name!r}", found=str(member))
                 spaces[member].remove(offset, offset + length)
             if newest is None or entry.birth > newest.birth:
                 newest = entry
