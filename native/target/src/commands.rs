@@ -1,5 +1,6 @@
 //! The commands of one queue that are not answered yet.
 
+use crate::direct::Direct;
 use crate::memory::Buffer;
 use crate::nvm::Plan;
 use headrace_wire::{Sgl, Sqe, Status};
@@ -33,6 +34,8 @@ pub(crate) struct Command {
     /// Of the host's data.
     pub(crate) received: u32,
     pub(crate) buffer: Option<Buffer>,
+    /// Its data go straight to the medium, not to a buffer.
+    pub(crate) direct: Option<Direct>,
     /// Its data came damaged: what it will be answered with when all have come.
     pub(crate) failed: Option<Status>,
 }
@@ -46,6 +49,7 @@ impl Command {
             from_host: 0,
             received: 0,
             buffer: None,
+            direct: None,
             failed: None,
         }
     }

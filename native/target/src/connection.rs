@@ -388,6 +388,14 @@ impl Connection {
                 continue;
             };
             let pulled = command.from_host;
+            if let (Task::Io(plan), false) = (&command.task, self.digests.data) {
+                command.direct = plan.direct();
+            }
+            if command.direct.is_some() {
+                self.waiting.pop_front();
+                self.pull(slot);
+                continue;
+            }
             let buffer = match &command.task {
                 _ if pulled > 0 => self.allowance.take_pulled(pulled as usize),
                 Task::Io(plan) => self.allowance.take(plan.bytes_to_host() as usize),
@@ -400,16 +408,25 @@ impl Connection {
                 continue;
             }
             command.buffer = Some(buffer);
-            command.state = State::Receiving;
-            let r2t = Pdu::R2t(R2t {
-                cccid: command.sqe.cid(),
-                ttag: slot,
-                r2to: 0,
-                r2tl: pulled,
-            });
-            let digests = self.digests;
-            self.output.small(|out| r2t.encode(0, digests, 0, out));
+            self.pull(slot);
         }
+    }
+
+    /// Ask for all of a command's data.
+    fn pull(&mut self, slot: u16) {
+        let Some(command) = self.commands.get_mut(slot) else {
+            return;
+        };
+        command.state = State::Receiving;
+        let (cccid, r2tl) = (command.sqe.cid(), command.from_host);
+        let r2t = Pdu::R2t(R2t {
+            cccid,
+            ttag: slot,
+            r2to: 0,
+            r2tl,
+        });
+        let digests = self.digests;
+        self.output.small(|out| r2t.encode(0, digests, 0, out));
     }
 
     /// All data that an R2T asked for are here.
@@ -422,6 +439,15 @@ impl Connection {
         if let Some(status) = command.failed {
             drop(buffer);
             self.complete(slot, status, None);
+        } else if command.direct.is_some() {
+            // An open gate now was open for each piece; through a closed one some were not placed, and nobody may be told
+            // that they were.
+            let Some(passage) = self.gate.enter() else { return };
+            if let Task::Io(plan) = &command.task {
+                plan.account_direct();
+            }
+            drop(passage);
+            self.complete(slot, Status::SUCCESS, None);
         } else if matches!(command.task, Task::Admin) {
             if let Some(command) = self.commands.remove(slot) {
                 if let Err(status) = self.admin_now(command.sqe, buffer.as_deref().unwrap_or(&[])) {

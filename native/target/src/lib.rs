@@ -7,7 +7,7 @@
 //! ```
 //!
 //! * [`reactor`]: threads that move bytes; memory media are served right there, from where they lie
-//! * [`connection`], [`receive`], [`commands`], [`output`]: one queue, without I/O
+//! * [`connection`], [`receive`], [`direct`], [`commands`], [`output`]: one queue, without I/O
 //! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean
 //! * [`controller`], [`registry`], [`gate`]: associations, and what their end guarantees
 //! * [`worker`]: threads that wait for files
@@ -21,6 +21,7 @@ mod commands;
 mod config;
 mod connection;
 mod controller;
+mod direct;
 mod fabrics;
 mod gate;
 mod identify;

@@ -1,6 +1,7 @@
 //! The NVM command set: what a command means, checked before any data moves, and how it is carried out.
 
 use crate::controller::{Controller, Event};
+use crate::direct::Direct;
 use crate::memory::Buffer;
 use crate::subsystem::{count, Namespace};
 use headrace_media::Mapping;
@@ -53,6 +54,33 @@ impl Plan {
             Plan::Write { length, .. } | Plan::Compare { length, .. } => *length,
             Plan::Manage { bytes, .. } => *bytes,
             Plan::Read { .. } | Plan::Zero { .. } | Plan::Flush(_) => 0,
+        }
+    }
+
+    /// A write whose data can be received right where they belong.
+    pub(crate) fn direct(&self) -> Option<Direct> {
+        let Plan::Write {
+            namespace, offset, ..
+        } = self
+        else {
+            return None;
+        };
+        let mapping = namespace.mapping.clone()?;
+        // Both fit: the range was checked against the mapping's size.
+        Some(Direct::new(
+            mapping,
+            *offset as usize,
+            namespace.block_bytes() as usize,
+        ))
+    }
+
+    /// Count a write whose data are in place.
+    pub(crate) fn account_direct(&self) {
+        if let Plan::Write {
+            namespace, length, ..
+        } = self
+        {
+            account_write(namespace, *length as usize);
         }
     }
 

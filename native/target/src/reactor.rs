@@ -427,11 +427,17 @@ impl Peer {
             if !ending && (!self.connection.wants_input() || !self.backlog.is_empty()) {
                 return Ok(());
             }
-            let room = self.connection.data_space_bytes();
-            let result = match self.connection.data_space() {
-                Some(space) => system::receive(&self.stream, &mut [space, PartMut::slice(scratch)]),
-                None => system::receive(&self.stream, &mut [PartMut::slice(scratch)]),
-            };
+            let mut passage = None;
+            let mut available = 0;
+            if self.connection.is_direct() {
+                passage = Some(self.connection.gate.enter().ok_or(End::Quiet)?);
+                available =
+                    system::available(&self.stream).map_err(|e| End::Error(format!("receive: {e}")))?;
+            }
+            let (mut parts, room) = self.connection.data_space(available);
+            parts.push(PartMut::slice(scratch));
+            let result = system::receive(&self.stream, &mut parts);
+            drop(parts);
             let count = match result {
                 Ok(0) => return Err(End::Quiet),
                 Ok(count) => count,
@@ -444,8 +450,9 @@ impl Peer {
             self.last_input = self.connection.now;
             let placed = count.min(room);
             if placed > 0 {
-                self.connection.received(placed);
+                self.connection.received(available, placed);
             }
+            drop(passage);
             let rest = &scratch[..count - placed];
             let taken = self.connection.feed(rest);
             self.backlog.extend_from_slice(&rest[taken..]);

@@ -2,6 +2,7 @@
 
 use crate::commands::State;
 use crate::connection::{Connection, Phase};
+use crate::direct::Direct;
 use crate::memory::Buffer;
 use crate::subsystem::count;
 use crate::system::PartMut;
@@ -112,6 +113,7 @@ impl Connection {
     }
 
     fn step(&mut self, bytes: &[u8]) -> Result<usize, PduError> {
+        let passage = self.is_direct().then(|| self.gate.enter()).flatten();
         let receiver = &mut self.receiver;
         match &mut receiver.stage {
             Stage::Prefix => {
@@ -128,7 +130,13 @@ impl Connection {
             }
             Stage::Data { left, .. } => {
                 let taken = bytes.len().min(*left);
-                if let Some(target) = self.data_slice() {
+                if let Some((direct, at)) = self.direct() {
+                    // A closed gate: the connection is about to end, and its data go nowhere.
+                    if let Some(passage) = passage {
+                        direct.place(at, &bytes[..taken]);
+                        drop(passage);
+                    }
+                } else if let Some(target) = self.data_slice() {
                     target[..taken].copy_from_slice(&bytes[..taken]);
                 }
                 self.data_received(taken)?;
@@ -317,30 +325,73 @@ impl Connection {
         buffer.get_mut(*at..*at + *left)
     }
 
-    /// Where the next bytes of the stream belong, if that is the data of a PDU: receive into it, then say how much.
-    pub(crate) fn data_space(&mut self) -> Option<PartMut<'_>> {
-        if self.is_ending() {
+    /// The command whose data go straight to the medium, if such data come now, and where in them the next byte belongs.
+    fn direct(&mut self) -> Option<(&mut Direct, usize)> {
+        let Stage::Data {
+            sink: Sink::Command(slot),
+            at,
+            ..
+        } = &self.receiver.stage
+        else {
             return None;
-        }
-        self.data_slice().map(PartMut::slice)
+        };
+        let direct = self.commands.get_mut(*slot)?.direct.as_mut()?;
+        Some((direct, *at))
     }
 
-    /// The next `count` bytes of the PDU's data are in place.
-    pub(crate) fn received(&mut self, count: usize) {
+    /// The next bytes go straight to the medium: who receives them must hold a passage of the gate.
+    pub(crate) fn is_direct(&self) -> bool {
+        let Stage::Data {
+            sink: Sink::Command(slot),
+            ..
+        } = &self.receiver.stage
+        else {
+            return false;
+        };
+        self.commands
+            .get(*slot)
+            .is_some_and(|command| command.direct.is_some())
+    }
+
+    fn data_left(&self) -> usize {
+        match &self.receiver.stage {
+            Stage::Data { left, .. } => *left,
+            _ => 0,
+        }
+    }
+
+    /// Where the next bytes of the stream belong, if that is the data of a PDU, and how many that is: receive into it, then
+    /// say how much. `available`: bytes that can be received now; matters only where [`Connection::is_direct`].
+    pub(crate) fn data_space(&mut self, available: usize) -> (Vec<PartMut<'_>>, usize) {
+        if self.is_ending() {
+            return (Vec::new(), 0);
+        }
+        let count = self.data_left().min(available);
+        if self.is_direct() {
+            return match self.direct() {
+                Some((direct, at)) => direct.space(at, count),
+                None => (Vec::new(), 0),
+            };
+        }
+        match self.data_slice() {
+            Some(slice) => {
+                let length = slice.len();
+                let mut parts = Vec::with_capacity(2);
+                parts.push(PartMut::slice(slice));
+                (parts, length)
+            }
+            None => (Vec::new(), 0),
+        }
+    }
+
+    /// The next `count` bytes of the PDU's data are in the space that was given for `available`.
+    pub(crate) fn received(&mut self, available: usize, count: usize) {
+        let announced = self.data_left().min(available);
+        if let Some((direct, at)) = self.direct() {
+            direct.received(at, announced, count);
+        }
         if let Err(error) = self.data_received(count) {
             self.fatal(&error);
-        }
-    }
-
-    /// How many bytes [`Connection::data_space`] takes.
-    pub(crate) fn data_space_bytes(&self) -> usize {
-        match &self.receiver.stage {
-            Stage::Data {
-                left,
-                sink: Sink::Capsule { .. } | Sink::Command(_),
-                ..
-            } if !self.is_ending() => *left,
-            _ => 0,
         }
     }
 

@@ -65,6 +65,17 @@ impl<'a> PartMut<'a> {
             PhantomData,
         )
     }
+
+    /// Panics where the range leaves the mapping.
+    pub(crate) fn mapped(mapping: &'a Mapping, offset: usize, length: usize) -> Self {
+        PartMut(
+            libc::iovec {
+                iov_base: mapping.range(offset, length).cast(),
+                iov_len: length,
+            },
+            PhantomData,
+        )
+    }
 }
 
 fn count(result: isize) -> io::Result<usize> {
@@ -96,6 +107,16 @@ pub(crate) fn receive(socket: &impl AsRawFd, parts: &mut [PartMut<'_>]) -> io::R
     message.msg_iovlen = parts.len() as _;
     // SAFETY: the parts are exclusive (or a mapping, which the kernel may write as a device would) for the call.
     count(unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })
+}
+
+/// Bytes that can be received now.
+pub(crate) fn available(socket: &impl AsRawFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one int.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &mut bytes) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
 pub(crate) const READABLE: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDHUP as u32;

@@ -324,6 +324,48 @@ fn truncated_and_gone() {
     );
 }
 
+/// A write that stops in the middle leaves whole blocks: each as before or as written.
+#[test]
+fn half_a_write_is_whole_blocks() {
+    let target = start("");
+    let address = target.addresses()[0];
+    let (_admin, cntlid) = admin(address);
+    let old = pattern(16384, 1);
+    let new = pattern(16384, 2);
+    for cut in [1, 511, 4095, 4096, 4097, 10_000, 16_383] {
+        let mut queue = io(address, cntlid, Digests::default(), 0);
+        assert!(queue.write(0, &old, 4096, 16384).status.is_success());
+        let sqe = queue.write_sqe(0, 4, 4096);
+        queue.send_capsule(sqe, &[]);
+        let r2t = queue.r2t();
+        let header = DataHeader {
+            cccid: r2t.cccid,
+            ttag: r2t.ttag,
+            datao: 0,
+            datal: 16384,
+            last: true,
+            success: false,
+        };
+        let bytes = queue.encode(&Pdu::H2cData(header), &new);
+        queue.send(&bytes[..24 + cut / 2]);
+        std::thread::sleep(Duration::from_millis(2));
+        queue.send(&bytes[24 + cut / 2..24 + cut]);
+        drop(queue);
+        wait_for_queue_end(&target);
+        let mut queue = io(address, cntlid, Digests::default(), 0);
+        let now = queue.read(0, 4, 4096).data;
+        for (n, block) in now.chunks(4096).enumerate() {
+            let at = n * 4096..(n + 1) * 4096;
+            assert!(
+                block == &old[at.clone()] || block == &new[at],
+                "block {n} after {cut} bytes is torn"
+            );
+        }
+        drop(queue);
+        wait_for_queue_end(&target);
+    }
+}
+
 #[test]
 fn the_silent_are_dropped() {
     let target = start(r#""connect_timeout_ms": 100, "progress_timeout_ms": 100"#);
