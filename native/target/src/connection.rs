@@ -389,12 +389,15 @@ impl Connection {
             };
             let pulled = command.from_host;
             if let (Task::Io(plan), false) = (&command.task, self.digests.data) {
-                command.direct = plan.direct();
-            }
-            if command.direct.is_some() {
-                self.waiting.pop_front();
-                self.pull(slot);
-                continue;
+                if let Some(bytes) = plan.direct_bytes() {
+                    let Some(tail) = self.allowance.take_pulled(bytes) else {
+                        return;
+                    };
+                    command.direct = plan.direct(tail);
+                    self.waiting.pop_front();
+                    self.pull(slot);
+                    continue;
+                }
             }
             let buffer = match &command.task {
                 _ if pulled > 0 => self.allowance.take_pulled(pulled as usize),

@@ -7,6 +7,7 @@
 //! Not used with a data digest: damaged data must not reach the medium. The caller holds a [`crate::gate::Passage`] while
 //! it receives or places.
 
+use crate::memory::Buffer;
 use crate::system::PartMut;
 use headrace_media::Mapping;
 use std::sync::Arc;
@@ -16,16 +17,17 @@ pub(crate) struct Direct {
     /// Where the command's data begin.
     offset: usize,
     /// The block that is incomplete, from its first byte.
-    tail: Box<[u8]>,
+    tail: Buffer,
 }
 
 impl Direct {
-    /// `offset` and the length of the command are multiples of `block`, and inside of the mapping.
-    pub(crate) fn new(mapping: Arc<Mapping>, offset: usize, block: usize) -> Self {
+    /// `tail` has the length of a block; `offset` and the length of the command are multiples of it, and inside of the
+    /// mapping.
+    pub(crate) fn new(mapping: Arc<Mapping>, offset: usize, tail: Buffer) -> Self {
         Direct {
             mapping,
             offset,
-            tail: vec![0; block].into_boxed_slice(),
+            tail,
         }
     }
 
@@ -101,6 +103,7 @@ impl Direct {
 mod tests {
     use super::*;
     use crate::common::pattern;
+    use crate::memory::Memory;
     use crate::system::receive;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
@@ -110,7 +113,8 @@ mod tests {
     fn any_mixture_of_pieces() {
         for seed in 1..40u64 {
             let mapping = Arc::new(Mapping::new(64 << 10).unwrap());
-            let mut direct = Direct::new(mapping.clone(), 4096, 512);
+            let tail = Memory::new(1 << 20).allowance(1 << 20).take(512).unwrap();
+            let mut direct = Direct::new(mapping.clone(), 4096, tail);
             let data = pattern(20 * 512, seed);
             let mut state = seed;
             let mut random = |below: usize| {

@@ -57,21 +57,25 @@ impl Plan {
         }
     }
 
-    /// A write whose data can be received right where they belong.
-    pub(crate) fn direct(&self) -> Option<Direct> {
+    /// For a write whose data can be received right where they belong: the length of the buffer that it needs all the same.
+    pub(crate) fn direct_bytes(&self) -> Option<usize> {
+        let Plan::Write { namespace, .. } = self else {
+            return None;
+        };
+        namespace.mapping.as_ref()?;
+        Some(namespace.block_bytes() as usize)
+    }
+
+    /// With a buffer of that length.
+    pub(crate) fn direct(&self, tail: Buffer) -> Option<Direct> {
         let Plan::Write {
             namespace, offset, ..
         } = self
         else {
             return None;
         };
-        let mapping = namespace.mapping.clone()?;
-        // Both fit: the range was checked against the mapping's size.
-        Some(Direct::new(
-            mapping,
-            *offset as usize,
-            namespace.block_bytes() as usize,
-        ))
+        // It fits: the range was checked against the mapping's size.
+        Some(Direct::new(namespace.mapping.clone()?, *offset as usize, tail))
     }
 
     /// Count a write whose data are in place.
