@@ -1,13 +1,13 @@
 //! The handle: what callers hold. Everything that happens, happens on the I/O thread.
 
-use crate::errors::{forked, unreachable};
+use crate::errors::forked;
 use crate::life::Core;
 use crate::options::HostOptions;
 use crate::reactor::{Message, Reactor};
+use crate::resolve::resolve;
 use crate::shared::{Latch, Shared};
 use crate::work::reject;
 use headrace_transfer::{BlockDevice, DeviceInfo, ErrorKind, IoError, Request};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,40 +50,6 @@ impl NvmeTcpDevice {
             info,
         }))
     }
-}
-
-/// Addresses of a name. The system's resolver cannot be called back, so a thread of its own waits for it.
-pub(crate) fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, IoError> {
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(address, port)]);
-    }
-    let name = (host.to_string(), port);
-    let answer = Arc::new(Latch::new());
-    let to = answer.clone();
-    std::thread::Builder::new()
-        .name("headrace-resolve".into())
-        .spawn(move || to.set(name.to_socket_addrs().map(Iterator::collect::<Vec<_>>)))
-        .map_err(|error| {
-            IoError::new(ErrorKind::Failed, "cannot start a thread to resolve a name")
-                .found(error.to_string())
-        })?;
-    match answer.wait(timeout) {
-        Some(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
-        Some(Ok(_)) => Err(unknown(host, "no address")),
-        Some(Err(error)) => Err(unknown(host, &error.to_string())),
-        None => {
-            let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
-            Err(unreachable(host, port, &error))
-        }
-    }
-}
-
-fn unknown(host: &str, found: &str) -> IoError {
-    IoError::new(ErrorKind::Refused, "the name does not resolve")
-        .at(host)
-        .expected("an IPv4 or IPv6 address")
-        .found(found)
-        .next("check the name, or give an address")
 }
 
 impl BlockDevice for NvmeTcpDevice {

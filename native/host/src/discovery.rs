@@ -3,10 +3,10 @@
 //! Connect to the discovery subsystem, enable, read the header, read the records, read the header again: when its
 //! generation moved meanwhile, the records may be of two generations, and reading starts over.
 
-use crate::device::resolve;
 use crate::errors::{connect_refused, step_failed, unreachable, ConnectPlace};
 use crate::options::{authority, DiscoverOptions};
 use crate::queue::{Data, End, QueuePair, ADMIN_IN_CAPSULE};
+use crate::resolve::resolve;
 use crate::transmit::PIECES_MAX;
 use headrace_transfer::{Buffer, ErrorKind, IoError};
 use headrace_wire::fabrics::{

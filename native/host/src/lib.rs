@@ -45,6 +45,7 @@ mod options;
 mod queue;
 mod reactor;
 mod receive;
+mod resolve;
 mod shared;
 mod transmit;
 mod work;

@@ -136,6 +136,21 @@ fn a_target_that_restarts_is_found_again_with_everything_that_was_under_way() {
 }
 
 #[test]
+fn a_name_is_looked_up_again_while_its_target_is_away() {
+    let mut fake = Fake::start(Script::default());
+    let mut options = fake.options();
+    options.host = "localhost".into();
+    let device = NvmeTcpDevice::open(options).unwrap();
+    let port = fake.port;
+    fake.stop();
+    std::thread::sleep(Duration::from_millis(700));
+    let bytes = pattern(BLOCKS * BLOCK, 2);
+    let _back = Fake::start_at(port, Script::default(), bytes.clone());
+    assert_eq!(read(&device, 0, 4096).unwrap(), bytes[..4096]);
+    assert!(device.describe()["reconnect_attempts"].as_u64() >= Some(2));
+}
+
+#[test]
 fn gone_for_good_after_its_deadline() {
     let mut fake = Fake::start(Script::default());
     let mut options = fake.options();

@@ -37,6 +37,7 @@ use crate::errors::closed;
 use crate::facts::Facts;
 use crate::queue::Completion;
 use crate::reactor::{first_token, Turn};
+use crate::resolve::{ask, is_address, Answer};
 use crate::shared::{Latch, Shared};
 use crate::work::{reject, Ended, Work};
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Request};
@@ -90,6 +91,8 @@ pub(crate) struct Core {
     pub id: usize,
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
+    /// A name that is being looked up again, since its addresses do not answer any more.
+    asked: Option<Answer>,
     attempt: usize,
     phase: Phase,
     work: Work,
@@ -122,6 +125,7 @@ impl Core {
             id,
             shared,
             addresses,
+            asked: None,
             attempt: 0,
             phase: Phase::Waiting(now),
             work: Work::default(),
@@ -212,6 +216,14 @@ impl Core {
     // Connecting.
 
     fn begin(&mut self, turn: &Turn<'_>) -> bool {
+        if let Some(answer) = self.asked.as_ref().and_then(|asked| asked.wait(Duration::ZERO)) {
+            self.asked = None;
+            // A name that does not resolve just now keeps its old addresses.
+            self.addresses = answer
+                .ok()
+                .filter(|found| !found.is_empty())
+                .unwrap_or_else(|| self.addresses.clone());
+        }
         let address = self.addresses[self.attempt % self.addresses.len()];
         let token = first_token(self.id, self.attempt);
         self.attempt = self.attempt.wrapping_add(1);
@@ -264,6 +276,11 @@ impl Core {
             return;
         }
         self.wait(turn.now);
+        let options = self.shared.options.clone();
+        if failure.transport && self.asked.is_none() && !is_address(&options.host) {
+            // The target may have come back elsewhere. Without a thread to ask, the old addresses are tried on.
+            self.asked = ask(&options.host, options.port).ok();
+        }
         if let Some(loss) = &mut self.loss {
             loss.cause = failure.error;
         }
