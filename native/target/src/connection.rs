@@ -20,6 +20,10 @@
 //! use only part of the memory limits ([`crate::memory`]): these buffers become free only when more of the stream is
 //! read, so they must never be what keeps the stream from being read.
 //!
+//! Memory media need no buffers: a read's data are sent from where they lie (so they are the bytes of the time of sending; a
+//! write that is under way at the same time may be seen in part, as NVMe allows), and a write's are received where they
+//! belong (module `direct`). With a data digest both go through a buffer, since checked bytes must not change.
+//!
 //! Errors: what breaks the framing or the protocol ends the connection with a TermReq that names the field
 //! ([`Connection::fatal`]); what is wrong with a command is its completion's status; a wrong data digest is the status
 //! "Transient Transport Error" of its command, since framing is intact.
