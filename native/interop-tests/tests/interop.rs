@@ -104,6 +104,8 @@ fn files_keep_their_bytes_over_a_restart() {
         .unwrap()
         .unwrap();
     target.stop(Duration::from_secs(5)).unwrap();
+    // One server a file: it is let go with the target.
+    drop(target);
     let again = config(port, media, json!({ "volatile_cache_bytes": 4 * MIB }));
     std::thread::sleep(Duration::from_millis(300));
     let (_target, _) = start(again);
@@ -118,7 +120,8 @@ fn files_keep_their_bytes_over_a_restart() {
 fn a_target_restarted_under_load_loses_no_request() {
     let path = std::env::temp_dir().join(format!("headrace-load-{}", std::process::id()));
     let media = json!({ "kind": "file", "path": path, "size_bytes": 64 * MIB, "create": true });
-    let (mut target, port) = start(config(0, media.clone(), json!({})));
+    let (target, port) = start(config(0, media.clone(), json!({})));
+    let mut target = Some(target);
     let device = NvmeTcpDevice::open(options(port)).unwrap();
     let bytes = pattern(MIB as usize, 5);
     for round in 0..3 {
@@ -129,9 +132,10 @@ fn a_target_restarted_under_load_loses_no_request() {
             })
             .collect();
         std::thread::sleep(Duration::from_millis(3));
-        target.stop(Duration::from_millis(200)).unwrap();
+        // One server a file: it is let go with the target, which is stopped as it is dropped.
+        drop(target.take());
         std::thread::sleep(Duration::from_millis(150));
-        target = start(config(port, media.clone(), json!({}))).0;
+        target = Some(start(config(port, media.clone(), json!({}))).0);
         for one in pending {
             one.wait(Duration::from_secs(30)).unwrap().unwrap();
         }
