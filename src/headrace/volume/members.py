@@ -138,9 +138,16 @@ def recognise(devices: Sequence[BlockDevice]) -> Members:
 
 
 def mend_superblocks(devices: Sequence[BlockDevice]) -> None:
-    """Write the good copy over a bad one, on every member."""
+    """Write the bytes of the good copy over a bad one, on every member; the good one is not touched."""
     for device in devices:
-        superblock, problems = read_superblock(device)
-        if problems:
-            for offset in superblock_offsets(device.size_bytes):
-                write_through(device, offset, superblock.encode())
+        good: list[tuple[int, bytes]] = []
+        bad = []
+        for offset in superblock_offsets(device.size_bytes):
+            buffer = np.empty(SUPERBLOCK_BYTES, np.uint8)
+            device.read_into(offset, buffer)
+            try:
+                good.append((Superblock.decode(buffer.tobytes(), device.uri).generation, buffer.tobytes()))
+            except (NotAVolume, VolumeDamaged):
+                bad.append(offset)
+        for offset in bad if good else ():
+            write_through(device, offset, max(good)[1])
