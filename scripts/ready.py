@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LOG = VENV / "ready.log"
 MINIMUM_PYTHON = (3, 10)
-MINIMUM_CARGO = (1, 80)
+MINIMUM_CARGO = (1, 85)
 
 
 def fail(*lines: str) -> None:
@@ -44,7 +44,7 @@ def cargo_environment() -> dict[str, str]:
     if cargo is None:
         fail(
             "cargo (Rust) was not found; the native engine is built from source",
-            "install Rust 1.80 or newer: https://rustup.rs, or your distribution's `cargo` package",
+            "install Rust 1.85 or newer: https://rustup.rs, or your distribution's `cargo` package",
         )
     assert cargo is not None
     environment["PATH"] = os.pathsep.join([str(Path(cargo).parent), environment.get("PATH", os.defpath)])
@@ -59,7 +59,7 @@ def cargo_environment() -> dict[str, str]:
         if answer.returncode == 0 and found:
             version = int(found[1]), int(found[2])
             if version < MINIMUM_CARGO:
-                fail(f"cargo {found[1]}.{found[2]} is too old: 1.80 or newer is needed", "`rustup update`")
+                fail(f"cargo {found[1]}.{found[2]} is too old: 1.85 or newer is needed", "`rustup update`")
             return environment
     fail(f"{cargo} does not run:", *answer.stderr.strip().splitlines()[:3])
     raise AssertionError

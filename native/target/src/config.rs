@@ -22,7 +22,7 @@ pub struct TargetConfig {
     /// Write data that may travel with the command, saving a round trip (IOCCSZ). A multiple of 16, at most 64 KiB.
     #[serde(default = "default_in_capsule")]
     pub in_capsule_bytes: u32,
-    /// Longest single command: a power of two from 4096 to 16 MiB (MDTS).
+    /// Longest single command: a power of two from 8192 to 16 MiB (MDTS).
     #[serde(default = "mebibyte")]
     pub mdts_bytes: u32,
     #[serde(default = "default_connections")]
@@ -205,7 +205,8 @@ impl TargetConfig {
                 self.in_capsule_bytes
             ));
         }
-        within("mdts_bytes", self.mdts_bytes, 4096, 16 << 20)?;
+        // The field is an exponent of 4 KiB pages, and exponent 0 means "no limit": one page cannot be said.
+        within("mdts_bytes", self.mdts_bytes, 8192, 16 << 20)?;
         if !self.mdts_bytes.is_power_of_two() {
             return Err(format!(
                 "mdts_bytes must be a power of two, found {}",
@@ -420,9 +421,10 @@ mod tests {
             ),
             (
                 "\"subsystems\"",
-                "\"mdts_bytes\": 5000, \"subsystems\"",
+                "\"mdts_bytes\": 9000, \"subsystems\"",
                 "power of two",
             ),
+            ("\"subsystems\"", "\"mdts_bytes\": 4096, \"subsystems\"", "8192"),
             (
                 "\"subsystems\"",
                 "\"in_capsule_bytes\": 70000, \"subsystems\"",
