@@ -68,7 +68,9 @@ def story() -> Story:
     story.resumed.events.append(Event(t=T, rank=0, pid=1, event="restored", step=18, details={"seconds": 0.25}))
     story.reference = make_phase("reference", 1, story.resumed.ended, range(36), save=False)
     killed = next(e.t for e in story.first.events if e.step == 12) + 0.05
-    story.outages = [Outage(step=12, killed=killed, back=killed + 2, committed=True, rewritten_bytes=7 << 20)]
+    story.outages = [
+        Outage(step=12, killed=killed, back=killed + 2, recovered=killed + 2.1, committed=True, rewritten_bytes=7 << 20)
+    ]
     kill = next(e.t for e in story.first.events if e.step == 24) + 0.05
     story.rank_kill = RankKill(step=24, rank=1, killed=kill, committed=False, checkpoints=[6, 12, 18])
     later = Life(began=killed + 2, ended=T + 999)

@@ -255,7 +255,7 @@ def _accelerator_time(page: Page, story: Story) -> None:
     unit = "GPU" if story.device == "cuda" else "rank"
     page.table(
         f"Where the time of all {unit}s went",
-        ["", "all steps", "without the steps in which the target was dead"],
+        ["", "all steps", "without the outage made on purpose"],
         rows,
     )
 

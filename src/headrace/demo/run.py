@@ -129,7 +129,8 @@ class Demo:
         began = time.time()
         child = self.processes.start("ingest", arguments, log=self.directory / "logs" / "ingest.log")
         while child.poll() is None:
-            self.teller.live("".join(child.tail(1)) or "reading the corpus")
+            said = "".join(child.tail(1))
+            self.teller.live("reading the corpus" if not said or said.startswith("{") else said)
             self.target.check()
             time.sleep(0.1)
         child.check(1.0)
@@ -231,6 +232,7 @@ class Demo:
             step=begun.step,
             killed=killed,
             back=back,
+            recovered=max(back, ended.t),
             committed=ended.event == "save-committed",
             rewritten_bytes=rewritten,
         )

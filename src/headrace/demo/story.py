@@ -48,6 +48,8 @@ class Outage:
     killed: float
     #: When it accepted connections again.
     back: float
+    #: When the checkpoint under way had its end: hosts have reconnected, and what was lost is written again.
+    recovered: float
     #: The checkpoint became visible, whole; else it was given up, whole.
     committed: bool
     #: Bytes that ranks wrote a second time, because the first copy may have died unflushed.
@@ -109,20 +111,20 @@ class Story:
         return summarise(self.job_steps(), self.options.gpu_hour_price)
 
     def undisturbed(self) -> Summary:
-        """Without the steps during which the target was dead: that was the demo's doing, not the storage's."""
+        """Without the steps between the death of the target and the recovery: those are the demo's doing."""
         steps = self.job_steps()
         calm = [step for step in steps if not self._in_outage(step)]
         return summarise(calm or steps, self.options.gpu_hour_price)
 
     def _in_outage(self, step: JobStep) -> bool:
-        return any(step.started_s <= o.back and step.started_s + step.total_s >= o.killed for o in self.outages)
+        return any(step.started_s <= o.recovered and step.started_s + step.total_s >= o.killed for o in self.outages)
 
     def verdict(self) -> Verdict:
         accelerator = "GPU" if self.device == "cuda" else "training"
         return self.undisturbed().verdict(token_bytes=self.token_bytes or None, accelerator=accelerator)
 
     def outage_stall_s(self) -> float:
-        """How long training waited for storage in the steps during which the target was dead, seconds of wall time."""
+        """How long training waited for storage from the death of the target to the recovery, seconds of wall time."""
         return sum(step.data_wait_s + step.checkpoint_s for step in self.job_steps() if self._in_outage(step))
 
     def recovery_s(self) -> float | None:

@@ -68,7 +68,7 @@ def outage_sentence(story: Story) -> str:
     if story.outages:
         dead = sum(outage.seconds for outage in story.outages)
         parts.append(
-            f"The target was dead for {dead:.1f} s; in the steps around it training waited "
+            f"The target was dead for {dead:.1f} s; until the checkpoint under way was through, training waited "
             f"{story.outage_stall_s():.1f} s for storage."
         )
     recovery = story.recovery_s()

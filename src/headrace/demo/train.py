@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,10 @@ from headrace.device import Buffer
 from headrace.errors import UsageError
 from headrace.measure import StepClock
 from headrace.torch import SaveReport, TokenLoader, VolumeReader, VolumeWriter
-from headrace.volume import Grant, Receipt, Volume
+from headrace.volume import Grant, Receipt, Session, Volume
+
+#: A job of some seconds cannot spend five of them on finding out that its predecessor is dead.
+HEARTBEAT_S = 0.25
 
 
 class ToldVolume(Volume):
@@ -156,13 +159,22 @@ class Trainer:
         )
         self.progress = Progress(self.loader)
         self.state = {"learner": Learner(self.model, self.optimizer), "progress": self.progress}
+        self.checkpoints: ToldVolume | None = None
         self.writer: VolumeWriter | None = None
+        self.background = ThreadPoolExecutor(1, thread_name_prefix="session")
+        self.session: Future[Session] | None = None
         if config.save_every:
             # Connections of its own, so that checkpoints and batches do not queue behind each other.
-            self.checkpoints = ToldVolume.open(config.uris, write=True)
-            assert isinstance(self.checkpoints, ToldVolume)
-            self.checkpoints.tell = self.tell
-            self.writer = VolumeWriter(self.checkpoints, config.run, run_id=config.run)
+            volume = ToldVolume.open(config.uris, write=True)
+            assert isinstance(volume, ToldVolume)
+            volume.tell = self.tell
+            self.checkpoints = volume
+            if self.rank == 0:
+                # To take over from a predecessor that died, its heart must be watched for some seconds: not while
+                # training waits.
+                self.session = self.background.submit(
+                    volume.session, run_id=config.run, takeover="if-dead", heartbeat_s=HEARTBEAT_S
+                )
         self.clock = StepClock(
             rank=self.rank,
             path=directory / f"{config.phase}-steps-{self.rank}.jsonl",
@@ -200,12 +212,15 @@ class Trainer:
 
     def save(self, pending: Future[SaveReport] | None) -> Future[SaveReport]:
         """Begin a save; returns as soon as the state is copied."""
-        assert self.writer is not None
-        if pending is not None:
-            pending.result()
+        assert self.checkpoints is not None
         step = self.progress.step
         self.tell("save-begun", step)
         began = time.perf_counter()
+        if pending is not None:
+            pending.result()
+        if self.writer is None:
+            session = None if self.session is None else self.session.result()
+            self.writer = VolumeWriter(self.checkpoints, self.config.run, session=session)
         future = self.writer.async_save(self.state, f"{self.config.run}/step-{step}")
         self.tell("save-staged", step, seconds=time.perf_counter() - began)
 
@@ -273,6 +288,9 @@ class Trainer:
         self.clock.close()
         if self.writer is not None:
             self.writer.close()
+        self.background.shutdown()
+        if self.checkpoints is not None:
+            # And with it its session.
             self.checkpoints.close()
         self.loader.close()
         self.volume.close()
