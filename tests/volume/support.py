@@ -36,10 +36,10 @@ def writing(volume: Volume, run_id: str = "test") -> Iterator[Session]:
         session.close()
 
 
-def crash_volume(members: int = 2, size: int = 2 * MIB, log_bytes: int = 128 * KIB) -> tuple[Timeline, Volume]:
+def crash_volume(members: int = 2, *, block_bytes: int = 4096) -> tuple[Timeline, Volume]:
     timeline = Timeline()
-    devices = [CrashDevice(timeline, size) for _ in range(members)]
-    return timeline, Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=log_bytes)
+    devices = [CrashDevice(timeline, 2 * MIB, block_bytes=block_bytes) for _ in range(members)]
+    return timeline, Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
 
 
 class Model:

@@ -76,12 +76,12 @@ def every_crash(timeline: Timeline, model: Model, positions: range | None = None
             check(crash, crash.some(chance), model, again=True)
 
 
-@pytest.mark.parametrize("members", [1, 2, 3])
-def test_a_crash_at_every_write_leaves_a_whole_commit(members: int) -> None:
-    timeline, volume = crash_volume(members)
+@pytest.mark.parametrize(("members", "block_bytes"), [(1, 4096), (2, 4096), (2, 512), (3, 4096)])
+def test_a_crash_at_every_write_leaves_a_whole_commit(members: int, block_bytes: int) -> None:
+    timeline, volume = crash_volume(members, block_bytes=block_bytes)
     model = work(timeline, volume, 14)
     assert volume.log.start().header.generation > 1  # The log moved on the way.
-    every_crash(timeline, model, range(0, len(timeline.events) + 1, 1 if members == 2 else 5))
+    every_crash(timeline, model, range(0, len(timeline.events) + 1, 1 if (members, block_bytes) == (2, 4096) else 5))
 
 
 def test_a_crash_during_recovery_leaves_a_whole_commit() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 
 import pytest
 
@@ -104,6 +105,16 @@ def test_the_checker_finds_what_readers_would_stumble_over(members: int) -> None
         found += not report.clean
         devices[member].data[offset] = before
     assert found > 15
+
+
+def test_the_checker_keeps_to_its_rate_and_says_where_it_is() -> None:
+    devices, state = small_image(1)
+    size = scrub(devices).bytes_read
+    names: list[str] = []
+    started = time.monotonic()
+    scrub(devices, bytes_per_s=size / 0.5, on_object=names.append)
+    assert time.monotonic() - started >= 0.45
+    assert sorted(names) == sorted(state)
 
 
 def test_the_checker_names_object_offset_and_member() -> None:

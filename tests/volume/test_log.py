@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import HeadraceError, ObjectNotFound, VolumeDamaged, VolumeFull
+from headrace.device.protocol import Buffer
+from headrace.errors import CommandFailed, HeadraceError, ObjectNotFound, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume, log
@@ -82,6 +83,43 @@ def test_one_damaged_log_copy_is_read_around_reported_and_mended(members: int, c
     start = block.log_offset[1 - copy]
     other.data[start : start + length] = bytes(length)
     assert open_read(devices) == model.states[-1]
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_log_copy_that_cannot_be_read_is_read_around(copy: int) -> None:
+    class Deaf(MemoryDevice):
+        def read_into(self, offset: int, buffer: Buffer) -> None:
+            if deaf and 64 * KIB <= offset < volume.superblock.members[copy].data_offset:
+                raise CommandFailed("unrecovered read error", where=self.uri)
+            super().read_into(offset, buffer)
+
+    deaf = False
+    devices = [Deaf(4 * MIB) if member == copy else MemoryDevice(4 * MIB) for member in (0, 1)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE)
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put("x", content(1, 300 * KIB))
+    deaf = True
+    reader = Volume.open(devices)
+    assert state_of(reader) == {"x": content(1, 300 * KIB)} and not reader.refresh()
+    devices.reverse()
+    assert open_read(devices) == state_of(reader)
+
+
+def test_no_log_copy_can_be_read() -> None:
+    class Deaf(MemoryDevice):
+        def read_into(self, offset: int, buffer: Buffer) -> None:
+            if deaf and offset > 64 * KIB:
+                raise CommandFailed("unrecovered read error", where=self.uri)
+            super().read_into(offset, buffer)
+
+    deaf = False
+    devices = [Deaf(4 * MIB), Deaf(4 * MIB)]
+    reader = Volume.create(devices=devices, stripe_bytes=STRIPE)
+    deaf = True
+    with pytest.raises(CommandFailed):
+        reader.refresh()
+    with pytest.raises(CommandFailed):
+        Volume.open(devices)
 
 
 def test_both_log_copies_damaged_says_so() -> None:

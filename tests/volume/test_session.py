@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from headrace.errors import (
 )
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Grant, Receipt, Volume, commit, layout
+from headrace.volume import Grant, Receipt, Volume, commit, layout, stream
 from headrace.volume import session as session_module
 from headrace.volume.catalog import merge
 from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
@@ -524,6 +525,45 @@ def test_answered_grants_of_an_aborted_transaction_are_free_again() -> None:
                 tx.put("x", content(1, 500 * KIB))
                 raise RuntimeError
         assert session.free_bytes == before
+
+
+@pytestmark_fast
+def test_a_stream_that_ends_early_leaves_nothing_behind() -> None:
+    volume = new_volume(size=3 * MIB)
+
+    def broken() -> Iterator[bytes]:
+        yield content(1, 300 * KIB)
+        raise RuntimeError("the corpus ends here")
+
+    with writing(volume) as session:
+        before = session.free_bytes
+        for _ in range(30):
+            with pytest.raises(RuntimeError, match="corpus"), session.transaction() as tx:
+                tx.write_stream("x", broken())
+        for length in (1, 400 * KIB):
+            with pytest.raises(UsageError, match="another length"), session.transaction() as tx:
+                tx.write_stream("x", [content(1, 300 * KIB)], length_bytes=length)
+        with pytest.raises(VolumeFull), session.transaction() as tx:
+            tx.write_stream("x", (content(i, 300 * KIB) for i in range(10_000)))
+        assert (session.free_bytes, session.quarantined_bytes) == (before, 0)
+    assert volume.info().writer is not None
+    generation = volume.log.start().header.generation
+    with writing(second(volume)):
+        assert volume.log.start().header.generation == generation  # It ended cleanly.
+
+
+@pytestmark_fast
+def test_a_stream_that_was_interrupted_while_it_wrote_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = new_volume()
+
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with writing(volume) as session:
+        monkeypatch.setattr(stream, "write_extents", interrupted)
+        with pytest.raises(KeyboardInterrupt), session.transaction() as tx:
+            tx.write_stream("x", [content(1, 300 * KIB)])
+        assert session.quarantined_bytes >= 300 * KIB
 
 
 def test_windows_are_joined() -> None:

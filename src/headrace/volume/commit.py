@@ -50,6 +50,8 @@ class LogWriter:
         self.catalog = catalog
         self.cursor = cursor
         self.broken: BaseException | None = None
+        #: Generations that a move leaves out: those that a predecessor of unknown fate may be moving to.
+        self.skip = 0
 
     @property
     def _volume_id(self) -> bytes:
@@ -160,7 +162,7 @@ class LogWriter:
         block.
         """
         old = self.cursor
-        area, generation, base = 1 - old.area, old.header.generation + 1, old.sequence
+        area, generation, base = 1 - old.area, old.header.generation + 1 + self.skip, old.sequence
         block, previous, count = 1, 0, 0
         limit = self.reader.superblock.area_blocks - RESERVE_BLOCKS
         for kind, session, payload in self.catalog.snapshot():

@@ -242,5 +242,7 @@ class LogReader:
             )
         cursor.every_copy = False
         while cursor.waiting and believed(cursor.waiting[0], cursor.durable):
-            catalog.apply(cursor.waiting.pop(0))
+            # Raises before it is taken off, so that no record is ever left out.
+            catalog.apply(cursor.waiting[0])
+            del cursor.waiting[0]
         return Followed.NEW if catalog.sequence != before else Followed.SAME

@@ -93,8 +93,11 @@ class Session:
             mine.run_id,
             mine.host,
         )
+        # No move of a session before this one, finished or not, can have used this generation.
+        writer.skip = 0 if clean else self.number - catalog.session
         if not clean or cursor.findings:
             writer.move(say_so=clean)
+        writer.skip = 0
         record = writer.append(layout.SESSION, entry.encode(), self.number)
         # Marked, so that whoever opens the volume next knows this number as used.
         writer.mark(self.number)
@@ -302,6 +305,9 @@ class Session:
                 self.volume.forget_objects()
             for entry in gone:
                 self._allocator.free(space_of(entry, self.volume.stripe_bytes))
+            # Whoever took the volume over before the marker was durable may have read the log without this commit. Only
+            # one whose claim comes after this look is sure to find it, so only now is it acknowledged.
+            self.look()
             return record.sequence
 
     def ended(self, transaction: Transaction) -> None:

@@ -11,7 +11,6 @@ from headrace.device.protocol import Buffer
 from headrace.device.reference import U8, as_bytes
 from headrace.errors import UsageError
 from headrace.volume.checksums import table_page_bytes
-from headrace.volume.durable import write_durably
 from headrace.volume.extents import U32, Extents, column_bytes, make_runs
 from headrace.volume.layout import Rows
 from headrace.volume.write import members_of, write_extents, write_table
@@ -90,8 +89,12 @@ def write_stream(
     checksums: list[U32] = []
     written = 0
     for piece in staged(buffers, stage):
-        if length_bytes is not None and written + len(piece) > length_bytes:
-            raise _wrong_length(name, length_bytes, f"more than {written + len(piece) - 1}")
+        if length_bytes is not None:
+            # A piece that does not fill the stage is the last one.
+            end = written + len(piece)
+            if end > length_bytes or (len(piece) < len(stage) and end != length_bytes):
+                found = f"at least {end}" if len(piece) == len(stage) else str(end)
+                raise _wrong_length(name, length_bytes, found)
         sums = np.zeros(-(-len(piece) // checksum_block_bytes), np.uint32)
         if whole is None:
             part = session.take(allocation, len(piece), checksum_block_bytes)
@@ -108,7 +111,7 @@ def write_stream(
                 devices, part, data, sums, birth=birth, volume_id=superblock.volume_id, start=start, first_block=first
             )
 
-        write_durably(members_of(devices, part), write)
+        allocation.run(members_of(devices, part), write)
         checksums.append(sums)
         written += len(piece)
     if length_bytes is not None and written != length_bytes:
@@ -125,7 +128,7 @@ def write_stream(
         nonlocal roots
         roots = write_table(devices, table, sums, birth=birth, volume_id=superblock.volume_id)
 
-    write_durably(members_of(devices, table), write_its_table)
+    allocation.run(members_of(devices, table), write_its_table)
     allocation.written(birth=birth, data=joined, table=table, roots=roots)
     return written
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.device import BlockDevice
 from headrace.device.protocol import Buffer
 from headrace.errors import ObjectExists, ObjectNotFound, UsageError
 from headrace.volume import layout
 from headrace.volume.catalog import Range
+from headrace.volume.durable import write_durably
 from headrace.volume.extents import Extents
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.layout import Entry
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
 
 DEFAULT_CHECKSUM_BLOCK = 64 << 10
 
+#: Somebody may be writing there, or may have failed to.
 GRANTED = "granted"
+#: Nothing is under way, and not all is written.
+QUIET = "quiet"
+#: Everything is durable.
 WRITTEN = "written"
-FAILED = "failed"
 
 
 @dataclass
@@ -40,6 +45,12 @@ class Allocation:
     state: str = GRANTED
     entry: Entry | None = None
     grant: Grant | None = None
+
+    def run(self, devices: Sequence[BlockDevice], write: Callable[[], None]) -> None:
+        """Write durably; where that fails, or is interrupted, its commands may still land."""
+        self.state = GRANTED
+        write_durably(devices, write)
+        self.state = QUIET
 
     def written(self, *, birth: int, data: Extents, table: Extents | None, roots: layout.U32) -> None:
         """Everything is durable: the entry is complete but for its sequence."""
@@ -63,7 +74,7 @@ class Allocation:
 
 def may_still_be_written(allocation: Allocation) -> bool:
     """The quarantine rule: may a command to this space be under way somewhere, to land later?"""
-    return allocation.state != WRITTEN
+    return allocation.state == GRANTED
 
 
 def already_exists(name: str) -> ObjectExists:
@@ -145,7 +156,7 @@ class Transaction:
         check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
         with self._lock:
             self._check_new(name)
-            birth, allocation = self._session.new_birth(), Allocation(name, [])
+            birth, allocation = self._session.new_birth(), Allocation(name, [], QUIET)
             self._register(birth, allocation, 0)
         return birth, allocation
 
@@ -235,7 +246,7 @@ class Transaction:
         if self.committing:
             # The record may be durable: its space belongs to whoever reads the log next.
             for allocation in self.allocations.values():
-                allocation.state = FAILED
+                allocation.state = GRANTED
         self._session.settle(self.allocations.values())
 
     def _finish(self) -> None:

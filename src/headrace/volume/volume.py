@@ -222,6 +222,7 @@ class Volume:
             if self._session is not None:
                 return False  # This volume's own session is the only writer.
             before = self._catalog.sequence
+            self.log.forget_chunks()
             followed = self.log.follow(self._cursor, self._catalog)
             if followed is Followed.MOVED:
                 self._catalog, self._cursor = self.log.load()
@@ -468,7 +469,9 @@ class Volume:
 
     def reload_for_writing(self) -> tuple[Catalog, Cursor]:
         """The state as of now, not yet this volume's."""
-        return self.log.load(every_copy=True)
+        with self.lock:
+            # Not beside a `refresh`: both would use one read-ahead.
+            return self.log.load(every_copy=True)
 
     def adopt_state(self, catalog: Catalog, writer: LogWriter, session: Session) -> None:
         """From now on the session moves this volume's state."""
