@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -30,7 +31,7 @@ from headrace.errors import (
 )
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Grant, Receipt, Volume, commit, layout, stream
+from headrace.volume import Grant, Receipt, Volume, commit, heartbeat, layout, stream
 from headrace.volume import session as session_module
 from headrace.volume.catalog import merge
 from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
@@ -90,6 +91,28 @@ def test_a_dead_session_is_taken_over_when_asked_or_by_its_own_run() -> None:
     session._beat.stop(None)
     with second(volume).session("other", takeover="if-dead"):
         pass
+
+
+def test_slow_answers_prove_nothing() -> None:
+    """The owner may wait for the same device: only looks that were answered promptly count, and not for ever."""
+    beat = heartbeat.new_heartbeat(1, "run", 0.02)
+
+    class Slow:
+        delays: ClassVar[list[float]] = []
+        looks = 0
+
+        def read(self) -> layout.Heartbeat:
+            self.looks += 1
+            time.sleep(self.delays.pop(0) if self.delays else 0)
+            return beat
+
+    block = Slow()
+    block.delays = [0, 0, 0.05, 0, 0, 0]
+    assert heartbeat.wait_for_silence(block, beat, 3)  # type: ignore[arg-type]
+    assert block.looks >= 6
+    block.delays = [0.03] * 1000
+    with pytest.raises(DeviceTimeout, match="too slowly"):
+        heartbeat.wait_for_silence(block, beat, 3)  # type: ignore[arg-type]
 
 
 def test_two_takers_at_once_leave_one_holder() -> None:

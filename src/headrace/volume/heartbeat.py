@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 import numpy as np
 
 from headrace.device import BlockDevice
-from headrace.errors import DeviceError, SessionLost, WriterActive
+from headrace.errors import DeviceError, DeviceTimeout, SessionLost, WriterActive
 from headrace.volume.durable import write_through
 from headrace.volume.layout import ACTIVE, ALIGN, CLOSED, Heartbeat, Superblock
 
@@ -34,6 +34,8 @@ SETTLE_S = 0.05
 #: An interval that a heartbeat block asks others to respect is bounded, so that no bad block makes anybody wait for
 #: ever.
 _MAX_INTERVAL_S = 60.0
+#: Looks for each missed beat that is wanted, before it is given up to tell.
+_MAX_LOOKS = 10
 
 
 class HeartbeatBlock:
@@ -108,8 +110,16 @@ def wait_for_silence(block: HeartbeatBlock, seen: Heartbeat, missed_beats: int) 
     the count starts again.
     """
     interval_s = min(max(seen.interval_ns / 1e9, 0.01), _MAX_INTERVAL_S)
-    missed = 0
+    missed = looks = 0
     while missed < missed_beats:
+        looks += 1
+        if looks > _MAX_LOOKS * missed_beats:
+            raise DeviceTimeout(
+                "the volume answers too slowly to tell whether its writer lives",
+                expected=f"answers within {interval_s:g} s",
+                found=describe(seen),
+                next_step="try again when the target is less busy",
+            )
         started = time.monotonic()
         time.sleep(interval_s)
         asked = time.monotonic()
