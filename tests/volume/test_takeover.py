@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.device.protocol import Buffer
+from headrace.device.reference import as_bytes
 from headrace.errors import CommandFailed, SessionLost
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
@@ -53,7 +54,7 @@ def test_a_late_move_of_the_log_has_another_generation_than_its_successors() -> 
 
     class Full(MemoryDevice):
         def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
-            if bytes(memoryview(data).cast("B")[:8]) == b"HRLOGHDR" and refuse:
+            if refuse and as_bytes(data)[:8].tobytes() == b"HRLOGHDR":
                 raise CommandFailed("no", where=self.uri)
             super().write(offset, data, fua=fua)
 

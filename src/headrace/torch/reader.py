@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ from headrace.torch.metadata import Place, from_manifest
 from headrace.torch.staging import as_bytes
 from headrace.torch.writer import _parse_path
 from headrace.units import MIB
-from headrace.volume import VolumeTransfer
+from headrace.volume import ObjectInfo, VolumeTransfer
 
 #: Runs shorter than a checksum block would each read a whole one; below this the rows that cover them are read at once.
 SHORTEST_RUN = 65536
@@ -101,6 +101,9 @@ class VolumeReader(StorageReader):
         self._metadata: Metadata | None = None
         self._places: dict[MetadataIndex, Place] = {}
         self._loaded: CheckpointId | None = None
+        self._objects: dict[str, ObjectInfo] = {}
+        #: The commit that this rank read; must be the same on all ranks of a load.
+        self._seen = ""
         self._failure: HeadraceError | None = None
         #: Bytes of items that the last load wanted, and bytes that it asked the volume for.
         self.wanted_bytes = 0
@@ -151,7 +154,11 @@ class VolumeReader(StorageReader):
         try:
             volume = self._attachment.open()
             id = self._id if self._id is not None else self._latest()
-            metadata = from_manifest(read_manifest(volume, id))
+            manifest = read_manifest(volume, id)
+            metadata = from_manifest(manifest)
+            # These very objects, not what may have their names by the time they are read.
+            self._objects = {item.name: volume.stat(item.name) for item in manifest.objects}
+            self._seen = f"{id} of commit {volume.stat(id.manifest).sequence}"
         except HeadraceError as error:
             # DCP turns it into an AssertionError.
             self._failure = error
@@ -172,9 +179,19 @@ class VolumeReader(StorageReader):
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        return replace(plan, storage_data=self._seen)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        # Every rank looks by itself, and a commit between two looks would give some of them another state.
+        seen = sorted({str(plan.storage_data) for plan in plans})
+        if len(seen) > 1:
+            raise CheckpointFailed(
+                "the ranks found different checkpoints: one was committed while they looked",
+                where=f"run {self._run!r}",
+                expected="one",
+                found=", ".join(seen),
+                next_step="let one rank find the step, and name it to all: RUN/step-N",
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -265,7 +282,7 @@ class VolumeReader(StorageReader):
             lengths = np.concatenate([w.lengths for w in of_object])
             self.read_bytes += int(lengths.sum())
             transfers[name] = volume.submit_read(
-                name,
+                self._objects[name],
                 np.concatenate([w.offsets for w in of_object]),
                 lengths,
                 [w.buffer for w in of_object],
@@ -298,7 +315,7 @@ class VolumeReader(StorageReader):
         volume = self._attachment.open()
         for wanted in suspects:
             one = volume.submit_read(
-                wanted.object,
+                self._objects[wanted.object],
                 wanted.offsets,
                 wanted.lengths,
                 [wanted.buffer],

@@ -1,0 +1,63 @@
+"""A load reads one commit, whatever is committed meanwhile: never tensors of two saves together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from headrace.errors import CheckpointFailed, ObjectNotFound
+from headrace.testing import MemoryDevice
+from headrace.torch import VolumeReader, VolumeWriter, WriterOptions
+from headrace.volume import Volume
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def volume() -> Volume:
+    return Volume.create(devices=[MemoryDevice(16 * MIB) for _ in range(2)])
+
+
+def save(volume: Volume, step: int, value: float) -> None:
+    with VolumeWriter(Volume.open(volume.devices, write=True), "run", options=WriterOptions(overwrite=True)) as writer:
+        writer.save({"a": torch.full((1000,), value)}, f"run/step-{step}")
+
+
+@pytest.mark.parametrize("second", [1, 2])
+def test_ranks_that_saw_different_commits_do_not_load(volume: Volume, second: int) -> None:
+    """The latest checkpoint of a run, found by each rank for itself; and a step that is replaced."""
+    save(volume, 1, 1.0)
+    readers = [VolumeReader(Volume.open(volume.devices), "run")]
+    readers[0].read_metadata()
+    plans = [readers[0].prepare_local_plan(LoadPlan([]))]
+    save(volume, second, 2.0)
+    readers.append(VolumeReader(Volume.open(volume.devices), "run"))
+    readers[1].read_metadata()
+    plans.append(readers[1].prepare_local_plan(LoadPlan([])))
+    with pytest.raises(CheckpointFailed, match="different checkpoints"):
+        readers[0].prepare_global_plan(plans)
+    readers[0].read_metadata()
+    plans[0] = readers[0].prepare_local_plan(LoadPlan([]))
+    assert len(readers[0].prepare_global_plan([plans[0], plans[0]])) == 2
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_not_mixed_with_its_successor(volume: Volume) -> None:
+    save(volume, 1, 1.0)
+    opened = Volume.open(volume.devices)
+
+    class Slow(DefaultLoadPlanner):
+        def create_local_plan(self) -> LoadPlan:
+            save(volume, 1, 2.0)
+            opened.refresh()
+            return super().create_local_plan()
+
+    state: dict[str, Any] = {"a": torch.zeros(1000)}
+    with VolumeReader(opened, "run") as reader:
+        with pytest.raises(ObjectNotFound, match="replaced"):
+            reader.load(state, "run/step-1", planner=Slow())
+        reader.load(state, "run/step-1")
+    assert torch.equal(state["a"], torch.full((1000,), 2.0))
