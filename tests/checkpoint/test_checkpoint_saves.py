@@ -20,7 +20,7 @@ from headrace.checkpoint import (
     list_checkpoints,
     read_manifest,
 )
-from headrace.errors import CheckpointFailed, ObjectExists, ObjectNotFound, UsageError
+from headrace.errors import CheckpointFailed, ObjectExists, ObjectNotFound, UsageError, VolumeFull
 from headrace.volume import Session, Volume
 
 
@@ -170,3 +170,14 @@ def test_a_manifest_that_does_not_fit_its_objects_is_refused(session: Session, v
         list_checkpoints(volume, "run")
     with pytest.raises(ObjectNotFound, match=r"2 of this run, the last run/step-00000009"):
         read_manifest(volume, CheckpointId("run", 8))
+
+
+def test_a_save_that_does_not_fit_takes_no_space(session: Session) -> None:
+    """The first rank's part fits, the second's does not: neither rank ever hears of a grant."""
+    before = session.free_bytes
+    for _ in range(3):
+        save = Save(session, CheckpointId("run", 1))
+        with pytest.raises(VolumeFull):
+            save.allocate([before * 3 // 4, before // 2])
+        save.abort()
+        assert (session.free_bytes, session.quarantined_bytes) == (before, 0)

@@ -63,14 +63,21 @@ class Save:
         for name in committed:
             tx.delete(name)
         grants: list[Grant | None] = []
-        for rank, length in enumerate(lengths):
-            if not length:
-                grants.append(None)
-                continue
-            entry = ObjectEntry(name=self.id.data(rank), length_bytes=length)
-            grants.append(tx.allocate(entry.name, length, checksum_block_bytes=CHECKSUM_BLOCK_BYTES))
-            self.objects.append(entry)
-            self._pending.add(entry.name)
+        try:
+            for rank, length in enumerate(lengths):
+                if not length:
+                    grants.append(None)
+                    continue
+                entry = ObjectEntry(name=self.id.data(rank), length_bytes=length)
+                grants.append(tx.allocate(entry.name, length, checksum_block_bytes=CHECKSUM_BLOCK_BYTES))
+                self.objects.append(entry)
+                self._pending.add(entry.name)
+        except BaseException:
+            # No rank ever hears of these, so nobody writes there: their space must not wait for late writes.
+            for grant in grants:
+                if grant is not None:
+                    tx.withdraw(grant)
+            raise
         return grants
 
     def accept(self, receipts: Sequence[Receipt | None]) -> None:

@@ -173,6 +173,13 @@ class Transaction:
         self._names.add(allocation.name)
         self._record_bytes += 128 + len(allocation.name.encode()) + entry_bytes
 
+    def withdraw(self, grant: Grant) -> None:
+        """The grant was handed to nobody, and never will be: if the transaction aborts, its space is free at once."""
+        with self._lock:
+            allocation = self.allocations.get(grant.birth)
+            if allocation is not None and allocation.state == GRANTED:
+                allocation.state = QUIET
+
     def accept(self, receipt: Receipt) -> None:
         """A rank's answer: the bytes of its grant are durable. UsageError where it does not belong here."""
         with self._lock:
