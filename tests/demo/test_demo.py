@@ -67,7 +67,7 @@ def test_the_whole_job(run: tuple[dict[str, Any], Path]) -> None:
     summary, _ = run
     assert summary["holds"] is True
     comparison = summary["comparison"]
-    assert comparison["steps"] == summary["training"]["steps"] == 16
+    assert comparison["steps"] == summary["training"]["steps"] == 20
     assert comparison["samples_equal"] and comparison["samples_differ"] == comparison["missing"] == []
     # Both kinds of comparison took place.
     assert comparison["losses_bitwise"] and comparison["same_ranks"] >= 8
@@ -132,13 +132,13 @@ def test_everything_lies_in_the_volume_that_was_kept(run: tuple[dict[str, Any], 
     with Volume.open(files) as volume:
         assert TokenStream.open(volume, "corpus").token_count == summary["dataset"]["token_count"]
         steps = [info.step for info in list_checkpoints(volume, "run")]
-        assert steps[-1] == 16
+        assert steps[-1] == 20
         assert "models/demo.safetensors" in volume
         # Nothing of a save that was not committed.
         assert {entry.name.split("/")[1] for entry in volume.list("run/")} == {f"step-{step:08d}" for step in steps}
 
 
-@pytest.mark.parametrize("until", ["3. text into tokens", "4. training", "parameters, 16 steps", "5. target killed"])
+@pytest.mark.parametrize("until", ["3. text into tokens", "4. training", "parameters, 20 steps", "5. target killed"])
 def test_ctrl_c_leaves_no_process_and_no_directory(tmp_path: Path, until: str) -> None:
     process = demo(tmp_path)
     try:

@@ -25,7 +25,7 @@ def tokens() -> torch.Tensor:
 
 
 def test_a_new_model_knows_nothing(gpt: Gpt, tokens: torch.Tensor) -> None:
-    assert float(gpt(tokens)) / (8 * 16) == pytest.approx(math.log(64), rel=0.02)
+    assert gpt(tokens).item() / (8 * 16) == pytest.approx(math.log(64), rel=0.02)
 
 
 def test_the_loss_is_a_sum_over_positions(gpt: Gpt, tokens: torch.Tensor) -> None:

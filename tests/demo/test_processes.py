@@ -107,6 +107,10 @@ def test_a_failure_says_which_process_and_shows_the_end_of_its_log(tmp_path: Pat
         child = processes.start("the worker", ["-c", "print('first'); raise SystemExit('disk on fire')"], log=log)
         with pytest.raises(ChildFailed, match=r"(?s)the worker failed: found exit status 1.*disk on fire"):
             child.check(20.0)
+        child = processes.start("the tool", ["-c", "raise SystemExit('headrace: error: no such thing')"], log=log)
+        with pytest.raises(ChildFailed) as caught:
+            child.check(20.0)
+        assert str(caught.value) == "the tool failed: no such thing"
         child = processes.start("the sleeper", ["-c", "import time; time.sleep(600)"], log=log)
         with pytest.raises(ChildFailed, match="did not end"):
             child.wait(0.1)

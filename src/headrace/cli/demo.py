@@ -21,7 +21,7 @@ def demo(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A tokenizer.json. Default: one is trained on the corpus.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps. Default: 36, or 16 if small.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps. Default: 36, or 20 if small.")] = None,
     ranks: Annotated[int, typer.Option(metavar="N", help="Processes that train, until one of them is killed.")] = 2,
     resume_ranks: Annotated[int, typer.Option(metavar="N", help="Processes that go on from the checkpoint.")] = 1,
     gpu_hour_price: Annotated[

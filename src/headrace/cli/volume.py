@@ -199,23 +199,44 @@ def _as_dict(entry: ObjectInfo) -> dict[str, object]:
 
 def _show_info(volume: Volume, json: bool) -> None:
     from dataclasses import asdict
+    from datetime import datetime, timezone
 
     from headrace.cli.output import print_facts, print_json
     from headrace.units import format_bytes
 
-    facts = asdict(volume.info())
+    info = volume.info()
     if json:
-        print_json({key: value.hex() if isinstance(value, bytes) else value for key, value in facts.items()})
+        print_json(asdict(info))
         return
-    shown: dict[str, str] = {}
-    for key, value in facts.items():
-        if key.endswith("_bytes") and isinstance(value, int):
-            shown[key.removesuffix("_bytes").replace("_", " ")] = f"{format_bytes(value)} ({value} bytes)"
-        elif isinstance(value, bytes):
-            shown[key.replace("_", " ")] = value.hex()
-        elif isinstance(value, (list, tuple)):
-            for index, item in enumerate(value):
-                shown[f"{key.rstrip('s')} {index}"] = str(item)
-        else:
-            shown[key.replace("_", " ")] = str(value)
-    print_facts(shown)
+
+    def when(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+    facts = {
+        "name": info.name,
+        "id": info.id,
+        "created": when(info.created_s),
+        "format": f"version {info.version}",
+    }
+    for member in info.members:
+        marks = [format_bytes(member.size_bytes)]
+        marks += ["log copy"] if member.log_copy else []
+        marks += ["volatile write cache"] if member.volatile_cache else []
+        facts[f"member {member.index}"] = f"{member.uri} ({', '.join(marks)})"
+    facts["stripe"] = format_bytes(info.stripe_bytes)
+    space = (
+        f"{format_bytes(info.used_bytes)} of {format_bytes(info.capacity_bytes)}, {format_bytes(info.free_bytes)} free"
+    )
+    if info.quarantined_bytes:
+        space += f", {format_bytes(info.quarantined_bytes)} in quarantine"
+    facts["used"] = space
+    facts["objects"] = f"{info.object_count:,}, commit {info.sequence}"
+    if info.writer is not None:
+        writer = info.writer
+        facts["writer"] = (
+            f"{writer.state}: {writer.run_id!r}, process {writer.pid} on {writer.host}, since {when(writer.started_s)}"
+        )
+    facts["fence"] = info.fence
+    for number, warning in enumerate(info.warnings, start=1):
+        facts[f"warning {number}"] = warning
+    print_facts(facts)

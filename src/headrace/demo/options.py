@@ -55,7 +55,7 @@ SMALL = Scale(
     vocabulary=2048,
     corpus_bytes=1 * MIB,
     train_bytes=1 * MIB,
-    steps=16,
+    steps=20,
     save_every=4,
     namespace_bytes=512 * MIB,
 )
@@ -93,7 +93,8 @@ class DemoOptions:
                     expected=f"a divisor of {most} (micro batches in a global batch of {scale.global_batch})",
                     found=str(ranks),
                 )
-        least = 4 * scale.save_every
+        # One checkpoint before the first fault, up to two outages, one rank killed, and one more to end with.
+        least = 5 * scale.save_every
         if self.steps is not None and not least <= self.steps <= 100_000:
             raise UsageError(
                 "--steps", expected=f"{least} to 100000 (a checkpoint every {scale.save_every})", found=str(self.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.demo.proof import claims
-from headrace.demo.story import Phase, Story
+from headrace.demo.story import Phase, Story, ranks
 from headrace.demo.summary import checkpoint_rows, outage_sentence
 from headrace.measure.charts import Bar, Lane, Marker, Series, Span, legend, line_chart, stacked_bars, timeline
 from headrace.measure.report import Page, badge, table
@@ -60,7 +60,7 @@ def _cards(page: Page, story: Story) -> None:
         (
             f"{calm.tokens_per_s:,.0f}",
             "tokens a second",
-            f"{story.options.ranks}, then {story.options.resume_ranks} ranks",
+            f"on {story.options.ranks}, then {ranks(story.options.resume_ranks)}",
         ),
         (str(len(commits)), "checkpoints committed", f"longest stall {format_seconds(stall)}"),
     ]
@@ -93,8 +93,8 @@ def _timeline(story: Story) -> str:
                 start=steps[0].started_s - zero,
                 end=steps[-1].started_s + steps[-1].total_s - zero,
                 style="compute",
-                title=f"{phase.name}: steps {steps[0].step} to {steps[-1].step} on {phase.ranks} ranks",
-                label=f"{phase.ranks} rank{'s' if phase.ranks != 1 else ''}",
+                title=f"{phase.name}: steps {steps[0].step} to {steps[-1].step} on {ranks(phase.ranks)}",
+                label=ranks(phase.ranks),
             )
         )
         training += _waits(phase, zero)
@@ -168,8 +168,8 @@ def _loss(story: Story) -> list[str]:
     options = story.options
     curves = [
         Series(name="undisturbed run", points=_curve(story.reference), style="s3"),
-        Series(name=f"first run, {options.ranks} ranks", points=_curve(story.first), style="s0", dots=True),
-        Series(name=f"resumed, {options.resume_ranks} ranks", points=_curve(story.resumed), style="s1", dots=True),
+        Series(name=f"first run, {ranks(options.ranks)}", points=_curve(story.first), style="s0", dots=True),
+        Series(name=f"resumed, {ranks(options.resume_ranks)}", points=_curve(story.resumed), style="s1", dots=True),
     ]
     marks = []
     marks += [Marker(x=outage.step, text="target killed") for outage in story.outages]
@@ -268,7 +268,7 @@ def _storage(page: Page, story: Story) -> None:
         size = next(
             (save["bytes"] for save in story.saves() if save["step"] == restore["step"] and save["committed"]), None
         )
-        text = f"Restored from step {restore['step']} on {story.options.resume_ranks} rank(s) in "
+        text = f"Restored from step {restore['step']} on {ranks(story.options.resume_ranks)} in "
         text += format_seconds(restore["seconds"])
         if size:
             text += f": {format_bytes(size)}, {format_bytes(size / restore['seconds'])}/s, every block verified"

@@ -69,7 +69,7 @@ class Child:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise ChildFailed(
-                f"{self.name} did not end", expected=f"an end within {timeout_s:.0f} s", next_step=f"see {self.log}"
+                f"{self.name} did not end", expected=f"an end within {timeout_s:.0f} s", where=str(self.log)
             ) from None
 
     def check(self, timeout_s: float) -> None:
@@ -81,10 +81,14 @@ class Child:
             raise self.failure(f"{self.name} failed", status)
 
     def failure(self, what: str, status: int | None) -> ChildFailed:
-        """An error about this process that ends with the last lines of its log."""
+        """An error about this process: its own sentence where its last line is one, else the last lines of its log."""
+        lines = self.tail()
+        own = lines[-1].partition("headrace: error: ") if lines else ("", "", "")
+        if own[1] and not own[0]:
+            return ChildFailed(f"{what}: {own[2]}")
         found = "still running" if status is None else _status_text(status)
-        tail = "".join(f"\n    {line}" for line in self.tail())
-        return ChildFailed(what, found=found, next_step=f"the end of {self.log}:{tail}")
+        tail = "".join(f"\n    {line}" for line in lines)
+        return ChildFailed(what, found=found, next_step=f"the end of its log, {self.log.name}:{tail}")
 
     def tail(self, lines: int = 12) -> list[str]:
         try:

@@ -21,7 +21,7 @@ from headrace.demo.job import Job
 from headrace.demo.options import DemoOptions
 from headrace.demo.page import write_page
 from headrace.demo.processes import Processes
-from headrace.demo.story import Outage, RankKill, Story
+from headrace.demo.story import Outage, RankKill, Story, ranks
 from headrace.demo.summary import print_summary
 from headrace.demo.target import TargetProcess
 from headrace.demo.tell import Teller
@@ -179,14 +179,14 @@ class Demo:
         self.story.device, self.story.parallel = _choose_device(max(options.ranks, options.resume_ranks))
         self.teller.title(
             4,
-            f"training on {options.ranks} ranks ({self.story.device}, {self.story.parallel}), "
+            f"training on {ranks(options.ranks)} ({self.story.device}, {self.story.parallel}), "
             f"a checkpoint every {scale.save_every} steps",
         )
         job = Job(self.processes, self._config("first", save=True, resume=False), options.ranks, self.teller.live)
         started = job.wait_for(lambda event: event.event == "started" and event.rank == 0)
         self.story.parameters = started.details["parameters"]
         self.story.environment["training"] = (
-            f"{self.story.parameters:,} parameters, {options.ranks} ranks, {self.story.parallel}, "
+            f"{self.story.parameters:,} parameters, {ranks(options.ranks)}, {self.story.parallel}, "
             f"{started.details['device']}"
         )
         self.teller.line(f"{self.story.parameters:,} parameters, {options.step_count} steps")
@@ -241,7 +241,10 @@ class Demo:
         """SIGKILL of the last rank while a checkpoint is being written; the job ends, as it should."""
         rank = self.options.ranks - 1
         begun = job.wait_for(lambda event: event.event == "write-begun" and event.step > after and event.rank == rank)
-        os.kill(begun.pid, signal.SIGKILL)
+        try:
+            os.kill(begun.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            raise HeadraceError(f"rank {rank} had ended before it could be killed", next_step="try again") from None
         killed = time.time()
         self.teller.line(f"rank {rank} killed (SIGKILL) while checkpoint {begun.step} was being written", "bold")
         self.story.first = job.wait_broken(60.0)
@@ -270,7 +273,7 @@ class Demo:
         options = self.options
         kill = self.story.rank_kill
         assert kill is not None
-        self.teller.title(6, f"again from checkpoint {kill.resume_step}, on {options.resume_ranks} rank(s)")
+        self.teller.title(6, f"again from checkpoint {kill.resume_step}, on {ranks(options.resume_ranks)}")
         job = Job(
             self.processes, self._config("resumed", save=True, resume=True), options.resume_ranks, self.teller.live
         )
@@ -279,7 +282,7 @@ class Demo:
         self.story.resumed = job.finish()
 
     def reference(self) -> None:
-        self.teller.line(f"the same run, undisturbed, on {self.options.ranks} ranks, to compare with")
+        self.teller.line(f"the same run, undisturbed, on {ranks(self.options.ranks)}, to compare with")
         job = Job(
             self.processes, self._config("reference", save=False, resume=False), self.options.ranks, self.teller.live
         )

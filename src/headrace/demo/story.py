@@ -13,6 +13,11 @@ from headrace.measure import StepRecord, Summary, Verdict, summarise
 from headrace.measure.summary import JobStep, join_ranks
 
 
+def ranks(count: int) -> str:
+    """ "1 rank", "2 ranks"."""
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
 @dataclass
 class Phase:
     """One launch of the trainer."""
