@@ -1,7 +1,8 @@
 //! Threads that wait for media, so that reactors never do.
 //!
 //! Syncs (flush, FUA) can take seconds. They have their own line, and at most half of the threads (one at least) stand in
-//! it, so that reads and plain writes pass by a slow disk's sync. With one thread there is no passing.
+//! it, so that reads and plain writes pass by a slow disk's sync. With one thread there is no passing. Where both lines
+//! have work they take turns: hosts that always have reads waiting keep nobody's flush waiting for ever, nor the other way.
 
 use crate::gate::Gate;
 use crate::mailbox::{Done, Mailbox, Message};
@@ -25,26 +26,51 @@ pub(crate) struct Reply {
     pub(crate) generation: u32,
 }
 
-#[derive(Default)]
-struct Lines {
-    jobs: VecDeque<Job>,
-    syncs: VecDeque<Job>,
+struct Lines<T> {
+    jobs: VecDeque<T>,
+    syncs: VecDeque<T>,
     syncing: usize,
+    sync_limit: usize,
+    /// Whose turn it is where both lines have work.
+    sync_next: bool,
     stopping: bool,
 }
 
+impl<T> Lines<T> {
+    fn new(sync_limit: usize) -> Self {
+        Lines {
+            jobs: VecDeque::new(),
+            syncs: VecDeque::new(),
+            syncing: 0,
+            sync_limit,
+            sync_next: false,
+            stopping: false,
+        }
+    }
+
+    /// What a free thread does next, and whether it is a sync, which counts until `syncing` is lowered again.
+    fn take(&mut self) -> Option<(T, bool)> {
+        let sync_ready = self.syncing < self.sync_limit && !self.syncs.is_empty();
+        if sync_ready && (self.sync_next || self.jobs.is_empty()) {
+            self.sync_next = false;
+            self.syncing += 1;
+            return self.syncs.pop_front().map(|sync| (sync, true));
+        }
+        self.sync_next = true;
+        self.jobs.pop_front().map(|job| (job, false))
+    }
+}
+
 pub(crate) struct Workers {
-    lines: Mutex<Lines>,
+    lines: Mutex<Lines<Job>>,
     wake: Condvar,
-    sync_limit: usize,
 }
 
 impl Workers {
     pub(crate) fn start(threads: usize) -> Result<(Arc<Self>, Vec<JoinHandle<()>>), String> {
         let workers = Arc::new(Workers {
-            lines: Mutex::default(),
+            lines: Mutex::new(Lines::new((threads / 2).max(1))),
             wake: Condvar::new(),
-            sync_limit: (threads / 2).max(1),
         });
         let mut handles = Vec::with_capacity(threads);
         for index in 0..threads {
@@ -64,7 +90,7 @@ impl Workers {
         Ok((workers, handles))
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
+    fn lines(&self) -> MutexGuard<'_, Lines<Job>> {
         self.lines.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -96,14 +122,8 @@ impl Workers {
             if lines.stopping {
                 return None;
             }
-            if let Some(job) = lines.jobs.pop_front() {
-                return Some((job, false));
-            }
-            if lines.syncing < self.sync_limit {
-                if let Some(job) = lines.syncs.pop_front() {
-                    lines.syncing += 1;
-                    return Some((job, true));
-                }
+            if let Some(taken) = lines.take() {
+                return Some(taken);
             }
             lines = self.wake.wait(lines).unwrap_or_else(|e| e.into_inner());
         }
@@ -146,5 +166,38 @@ fn run(job: Job) {
             status,
             buffer,
         }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads that never stop coming, and one flush: it is done all the same. And the other way.
+    #[test]
+    fn neither_line_waits_for_ever() {
+        let mut lines = Lines::new(1);
+        lines.syncs.push_back("flush");
+        lines.jobs.extend(["read"; 4]);
+        let mut done = Vec::new();
+        for _ in 0..4 {
+            let (what, sync) = lines.take().unwrap();
+            done.push(what);
+            lines.jobs.push_back("read");
+            lines.syncing -= usize::from(sync);
+        }
+        assert!(done.contains(&"flush"), "{done:?}");
+
+        let mut lines = Lines::new(1);
+        lines.jobs.push_back("read");
+        lines.syncs.extend(["flush"; 4]);
+        assert_eq!(
+            (0..2).map(|_| lines.take().unwrap().0).collect::<Vec<_>>(),
+            ["read", "flush"]
+        );
+        // The one thread that may sync is at it; nothing else is there to do.
+        assert!(lines.take().is_none());
+        lines.jobs.push_back("read");
+        assert_eq!(lines.take(), Some(("read", false)));
     }
 }
