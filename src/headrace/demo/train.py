@@ -38,7 +38,7 @@ from headrace.demo.train_config import TrainConfig
 from headrace.device import Buffer
 from headrace.errors import UsageError
 from headrace.measure import StepClock
-from headrace.torch import SaveReport, TokenLoader, VolumeReader, VolumeWriter
+from headrace.torch import SaveReport, TokenLoader, VolumeReader, VolumeWriter, WriterOptions
 from headrace.volume import Grant, Receipt, Session, Volume
 
 #: A job of some seconds cannot spend five of them on finding out that its predecessor is dead.
@@ -220,7 +220,10 @@ class Trainer:
             pending.result()
         if self.writer is None:
             session = None if self.session is None else self.session.result()
-            self.writer = VolumeWriter(self.checkpoints, self.config.run, session=session)
+            # A checkpoint that was in flight when its job died may become whole only when the next session begins, after
+            # `restore` looked: then this run comes by the same step again, and replaces it with the same state.
+            options = WriterOptions(overwrite=True)
+            self.writer = VolumeWriter(self.checkpoints, self.config.run, session=session, options=options)
         future = self.writer.async_save(self.state, f"{self.config.run}/step-{step}")
         self.tell("save-staged", step, seconds=time.perf_counter() - began)
 
