@@ -16,6 +16,7 @@ pub mod command;
 pub mod digest;
 pub mod fabrics;
 mod field;
+mod header;
 pub mod identify;
 pub mod log;
 pub mod pdu;
