@@ -135,3 +135,15 @@ def test_another_object_is_no_model(session: Session, volume: Volume, content: b
         tx.put("bad", content)
     with pytest.raises(ModelError, match="at bad"):
         open_safetensors(volume, "bad")
+
+
+def test_a_model_that_is_replaced_is_never_read_by_the_header_of_the_one_before(session: Session) -> None:
+    volume = session.volume
+    write_safetensors(session, "model", {"a": np.full(100, 1.0), "b": np.full(200, 2.0)})
+    old = open_safetensors(volume, "model")
+    with session.transaction() as tx:
+        tx.delete("model")
+        write_safetensors(tx, "model", {"a": np.full(200, 3.0), "b": np.full(100, 4.0)})
+    with pytest.raises(ObjectNotFound, match="replaced"):
+        old.read_all()
+    assert open_safetensors(volume, "model").read_all()["b"].tolist() == [4.0] * 100

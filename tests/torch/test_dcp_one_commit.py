@@ -9,10 +9,12 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from headrace.errors import CheckpointFailed, ObjectNotFound
+from headrace.checkpoint import latest
+from headrace.errors import CheckpointFailed, ObjectExists, ObjectNotFound
 from headrace.testing import MemoryDevice
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions
 from headrace.volume import Volume
+from headrace.volume.commit import LogWriter
 
 MIB = 1 << 20
 
@@ -61,3 +63,31 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_not_mixed_with_its_
             reader.load(state, "run/step-1", planner=Slow())
         reader.load(state, "run/step-1")
     assert torch.equal(state["a"], torch.full((1000,), 2.0))
+
+
+def test_a_commit_that_was_in_flight_at_a_crash_can_be_replaced_by_the_job_that_did_not_see_it(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead between the commit record and its marker: no reader sees it until the next session has made it whole."""
+    save(volume, 1, 1.0)
+    dying = Volume.open(volume.devices, write=True)
+    session = dying.session("run", heartbeat_s=0.05)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogWriter, "mark", die)
+        with pytest.raises(CheckpointFailed):
+            VolumeWriter(dying, "run", session=session).save({"a": torch.full((1000,), 2.0)}, "run/step-2")
+    session._beat.stop(None)
+    opened = Volume.open(volume.devices, write=True)
+    found = latest(opened, "run")
+    assert found is not None and found.step == 1
+    with pytest.raises(ObjectExists), VolumeWriter(opened, "run") as writer:
+        writer.save({"a": torch.full((1000,), 3.0)}, "run/step-2")
+    save(volume, 2, 3.0)
+    state = {"a": torch.zeros(1000)}
+    with VolumeReader(Volume.open(volume.devices), "run") as reader:
+        assert reader.load(state).step == 2
+    assert torch.equal(state["a"], torch.full((1000,), 3.0))

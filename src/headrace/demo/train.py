@@ -220,8 +220,8 @@ class Trainer:
             pending.result()
         if self.writer is None:
             session = None if self.session is None else self.session.result()
-            # A checkpoint that was in flight when its job died may become whole only when the next session begins, after
-            # `restore` looked: then this run comes by the same step again, and replaces it with the same state.
+            # A checkpoint that was in flight when its job died may become whole only when the next session begins,
+            # after `restore` looked: then this run comes by the same step again, and replaces it with the same state.
             options = WriterOptions(overwrite=True)
             self.writer = VolumeWriter(self.checkpoints, self.config.run, session=session, options=options)
         future = self.writer.async_save(self.state, f"{self.config.run}/step-{step}")

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.device.protocol import Buffer
-from headrace.errors import ChecksumMismatch, ModelError, UsageError
+from headrace.errors import ChecksumMismatch, ModelError, ObjectNotFound, UsageError
 from headrace.model.dtypes import numpy_dtype
 from headrace.model.header import PREFIX_BYTES, Header, TensorInfo, parse, parse_prefix
-from headrace.volume import Volume
+from headrace.volume import ObjectInfo, Volume
 
 #: The first read: most headers fit, so a model costs two round trips and not three.
 FIRST_READ = 65536
@@ -25,9 +25,11 @@ class ModelFile:
     >>> weights = model.read_all()                                      # doctest: +SKIP
     """
 
-    def __init__(self, volume: Volume, name: str, header: Header) -> None:
+    def __init__(self, volume: Volume, object_info: ObjectInfo, header: Header) -> None:
         self._volume = volume
-        self.name = name
+        #: This very object: the header says nothing about another one that has its name by now.
+        self._object = object_info
+        self.name = object_info.name
         self.header = header
         self._tensors = {info.name: info for info in header.tensors}
 
@@ -53,7 +55,7 @@ class ModelFile:
             buffers: writable, contiguous, of exactly the tensor's length in bytes, by name of the tensor.
 
         ChecksumMismatch names the tensor; ModelError for a name that is not there; UsageError for a buffer that does
-        not fit.
+        not fit; ObjectNotFound where the model was replaced since it was opened.
         """
         wanted = [(self.info(key), memoryview(cast(bytes, buffer))) for key, buffer in buffers.items()]
         for info, view in wanted:
@@ -86,7 +88,7 @@ class ModelFile:
     def _read(self, wanted: list[tuple[TensorInfo, memoryview]], timeout_s: float | None) -> None:
         count = len(wanted)
         self._volume.submit_read(
-            self.name,
+            self._object,
             np.array([self.header.data_offset + info.begin for info, _ in wanted], np.uint64),
             np.array([info.length_bytes for info, _ in wanted], np.uint64),
             [view.cast("B") for _, view in wanted],
@@ -121,7 +123,8 @@ def open_safetensors(volume: Volume, name: str) -> ModelFile:
     """Read and check the header of object `name`. ObjectNotFound, or ModelError where it is no safetensors file."""
     if name not in volume:
         volume.refresh()
-    length = volume.stat(name).length_bytes
+    info = volume.stat(name)
+    length = info.length_bytes
     first = volume.read(name, 0, min(length, FIRST_READ))
     try:
         header_bytes = parse_prefix(first[:PREFIX_BYTES], length)
@@ -129,7 +132,9 @@ def open_safetensors(volume: Volume, name: str) -> ModelFile:
         if len(header) < header_bytes:
             rest = volume.read(name, len(first), PREFIX_BYTES + header_bytes - len(first))
             header += rest
-        return ModelFile(volume, name, parse(header, length))
+        if volume.stat(name).birth != info.birth:
+            raise ObjectNotFound("the model was replaced while it was opened", where=name, next_step="open it again")
+        return ModelFile(volume, info, parse(header, length))
     except ModelError as error:
         error.where = error.where or name
         raise
