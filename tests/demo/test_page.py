@@ -48,6 +48,7 @@ def make_phase(name: str, ranks: int, began: float, steps: range, *, lost: int =
         if saving:
             details = {"seconds": 0.4, "total_bytes": 40_000_000, "rewritten_bytes": 7 << 20 if step == 11 else 0}
             phase.events.append(Event(t=now, rank=0, pid=1, event="save-begun", step=step + 1))
+            phase.events.append(Event(t=now + 0.05, rank=0, pid=1, event="write-begun", step=step + 1))
             now += 0.1
             phase.events.append(
                 Event(t=now, rank=0, pid=1, event="save-staged", step=step + 1, details={"seconds": 0.1})
@@ -72,7 +73,9 @@ def story() -> Story:
         Outage(step=12, killed=killed, back=killed + 2, recovered=killed + 2.1, committed=True, rewritten_bytes=7 << 20)
     ]
     kill = next(e.t for e in story.first.events if e.step == 24) + 0.05
-    story.rank_kill = RankKill(step=24, rank=1, killed=kill, committed=False, checkpoints=[6, 12, 18])
+    story.rank_kill = RankKill(
+        step=24, rank=1, killed=kill, committed=False, checkpoints=[6, 12, 18], visible_objects=0
+    )
     later = Life(began=killed + 2, ended=T + 999)
     story.lives = [Life(began=T, ended=killed), later]
     story.comparison = compare(*(proofs(p.records) for p in (story.reference, story.first, story.resumed)))
@@ -126,6 +129,16 @@ def test_what_fails_is_told(story: Story) -> None:
     assert story.to_json()["comparison"]["samples_equal"] is False
 
 
+def test_a_fault_that_left_something_behind_is_told(story: Story) -> None:
+    assert story.rank_kill is not None
+    story.rank_kill = replace(story.rank_kill, visible_objects=1)
+    assert not story.rank_kill_holds()
+    story.rank_kill = replace(story.rank_kill, visible_objects=0, checkpoints=[6, 18])
+    assert story.rank_kill_holds()
+    assert not story.outage_holds(story.outages[0])
+    assert not story.holds()
+
+
 def test_the_summary_is_json_and_lines(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
     again = json.loads(json.dumps(story.to_json()))
     assert again["rank_kill"]["resume_step"] == 18
@@ -155,3 +168,12 @@ def test_options_are_checked_before_anything_starts(wrong: dict[str, object]) ->
 
     with pytest.raises(UsageError):
         DemoOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    from headrace.demo.run import check_packages
+    from headrace.errors import UsageError
+
+    check_packages()
+    with pytest.raises(UsageError, match=r"not installed: headrace_never_was; pip install 'headrace\[all\]'"):
+        check_packages(["torch", "headrace_never_was"])

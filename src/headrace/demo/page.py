@@ -273,9 +273,9 @@ def _storage(page: Page, story: Story) -> None:
         if size:
             text += f": {format_bytes(size)}, {format_bytes(size / restore['seconds'])}/s, every block verified"
         parts.append(f'<p class="quiet">{text}.</p>')
-    page.section(
-        "Checkpoints", *parts, note="Saved asynchronously: training goes on, and changes the parameters, meanwhile."
-    )
+    often = f"One every {story.options.scale.save_every} steps, far more often than a real job saves."
+    note = f"Saved asynchronously: training goes on, and changes the parameters, meanwhile. {often}"
+    page.section("Checkpoints", *parts, note=note)
     if story.model:
         model = story.model
         page.table(

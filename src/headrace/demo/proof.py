@@ -27,16 +27,20 @@ def claims(story: Story) -> list[Claim]:
         found.append(
             Claim(
                 text="Target killed during a checkpoint: training got no error, the checkpoint is whole or not there",
-                holds=True,
+                holds=story.outage_holds(outage),
                 finding=fate,
             )
         )
     if kill is not None:
-        fate = "had just been committed, whole" if kill.committed else "is not there, not even in part"
+        fate = (
+            "had just been committed, whole"
+            if kill.committed
+            else f"is not there ({kill.visible_objects} objects of it visible)"
+        )
         found.append(
             Claim(
                 text="A rank was killed during a checkpoint: the job goes on from the last committed one",
-                holds=True,
+                holds=story.rank_kill_holds(),
                 finding=f"checkpoint {kill.step} {fate}; resumed from {kill.resume_step}",
             )
         )

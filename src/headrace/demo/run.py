@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,7 @@ from headrace.demo.summary import print_summary
 from headrace.demo.target import TargetProcess
 from headrace.demo.tell import Teller
 from headrace.demo.train_config import TrainConfig
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UsageError
 from headrace.units import format_bytes, format_seconds
 
 DATASET = "corpus"
@@ -43,6 +44,7 @@ class DemoFailed(HeadraceError):
 
 def run_demo(options: DemoOptions) -> None:
     """Run it; raises HeadraceError with one clear sentence, or KeyboardInterrupt; no process is left in any case."""
+    check_packages()
     with ExitStack() as stack:
         stack.enter_context(_terminated_like_interrupted())
         directory = stack.enter_context(_work_directory(options))
@@ -249,6 +251,7 @@ class Demo:
         self.teller.line(f"rank {rank} killed (SIGKILL) while checkpoint {begun.step} was being written", "bold")
         self.story.first = job.wait_broken(60.0)
         checkpoints = self._checkpoints()
+        visible = self._objects_of(begun.step)
         if not checkpoints:
             raise HeadraceError("no checkpoint is committed", next_step=f"see {self.directory / 'logs'}")
         self.story.rank_kill = RankKill(
@@ -257,6 +260,7 @@ class Demo:
             killed=killed,
             committed=begun.step in checkpoints,
             checkpoints=checkpoints,
+            visible_objects=visible,
         )
         self.teller.line("torchrun ended the job; committed checkpoints: " + ", ".join(map(str, checkpoints)))
 
@@ -266,6 +270,13 @@ class Demo:
 
         with Volume.open(self.target.uris) as volume:
             return [info.step for info in list_checkpoints(volume, RUN)]
+
+    def _objects_of(self, step: int) -> int:
+        from headrace.checkpoint import CheckpointId
+        from headrace.volume import Volume
+
+        with Volume.open(self.target.uris) as volume:
+            return len(volume.list(f"{CheckpointId(RUN, step)}/"))
 
     # ---- 6, 7 ------------------------------------------------------------------------------------------------------
 
@@ -318,6 +329,16 @@ class Demo:
         self.teller.line(
             f"{self.story.model['name']}, {format_bytes(self.story.model['length_bytes'])}: read with headrace and "
             f"with safetensors, {'equal bit for bit' if equal else 'NOT EQUAL'}"
+        )
+
+
+def check_packages(names: Sequence[str] = ("torch", "tokenizers", "safetensors")) -> None:
+    """What the demo needs and the library alone does not. Looked for, not imported."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"the demo needs packages that are not installed: {', '.join(missing)}",
+            next_step="pip install 'headrace[all]'",
         )
 
 

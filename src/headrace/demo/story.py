@@ -76,6 +76,8 @@ class RankKill:
     committed: bool
     #: Checkpoints that the volume held afterwards.
     checkpoints: list[int]
+    #: Objects under the name of the checkpoint that was under way, which the volume showed afterwards.
+    visible_objects: int
 
     @property
     def resume_step(self) -> int:
@@ -174,10 +176,30 @@ class Story:
 
     # ---- the proof -------------------------------------------------------------------------------------------------
 
+    def outage_holds(self, outage: Outage) -> bool:
+        """Training went on after it, and the volume shows the checkpoint exactly when training was told so."""
+        if self.first is None or self.rank_kill is None:
+            return False
+        # Begun after the target was back: a later checkpoint, for which it takes the steps between.
+        went_on = any(
+            e.event == "write-begun" and e.step > outage.step and e.t > outage.back for e in self.first.events
+        )
+        return went_on and outage.committed == (outage.step in self.rank_kill.checkpoints)
+
+    def rank_kill_holds(self) -> bool:
+        """Nothing of an unfinished checkpoint is to be seen, and the job went on from the last committed one."""
+        kill, restored = self.rank_kill, self.restore()
+        if kill is None or restored is None:
+            return False
+        return kill.committed == (kill.visible_objects > 0) and restored["step"] == kill.resume_step
+
     def holds(self) -> bool:
         """Everything that the demo sets out to show was shown."""
         return (
-            self.comparison is not None
+            bool(self.outages)
+            and all(self.outage_holds(outage) for outage in self.outages)
+            and self.rank_kill_holds()
+            and self.comparison is not None
             and self.comparison.holds
             and bool(self.model.get("headrace_bitwise"))
             and bool(self.model.get("safetensors_bitwise"))
