@@ -222,6 +222,21 @@ def test_a_second_writer(world: World) -> None:
     assert headrace("volume", "cat", "still-mine", "--volume", world.good).stdout == b"1"
 
 
+def test_a_writer_that_died_is_taken_over_when_asked(tmp_path: Path) -> None:
+    uri = f"file:{tmp_path}/disk.img"
+    with Volume.create([f"{uri}?create=32MiB"]) as volume:
+        session = volume.session(run_id="training", heartbeat_s=0.1)
+        with session.transaction() as transaction:
+            transaction.put("x", b"1")
+        # Its process is gone: it beats no more, and never closed.
+        session._beat.stop(None)
+        line = complaint(headrace("volume", "rm", "x", "--volume", uri))
+        assert "training" in line and "--takeover" in line
+        answer = headrace("volume", "rm", "x", "--volume", uri, "--takeover")
+        assert answer.returncode == 0, answer.stderr
+        assert headrace("volume", "ls", uri, "--json").stdout.strip() == b"[]"
+
+
 def test_a_target_that_is_gone_for_good(tmp_path: Path, world: World) -> None:
     """The tool waits as long as it was told to, then says so."""
     with serving(NQN, f"{tmp_path}/disk.img:256MiB") as target:

@@ -52,6 +52,9 @@ def ingest(
         list[str] | None,
         typer.Option(metavar=".EXT", help="Take these files of a folder as text, too; once for each."),
     ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take the volume over from a job whose heart has stopped beating.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tokenize a corpus into a volume: NAME.bin and NAME.idx (Megatron's layout), NAME.tokenizer.json, NAME.json.
@@ -80,7 +83,7 @@ def ingest(
     )
     with (
         Volume.open(members, write=True) as volume,
-        volume.session(run_id="headrace ingest") as session,
+        volume.session(run_id="headrace ingest", takeover="if-dead" if takeover else "refuse") as session,
         _Progress() as progress,
     ):
         report = run(opened, session, name, options, progress=progress.show)

@@ -18,6 +18,9 @@ app = typer.Typer(
 )
 
 Members = Annotated[list[str], typer.Argument(metavar="URI...", help="Address of each member.", show_default=False)]
+TakeOver = Annotated[
+    bool, typer.Option("--takeover", help="Take the volume over from a job whose heart has stopped beating.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 #: Objects are copied and checked in pieces of this many bytes.
@@ -100,6 +103,7 @@ def remove(
     members: Annotated[
         list[str], typer.Option("--volume", "-V", metavar="URI", help="Address of a member; once for each.")
     ],
+    takeover: TakeOver = False,
 ) -> None:
     """Delete objects: all of them in one commit, or none.
 
@@ -109,7 +113,7 @@ def remove(
 
     with (
         Volume.open(members, write=True) as volume,
-        volume.session(run_id="headrace volume rm") as session,
+        volume.session(run_id="headrace volume rm", takeover="if-dead" if takeover else "refuse") as session,
         session.transaction() as transaction,
     ):
         for name in dict.fromkeys(names):

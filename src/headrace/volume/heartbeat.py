@@ -160,7 +160,7 @@ def claim(
                 found=describe(held),
                 next_step="wait until it ends, or end it"
                 if not silent
-                else 'it seems to be dead: open the session with takeover="if-dead"',
+                else 'it seems to be dead: open the session with takeover="if-dead", or give the command --takeover',
             )
     mine = mine._replace(session=max(mine.session, held.session + 1 if held is not None else 0))
     block.write(mine)
