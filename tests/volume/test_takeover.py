@@ -11,7 +11,7 @@ from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume import session as session_module
-from tests.volume.support import STRIPE, open_read, state_of
+from tests.volume.support import KIB, STRIPE, open_read, state_of
 
 BEAT = 0.05
 
@@ -72,3 +72,42 @@ def test_a_late_move_of_the_log_has_another_generation_than_its_successors() -> 
         refuse = False
         volume = Volume.open(volume.devices, write=True)
     assert len(set(generations)) == len(generations)
+
+
+def test_a_job_that_went_round_the_volume_leaves_room_for_its_restart() -> None:
+    """Checkpoints replace each other for a long time, then the job is killed: only what its writes could still reach
+    waits, not every place that it ever wrote to."""
+    volume = new_volume()
+    session = volume.session("run", heartbeat_s=BEAT)
+    for step in range(40):
+        with session.transaction() as tx:
+            tx.put(f"step-{step}", bytes(500 * KIB))
+            if step:
+                tx.delete(f"step-{step - 1}")
+    open_tx = session.transaction()
+    grant = open_tx.allocate("under way", 300 * KIB)
+    open_tx2 = session.transaction()
+    open_tx2.allocate("given up", 100 * KIB)
+    open_tx2.abort()
+    for step in range(40, 60):
+        with session.transaction() as tx:
+            tx.put(f"step-{step}", bytes(500 * KIB))
+            tx.delete(f"step-{step - 1}")
+    session._beat.stop(None)
+    after = Volume.open(volume.devices, write=True)
+    with after.session("run", heartbeat_s=BEAT) as successor:
+        capacity = after.info().capacity_bytes
+        assert successor.quarantined_bytes >= 400 * KIB
+        assert successor.free_bytes > capacity // 3
+        with successor.transaction() as tx:
+            tx.put("step-60", bytes(500 * KIB))
+        for _ in range(30):
+            with successor.transaction() as tx:
+                tx.put("more", bytes(400 * KIB))
+            with successor.transaction() as tx:
+                tx.delete("more")
+        with successor.transaction() as tx:
+            tx.put("last", bytes(400 * KIB))
+        # The writer that was under way lands late, and meets nobody.
+        Volume.open(volume.devices, write=True).write_grant(grant, b"\xee" * (300 * KIB))
+        assert set(state_of(after)) == {"step-59", "step-60", "last"}

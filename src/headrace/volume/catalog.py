@@ -19,10 +19,6 @@ Range = tuple[int, int, int]
 SNAPSHOT_RECORD_BYTES = 1 << 20
 
 
-#: A long session goes round its members many times; its windows are joined now and then.
-_MERGE_WINDOWS = 256
-
-
 def merge(ranges: list[Range]) -> list[Range]:
     """The same space, sorted, without overlaps."""
     result: list[Range] = []
@@ -113,10 +109,9 @@ class Catalog:
         #: Number of the last session that opened.
         self.session = 0
         self.last_session: SessionEntry | None = None
-        #: Session -> the space that it may have written to.
+        #: Session -> the space that a command of it may still be on its way to.
         self.windows: dict[int, list[Range]] = {}
         self.last_birth = 0
-        self._merged_windows = 0
         #: Bytes of all entries, encoded.
         self.entry_bytes = 0
 
@@ -146,11 +141,10 @@ class Catalog:
         elif record.kind == layout.WINDOW:
             rows = layout.decode_extents(record.payload, where)
             ranges = [(int(row["member"]), int(row["offset"]), int(row["length"])) for row in rows]
-            windows = self.windows.setdefault(record.session, [])
-            windows.extend(ranges)
-            if len(windows) > 2 * self._merged_windows + _MERGE_WINDOWS:
-                windows[:] = merge(windows)
-                self._merged_windows = len(windows)
+            if len(rows) and int(rows[0]["flags"]) & layout.INSTEAD:
+                self.windows[record.session] = ranges
+            else:
+                self.windows.setdefault(record.session, []).extend(ranges)
 
     def object(self, name: str) -> StoredObject | None:
         entry = self.entries.get(name)

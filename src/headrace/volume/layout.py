@@ -45,8 +45,10 @@ TABLE_BLOCK = 1 << 63
 RUN = np.dtype([("length", "<u8"), ("width", "<u4"), ("reserved", "<u4")])
 #: One row a column: the contiguous space on one member that holds every `width`-th unit of a run.
 COLUMN = np.dtype([("member", "<u4"), ("reserved", "<u4"), ("offset", "<u8")])
-#: One row a range of a member: allocation windows.
-EXTENT = np.dtype([("member", "<u4"), ("reserved", "<u4"), ("offset", "<u8"), ("length", "<u8")])
+#: One row a range of a member: allocation windows. `flags`: of the record, in its first row.
+EXTENT = np.dtype([("member", "<u4"), ("flags", "<u4"), ("offset", "<u8"), ("length", "<u8")])
+#: These rows stand instead of all that the session logged before, not beside them.
+INSTEAD = 1
 assert RUN.itemsize == 16 and COLUMN.itemsize == 16 and EXTENT.itemsize == 24
 
 Rows = npt.NDArray[np.void]

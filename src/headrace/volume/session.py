@@ -132,6 +132,7 @@ class Session:
     def _log_window(self, ranges: list[Range]) -> None:
         self.look()
         rows = np.array([(member, 0, offset, length) for member, offset, length in ranges], layout.EXTENT)
+        rows["flags"][0] = layout.INSTEAD
         record = self._writer.append(layout.WINDOW, rows.tobytes(), self.number)
         with self.volume.lock:
             self._writer.catalog.apply(record)
@@ -303,6 +304,8 @@ class Session:
             with self.volume.lock:
                 catalog.apply(record)
                 self.volume.forget_objects()
+            for allocation in transaction.allocations.values():
+                self._allocator.commit(allocation.space)
             for entry in gone:
                 self._allocator.free(space_of(entry, self.volume.stripe_bytes))
             # Whoever took the volume over before the marker was durable may have read the log without this commit. Only

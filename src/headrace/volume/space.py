@@ -8,7 +8,9 @@ Three kinds of space that nobody's object lies in:
   handed out by this session.
 
 Space goes from free into the **pool** in windows, each logged durably before its first use, so that a successor knows
-where late writes of this session may land. Objects are cut from the pool.
+where late writes of this session may land. Objects are cut from the pool. What is logged is all space that commands may
+be on their way to by then: the pool, what was handed out and is neither committed nor given back, and the new window.
+A long session goes round its members many times, and a successor must not wait for all of that.
 """
 
 from __future__ import annotations
@@ -18,11 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.errors import VolumeFull
 from headrace.units import format_bytes
+from headrace.volume.catalog import Range, merge
 from headrace.volume.extents import column_bytes, make_runs
 from headrace.volume.layout import ALIGN, Rows, align_up
-
-#: (member, offset, bytes)
-Range = tuple[int, int, int]
 
 
 class FreeSpace:
@@ -54,6 +54,8 @@ class FreeSpace:
 
     def remove(self, start: int, end: int) -> None:
         """Make [start, end) not free, whatever it was."""
+        if start >= end:
+            return
         i = max(0, bisect.bisect_right(self._starts, start) - 1)
         while i < len(self._starts) and self._starts[i] < end:
             low, high = self._starts[i], self._ends[i]
@@ -95,7 +97,7 @@ class FreeSpace:
 class Allocator:
     """Hands out space of all members in runs. Not thread-safe: the session's lock guards it.
 
-    `log_window(ranges)` makes a window durable before any of it is used.
+    `log_window(ranges)` makes durable, before any of a new window is used, where writes may land from then on.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class Allocator:
     ) -> None:
         self._free = list(members)
         self._pool = [FreeSpace() for _ in members]
+        #: Handed out, and neither committed nor known to be quiet: where a write may be on its way to.
+        self._out = [FreeSpace() for _ in members]
         self._freed: list[Range] = []
         self._log_window = log_window
         self.stripe_bytes = stripe_bytes
@@ -139,6 +143,8 @@ class Allocator:
                     self.give_back([range_])
                 raise self._full(length)
             rows.append(row)
+            for member, start, taken in _space_of([row], self.stripe_bytes):
+                self._out[member].add(start, start + taken)
             left -= row[0]
         return make_runs(rows)
 
@@ -231,7 +237,7 @@ class Allocator:
             self._freed.clear()
             return self._extend(length)
         try:
-            self._log_window(window)
+            self._log_window(merge([*self._reach(), *window]))
         except BaseException:
             for member, start, taken in window:
                 self._free[member].add(start, start + taken)
@@ -240,17 +246,35 @@ class Allocator:
             self._pool[member].add(start, start + taken)
         return True
 
+    def _reach(self) -> list[Range]:
+        """Where writes may land without another window."""
+        return [
+            (member, start, end - start)
+            for spaces in (self._pool, self._out)
+            for member, space in enumerate(spaces)
+            for start, end in space.ranges()
+        ]
+
+    def commit(self, ranges: Iterable[Range]) -> None:
+        """Space that belongs to a committed object from now on: everything there is durable, nothing is on its way."""
+        for member, start, length in ranges:
+            self._out[member].remove(start, start + length)
+
     def give_back(self, ranges: Iterable[Range]) -> None:
         """Space that was allocated and certainly has no command under way."""
         for member, start, length in ranges:
+            self._out[member].remove(start, start + length)
             self._pool[member].add(start, start + length)
 
     def free(self, ranges: Iterable[Range]) -> None:
-        """Space of objects whose deletion is durable: used last."""
-        self._freed.extend(range_ for range_ in ranges if range_[2])
+        """Space of objects whose deletion is durable, and of aborted ones that are quiet: used last."""
+        for member, start, length in ranges:
+            if length:
+                self._out[member].remove(start, start + length)
+                self._freed.append((member, start, length))
 
     def quarantine(self, ranges: Iterable[Range]) -> None:
-        """Space that a late write may still hit: not used again by this session."""
+        """Space that a late write may still hit: not used again by this session, and it stays in what is logged."""
         self.quarantined_bytes += sum(length for _, _, length in ranges)
 
 
