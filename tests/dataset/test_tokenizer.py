@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +129,30 @@ def test_numbers_choose_the_dtype(tmp_path: Path) -> None:
 def test_a_vocabulary_that_cannot_be(size: int) -> None:
     with pytest.raises(UsageError, match="vocab_size"):
         train_tokenizer(iter(["a"]), size)
+
+
+def test_ctrl_c_is_heard_while_the_library_trains() -> None:
+    # A few long words of random letters keep native training busy for minutes.
+    program = """
+import random, sys
+from headrace.dataset.tokenizer import train_tokenizer
+letters = random.Random(1)
+def corpus():
+    for _ in range(4):
+        yield "".join(letters.choices("abcdefghijklmnop", k=300_000))
+    print("read", flush=True)
+train_tokenizer(corpus(), 30_000)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "read\n"
+        time.sleep(0.5)
+        assert process.poll() is None, "training ended before it could be interrupted"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert "KeyboardInterrupt" in errors

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -94,9 +95,30 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int = 8192) -> TextTokeniz
         initial_alphabet=sorted(level.alphabet()),
         show_progress=False,
     )
-    engine.train_from_iterator(texts, trainer)
+    _interruptible(lambda: engine.train_from_iterator(texts, trainer))
     json = engine.to_str().encode()
     return TextTokenizer(engine, json, END_OF_DOCUMENT, engine.token_to_id(END_OF_DOCUMENT))
+
+
+def _interruptible(call: Callable[[], object]) -> None:
+    """Run `call` so that Ctrl-C is heard. A minute of training is one native call, during which Python sees no signal.
+
+    The library cannot be told to stop, so an interrupted call is left behind, on a daemon thread.
+    """
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="headrace-train-tokenizer", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if failures:
+        raise failures[0]
 
 
 def load_tokenizer(path: str | os.PathLike[str], end_of_document: str | None = None) -> TextTokenizer:
