@@ -1,6 +1,6 @@
 """`python -m benchmarks SUITE [--quick] [--json]`: JSON lines on standard output, a table on standard error.
 
-Exit status 1 when a figure misses its bound.
+Exit status 1 when a figure misses its bound, unless `--no-bounds` (a busy machine proves nothing).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("suite", choices=[*SUITES, "all"], help="; ".join(f"{k}: {v}" for k, v in SUITES.items()))
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, under 30 s a suite")
     parser.add_argument("--json", action="store_true", help="only the JSON lines, no table")
+    parser.add_argument("--no-bounds", action="store_true", help="a missed bound is shown, and is no failure")
     options = parser.parse_args(arguments)
     got: list[figures.Figure] = []
     for suite in SUITES if options.suite == "all" else [options.suite]:
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     missed = [f"{figure.suite}/{figure.figure}" for figure in got if not figure.holds]
     if missed:
         print(f"missed its bound: {', '.join(missed)}", file=sys.stderr)
-    return 1 if missed else 0
+    return 1 if missed and not options.no_bounds else 0
 
 
 if __name__ == "__main__":
