@@ -130,6 +130,36 @@ def test_a_rank_fails_and_all_hear_its_reason(volume: list[str]) -> None:
     assert last_step(volume) == 0
 
 
+def failing_again_and_again(rank: Rank, uris: list[str]) -> int:
+    """Rank 1 fails in every save when rank 0 has written; returns what waits for late writes at the end."""
+    import torch
+    from torch.distributed.checkpoint import DefaultSavePlanner
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from headrace.torch import VolumeWriter
+
+    class Planner(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            if rank.rank == 1:
+                raise OSError("no more memory, say")
+            return super().resolve_data(write_item)
+
+    mesh = init_device_mesh("cpu", (rank.world,))
+    mine = torch.ones(6 if rank.rank == 0 else 5, 500_000)
+    state = {"a": DTensor.from_local(mine, mesh, [Shard(0)], shape=torch.Size((11, 500_000)), stride=(500_000, 1))}
+    with VolumeWriter(uris, "run") as writer:
+        for step in range(3):
+            with pytest.raises(CheckpointFailed, match="no more memory"):
+                writer.save(state, f"run/step-{step}", planner=Planner())
+        return writer._attachment.session().quarantined_bytes if rank.rank == 0 else 0
+
+
+def test_ranks_that_wrote_leave_no_space_waiting_when_another_one_failed(volume: list[str]) -> None:
+    share = 5 * 500_000 * 4
+    assert Crew(2, failing_again_and_again, volume).join()[0] <= 3 * (share + MIB)
+
+
 def test_the_coordinator_is_killed_and_the_next_job_takes_over(volume: list[str]) -> None:
     crew = Crew(2, saving_with_a_victim, (volume, 0, {0: "", 1: "kill"}))
     crew.hear(0, "kill")

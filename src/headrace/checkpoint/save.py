@@ -90,6 +90,13 @@ class Save:
         if self._pending:
             raise CheckpointFailed("a rank did not confirm its write", found=sorted(self._pending)[0])
 
+    def settle(self, receipts: Sequence[Receipt | None]) -> None:
+        """Before `abort`: these ranks have ended their writes, so that their space is free at once."""
+        tx = self._open()
+        for receipt in receipts:
+            if receipt is not None:
+                tx.accept(receipt)
+
     def commit(self, manifest: Manifest) -> int:
         """Make the save visible and durable; the sequence number of its commit record."""
         tx = self._open()

@@ -38,6 +38,8 @@ STORE_QUESTIONS_PER_S = 5000
 _FIELDS = ("what", "where", "expected", "found", "next_step")
 
 Decide = Callable[[list[bytes]], Sequence[bytes]]
+#: The messages of those ranks that did not fail, where others did.
+Heard = Callable[[list[bytes]], None]
 
 
 class Exchange(Protocol):
@@ -52,12 +54,13 @@ class Exchange(Protocol):
     def save(self) -> contextlib.AbstractContextManager[None]:
         """This rank's part of the save that was announced last; rounds happen inside. The rank beats meanwhile."""
 
-    def round(self, stage: str, mine: bytes | Exception, decide: Decide) -> bytes:
+    def round(self, stage: str, mine: bytes | Exception, decide: Decide, heard: Heard | None = None) -> bytes:
         """Give the coordinator `mine`, get back its decision for this rank.
 
         `decide` runs on the coordinator with the messages of all ranks in order and returns one answer a rank. An
         exception given as `mine`, one raised by `decide`, or the silence of a rank raises on every rank that lives:
-        CheckpointFailed, or on the rank that it befell the exception itself.
+        CheckpointFailed, or on the rank that it befell the exception itself. `heard` runs on the coordinator instead of
+        `decide` where every rank answered, and some with an exception.
         """
 
 
@@ -74,7 +77,7 @@ class SoloExchange:
     def save(self) -> Iterator[None]:
         yield
 
-    def round(self, stage: str, mine: bytes | Exception, decide: Decide) -> bytes:
+    def round(self, stage: str, mine: bytes | Exception, decide: Decide, heard: Heard | None = None) -> bytes:
         if isinstance(mine, Exception):
             raise mine
         return decide([mine])[0]
@@ -126,7 +129,7 @@ class StoreExchange:
             finally:
                 self._token = None
 
-    def round(self, stage: str, mine: bytes | Exception, decide: Decide) -> bytes:
+    def round(self, stage: str, mine: bytes | Exception, decide: Decide, heard: Heard | None = None) -> bytes:
         if self._token is None:
             raise CheckpointFailed("a round outside of a save")
         base = f"{self._token}/{stage}"
@@ -146,6 +149,9 @@ class StoreExchange:
         try:
             others = self._collect(range(1, self.world), lambda rank: f"{base}/{rank}", stage)
             messages = [message, *others]
+            good = [m[1:] for m in messages if m[:1] == b"="]
+            if heard is not None and len(good) < len(messages):
+                heard(good)
             _raise_failures(messages, mine)
             replies = [_encode(answer, 0) for answer in decide([_decode(m) for m in messages])]
         except BaseException as error:

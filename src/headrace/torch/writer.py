@@ -349,7 +349,7 @@ class VolumeWriter(StorageWriter):
             assert staged is not None
             done = self._write_grant(grant, staged, planner)
             written = time.perf_counter()
-            exchange.round("receipt", done.answer, self._accept)
+            exchange.round("receipt", done.answer, self._accept, self._heard)
             ended = time.perf_counter()
         self._current.report = self.last_save = SaveReport(
             checkpoint_id=str(self._id),
@@ -408,6 +408,11 @@ class VolumeWriter(StorageWriter):
         assert self._current.save is not None
         self._current.save.accept([_decode_receipt(message) for message in messages])
         return [b""] * len(messages)
+
+    def _heard(self, messages: list[bytes]) -> None:
+        """Coordinator: the save is given up, but these ranks have written, and their space need not wait for them."""
+        if self._current.save is not None:
+            self._current.save.settle([_decode_receipt(message) for message in messages])
 
     def _renew_after(self, error: HeadraceError) -> None:
         self._abandon()
