@@ -71,5 +71,5 @@ def explain(volume: Volume, stored: StoredObject, error: ChecksumMismatch, where
         where=f"object {name!r}, {where}",
         expected=error.expected,
         found=error.found,
-        next_step="restore the object from another copy; `headrace volume scrub` lists all damage",
+        next_step="restore the object from another copy; `headrace volume verify` lists all damage",
     )
