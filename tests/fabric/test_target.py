@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -48,6 +49,20 @@ def test_discovery_finds_what_is_served() -> None:
         assert record.uri == target.uri(NQNS[0])
         with open_device(record.uri) as device:
             device.read_into(0, bytearray(4096))
+
+
+def test_signals_are_left_to_the_main_thread() -> None:
+    """One that a thread of the target took would not wake whoever waits in Python: `headrace serve` would go on."""
+    tasks = Path("/proc/self/task")
+    mask, before = signal.pthread_sigmask(signal.SIG_BLOCK, []), set(tasks.iterdir())
+    with Target(options()):
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+        started = set(tasks.iterdir()) - before
+        assert len(started) >= 2
+        for task in started:
+            fields = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                assert int(fields["SigBlk"], 16) & 1 << (number - 1), fields["Name"]
 
 
 def test_discovery_of_nobody_and_of_the_mute() -> None:

@@ -17,6 +17,7 @@ The target runs in threads of its own that never need the GIL. `headrace serve` 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -193,12 +194,22 @@ class Target:
         Raises `UsageError` (the options) and `DeviceError` (a port in use, a file that cannot be opened).
         """
         self.options = options
-        self._native = _native.Target(options.to_json())
+        # Its threads inherit this: a signal that one of them took would not wake Python's main thread, which may wait
+        # for hours.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            native = _native.Target(options.to_json())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        #: None once it was stopped: that it is let go closes its media, so that another server may open them.
+        self._native: _native.Target | None = native
+        self._addresses = native.addresses
+        self._last_status = "{}"
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) of each listener, in the order of the options, with the ports that were chosen."""
-        return self._native.addresses
+        return self._addresses
 
     def uri(self, nqn: str | None = None, nsid: int = 1) -> str:
         """The address of one namespace on the first listener, for `headrace.device.open_device`.
@@ -216,7 +227,8 @@ class Target:
 
     def status(self) -> dict[str, Any]:
         """Listeners, subsystems, namespaces with their I/O engines, connections and counters."""
-        status: dict[str, Any] = json.loads(self._native.status())
+        native = self._native
+        status: dict[str, Any] = json.loads(self._last_status if native is None else native.status())
         return status
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -224,7 +236,12 @@ class Target:
 
         Again: does nothing.
         """
-        self._native.stop(timeout_s)
+        native = self._native
+        if native is None:
+            return
+        native.stop(timeout_s)
+        self._last_status = native.status()
+        self._native = None
 
     def __enter__(self) -> Target:
         return self
