@@ -44,11 +44,20 @@ class HostIdentity:
             raise UsageError("hostid is all zeros, which NVMe over Fabrics forbids", next_step=f"unset {HOSTID}")
 
 
+def check_text(field: str, text: str) -> None:
+    """Raise `UsageError` where `text` has no UTF-8 form: bytes of the shell that are none come as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{field} is not UTF-8", found=repr(text[:80])) from None
+
+
 def check_nqn(field: str, nqn: str) -> None:
     """Raise `UsageError` where `nqn` cannot be an NVMe qualified name.
 
     The form `nqn.YYYY-MM.DOMAIN:NAME` is not insisted on: Linux serves under any name, and it is the target's choice.
     """
+    check_text(field, nqn)
     if not 0 < len(nqn.encode()) <= NQN_MAX_BYTES or re.search(r"[\x00-\x20\x7f]", nqn):
         raise UsageError(
             f"{field} is not an NVMe qualified name",

@@ -69,6 +69,15 @@ def test_main_gives_statuses(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert all(line.startswith("headrace: error: ") for line in said)
 
 
+def test_no_standard_output_and_no_command(tmp_path: Path) -> None:
+    uri = f"file:{tmp_path}/disk.img"
+    Volume.create([f"{uri}?create=8MiB"]).close()
+    shell = f"{sys.executable} -m headrace volume ls {uri} >&-"
+    answer = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "a command is missing; see `headrace volume --help`" in run("volume").stderr
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     uri = f"file:{tmp_path}/disk.img"
     with (

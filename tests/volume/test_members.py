@@ -145,6 +145,7 @@ def test_a_volume_is_not_overwritten_unless_forced() -> None:
         ({"stripe_bytes": 32 * KIB}, "stripe_bytes"),
         ({"log_bytes": 1}, "log_bytes"),
         ({"name": "x" * 129}, "name"),
+        ({"name": "\udcff"}, "not UTF-8"),
         ({"devices": []}, "members"),
         ({"devices": [MemoryDevice(256 * KIB)]}, "too small"),
         ({"uris": ["mem:1MiB"]}, "either"),

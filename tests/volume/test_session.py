@@ -372,6 +372,29 @@ def test_two_open_transactions_are_told_apart() -> None:
 
 
 @pytestmark_fast
+def test_numbers_and_names_that_cannot_be_meant() -> None:
+    volume = new_volume()
+    with pytest.raises(UsageError, match="not UTF-8"):
+        volume.session("\udcff")
+    with writing(volume) as session:
+        free = session.free_bytes
+        for length in (1.5, -1, "1", None):
+            with pytest.raises(UsageError, match="length of an object"), session.transaction() as tx:
+                tx.allocate("x", length)  # type: ignore[arg-type]
+            if length is not None:
+                with pytest.raises(UsageError, match="length of an object"), session.transaction() as tx:
+                    tx.write_stream("x", [b""], length_bytes=length)  # type: ignore[arg-type]
+        assert session.free_bytes == free
+        assert isinstance(session.free_bytes, int)
+        with session.transaction() as tx:
+            tx.put("x", b"1234")
+    for offset, length in ((-1, None), (5, None), (5, 0), (0, 5), (0, -1), (0, 1 << 70), (1 << 70, None), (1 << 70, 1)):
+        with pytest.raises(UsageError, match="leaves the object"):
+            volume.read("x", offset, length)
+    assert volume.read("x", 4) == b""
+
+
+@pytestmark_fast
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "a\0", "é" * 513, "\ud800"])
 def test_bad_names_are_refused(name: str) -> None:
     volume = new_volume()

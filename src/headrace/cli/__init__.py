@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from headrace.errors import HeadraceError
@@ -25,9 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 success; 1 it did not work; 2 it was asked for something that cannot be meant; 130 interrupted. An error is one
     line on standard error, `headrace: error: ...`; tracebacks are for defects.
     """
-    import typer
+    if sys.stdout is None:
+        # Closed by the shell (`>&-`): what would be printed goes nowhere.
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    try:
+        import typer
 
-    from headrace.cli.app import app
+        from headrace.cli.app import app
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
 
     # Every usage error of typer's parser is one of these, wherever this version of typer keeps them.
     parser_error = cast("type[Exception]", typer.BadParameter.__mro__[2])
@@ -43,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except parser_error as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "headrace"
-        return _fail(f"{_message(error)}; see `{path} --help`", 2)
+        return _fail(f"{_message(error) or 'a command is missing'}; see `{path} --help`", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
 from headrace.errors import UsageError
-from headrace.settings import check_nqn
+from headrace.settings import check_nqn, check_text
 from headrace.units import parse_bytes
 
 #: IANA's port for NVMe/TCP I/O controllers.
@@ -155,6 +155,7 @@ def _check_block(block_bytes: int) -> None:
 
 def parse_address(uri: str) -> NvmeTcpAddress | FileAddress | MemoryAddress:
     """The address in `uri`; `UsageError` names what is wrong with it."""
+    check_text("the address of a device", uri)
     scheme, colon, rest = uri.partition(":")
     if colon and scheme == "nvme+tcp":
         return _parse_nvme_tcp(uri, rest)
@@ -172,7 +173,7 @@ def parse_address(uri: str) -> NvmeTcpAddress | FileAddress | MemoryAddress:
 def _parse_nvme_tcp(uri: str, rest: str) -> NvmeTcpAddress:
     path, _, query = rest.partition("?")
     match = re.fullmatch(
-        r"//(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^\[\]/:@]+))(?::(?P<port>\d+))?/(?P<nqn>.+)", path
+        r"//(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^\[\]/:@]+))(?::(?P<port>[0-9]{1,9}))?/(?P<nqn>.+)", path
     )
     if match is None:
         raise UsageError("not an NVMe/TCP address", expected="nvme+tcp://HOST:PORT/NQN?nsid=1", found=repr(uri))

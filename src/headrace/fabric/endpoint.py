@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from headrace.errors import UsageError
+from headrace.settings import check_text
 
 
 def parse_endpoint(text: str, *, default_port: int | None = None) -> tuple[str, int]:
@@ -12,6 +13,7 @@ def parse_endpoint(text: str, *, default_port: int | None = None) -> tuple[str, 
 
     Port 0 is let through: it means a free one where somebody listens.
     """
+    check_text("the address", text)
     match = re.fullmatch(
         r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^\[\]/:@\s]+))(?::(?P<port>\d{1,5}))?", text
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from headrace.device import BlockDevice
 from headrace.errors import NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
+from headrace.settings import check_text
 from headrace.units import format_bytes
 from headrace.volume import layout
 from headrace.volume.durable import write_through
@@ -48,6 +49,7 @@ def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force
     """Everything that can be refused before a byte is written."""
     if not 1 <= len(devices) <= layout.MAX_MEMBERS:
         raise UsageError("members of a volume", expected=f"1 to {layout.MAX_MEMBERS}", found=str(len(devices)))
+    check_text("the name of a volume", name)
     if len(name.encode()) > 128:
         raise UsageError("the name of a volume", expected="at most 128 bytes of UTF-8", found=f"{len(name.encode())}")
     if not MIN_STRIPE <= stripe_bytes <= 1 << 30 or stripe_bytes & (stripe_bytes - 1):

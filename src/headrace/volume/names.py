@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from headrace.errors import UsageError
 from headrace.volume.layout import ALIGN, MAX_NAME_BYTES
 
@@ -18,6 +20,17 @@ def check_name(name: str) -> None:
             expected=f'1 to {MAX_NAME_BYTES} bytes of UTF-8, parts separated by "/", none empty, no NUL',
             found=repr(name[:80]),
         )
+
+
+def check_length(length_bytes: int) -> int:
+    """A whole number, 0 or more. Raises UsageError: a float would end up in the sums of free space."""
+    try:
+        length = operator.index(length_bytes)
+    except TypeError:
+        length = -1
+    if length < 0:
+        raise UsageError("the length of an object", expected="a whole number, 0 or more", found=repr(length_bytes))
+    return length
 
 
 def check_checksum_block(checksum_block_bytes: int, stripe_bytes: int) -> None:

@@ -19,7 +19,7 @@ from headrace.volume.durable import write_durably
 from headrace.volume.extents import Extents
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.layout import Entry
-from headrace.volume.names import check_checksum_block, check_name
+from headrace.volume.names import check_checksum_block, check_length, check_name
 from headrace.volume.stream import write_stream
 from headrace.volume.write import buffer_bytes
 
@@ -140,8 +140,7 @@ class Transaction:
     def _reserve(self, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
         check_name(name)
         check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
-        if length_bytes < 0:
-            raise UsageError("the length of an object", expected="0 or more", found=str(length_bytes))
+        length_bytes = check_length(length_bytes)
         with self._lock:
             self._check_new(name)
             allocation = self._session.allocate(self, name, length_bytes, checksum_block_bytes)
@@ -219,6 +218,8 @@ class Transaction:
         the space is taken first, so that VolumeFull comes before any data is written, and another length is a
         UsageError.
         """
+        if length_bytes is not None:
+            length_bytes = check_length(length_bytes)
         return write_stream(self, name, buffers, length_bytes=length_bytes, checksum_block_bytes=checksum_block_bytes)
 
     def delete(self, name: str) -> None:

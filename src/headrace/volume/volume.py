@@ -17,6 +17,7 @@ import numpy.typing as npt
 from headrace.device import BlockDevice, submit_read
 from headrace.device.protocol import Buffer
 from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeError
+from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import layout, members
 from headrace.volume.catalog import Catalog, ObjectInfo, StoredObject, info_of
@@ -328,8 +329,9 @@ class Volume:
         stored = self._stored(name)
         if length is None:
             length = max(0, stored.entry.length_bytes - offset)
-        # Checked before memory is taken.
-        _check_ranges(stored, np.array([offset], np.int64), np.array([length], np.int64))
+        # Checked before memory is taken, and before they are columns: Python's numbers have no end.
+        if not 0 <= offset <= stored.entry.length_bytes - length <= stored.entry.length_bytes:
+            raise _leaves(stored, offset, length)
         buffer = np.empty(length, np.uint8)
         self._submit(stored, [offset], [length], [buffer], [0], None, True).wait()
         return buffer.tobytes()
@@ -421,6 +423,7 @@ class Volume:
         """
         if takeover not in ("refuse", "if-dead"):
             raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(takeover))
+        check_text("run_id", run_id or "")
         if not 0.01 <= heartbeat_s <= 60 or not 1 <= missed_beats <= 1000:
             raise UsageError(
                 "a session's heartbeat",
@@ -519,12 +522,16 @@ def _check_ranges(stored: StoredObject, starts: I64, counts: I64) -> None:
     wrong = np.flatnonzero((starts < 0) | (counts < 0) | (starts > size) | (counts > size - starts))
     if len(wrong):
         i = int(wrong[0])
-        raise UsageError(
-            "the range leaves the object",
-            where=f"object {stored.entry.name!r}",
-            expected=f"within {size} bytes",
-            found=f"{int(counts[i])} bytes from {int(starts[i])}",
-        )
+        raise _leaves(stored, int(starts[i]), int(counts[i]))
+
+
+def _leaves(stored: StoredObject, start: int, count: int) -> UsageError:
+    return UsageError(
+        "the range leaves the object",
+        where=f"object {stored.entry.name!r}",
+        expected=f"within {stored.entry.length_bytes} bytes",
+        found=f"{count} bytes from {start}",
+    )
 
 
 __all__ = ["MemberInfo", "Volume", "VolumeError", "VolumeInfo", "WriterInfo"]
