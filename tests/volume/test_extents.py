@@ -173,3 +173,16 @@ def test_a_failed_window_takes_nothing() -> None:
     with pytest.raises(RuntimeError):
         allocator.allocate(1000, BLOCK)
     assert allocator.available == 1 << 20
+
+    def once(ranges: list[tuple[int, int, int]]) -> None:
+        asked.append(ranges)
+        if len(asked) > 1:
+            raise RuntimeError
+
+    asked: list[list[tuple[int, int, int]]] = []
+    # The pool holds most of the first piece of free space; the second needs another window.
+    allocator = Allocator([FreeSpace([(0, 1 << 20), (2 << 20, 3 << 20)])], stripe_bytes=STRIPE, log_window=once)
+    allocator.allocate(BLOCK, BLOCK)
+    with pytest.raises(RuntimeError):
+        allocator.allocate(3 << 19, BLOCK)
+    assert allocator.available == (2 << 20) - BLOCK

@@ -137,11 +137,14 @@ class Allocator:
         while left:
             row = self._run(left, block_bytes)
             if row is None:
-                if self._extend(left):
-                    continue
-                for range_ in _space_of(rows, self.stripe_bytes):
-                    self.give_back([range_])
-                raise self._full(length)
+                try:
+                    if self._extend(left):
+                        continue
+                    raise self._full(length)
+                except BaseException:
+                    # A window that could not be logged, too: nothing was taken.
+                    self.give_back(_space_of(rows, self.stripe_bytes))
+                    raise
             rows.append(row)
             for member, start, taken in _space_of([row], self.stripe_bytes):
                 self._out[member].add(start, start + taken)
