@@ -6,10 +6,10 @@ import pytest
 
 from headrace.device.protocol import Buffer
 from headrace.device.reference import as_bytes
-from headrace.errors import CommandFailed, SessionLost
+from headrace.errors import CommandFailed, SessionLost, WriterActive
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume
+from headrace.volume import Volume, layout
 from headrace.volume import session as session_module
 from tests.volume.support import KIB, STRIPE, open_read, state_of
 
@@ -46,6 +46,44 @@ def test_a_commit_that_a_taker_did_not_see_is_not_acknowledged(monkeypatch: pyte
     with taken[0] as session, session.transaction() as tx2:
         tx2.put("new", b"y")
     assert open_read(volume.devices) == {"new": b"y"} == state_of(after)
+
+
+def test_a_late_beat_does_not_bring_a_writer_back() -> None:
+    """Stopped between its look and its beat: the heartbeat block names it again when it wakes up, and still nothing
+    that it commits is acknowledged."""
+    volume = new_volume()
+    old = volume.session("run", heartbeat_s=BEAT)
+    old._beat._stop.set()
+    old._beat._thread.join()
+    tx = old.transaction()
+    tx.put("late", b"x" * 5000)
+    after = Volume.open(volume.devices, write=True)
+    with after.session("run", heartbeat_s=60) as session:
+        old._beat._block.write(old._beat._mine)
+        with pytest.raises(SessionLost, match="took the volume over"):
+            tx.commit()
+        with pytest.raises(SessionLost):
+            old.transaction()
+        old.close()
+        with session.transaction() as tx2:
+            tx2.put("new", b"y")
+    assert open_read(volume.devices) == {"new": b"y"} == state_of(after)
+
+
+def test_a_late_end_of_an_old_session_does_not_open_the_door() -> None:
+    """The same writer closes when it wakes up, and the heartbeat block says that an older session has ended: whoever
+    comes then finds the living one by its next beat."""
+    volume = new_volume()
+    old = volume.session("run", heartbeat_s=BEAT)
+    old._beat._stop.set()
+    old._beat._thread.join()
+    after = Volume.open(volume.devices, write=True)
+    with after.session("run", heartbeat_s=1.0) as session, session.transaction() as tx:
+        tx.put("mine", b"y")
+        old._beat._block.write(old._beat._mine._replace(state=layout.CLOSED, beat=99))
+        with pytest.raises(WriterActive, match="its heart beats"):
+            Volume.open(volume.devices, write=True).session("third", takeover="if-dead")
+    assert state_of(after) == {"mine": b"y"}
 
 
 def test_a_late_move_of_the_log_has_another_generation_than_its_successors() -> None:

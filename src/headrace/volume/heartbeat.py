@@ -145,11 +145,13 @@ def claim(
     `first`: no session has ever been. Raises WriterActive.
     """
     held = block.read()
-    if held is None and not first:
-        # Both copies are damaged. A living holder writes them again at its next beat.
+    last = mine.session - 1
+    if (held is None and not first) or (held is not None and held.session < last):
+        # Both copies are damaged, or a late beat of an older session stands there (the log knows a newer one). A living
+        # holder writes them again at its next beat.
         time.sleep(2 * INTERVAL_S)
         held = block.read()
-    clean = first if held is None else held.state == CLOSED
+    clean = first if held is None else held.state == CLOSED and held.session >= last
     if held is not None and held.state == ACTIVE:
         may_take = takeover == "if-dead" or held.run_id == mine.run_id
         silent = wait_for_silence(block, held, missed_beats if may_take else min(2, missed_beats))

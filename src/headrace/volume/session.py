@@ -160,6 +160,18 @@ class Session:
             self._lost = lost
             raise
 
+    def _look_at_log(self) -> None:
+        """See that our log is the one in force. A heart that was stopped between its look and its beat has named us in
+        the heartbeat block again; but whoever takes over from a session that did not end moves the log first.
+        """
+        if self._writer.reader.newer(self._writer.cursor):
+            self._lost = SessionLost(
+                "another session took the volume over",
+                found="the log went on in its other area",
+                next_step="nothing more can be committed here; end this run",
+            )
+            raise self._lost
+
     def close(self) -> None:
         """Abort what is open, and mark the session closed, so that the next one opens at once. Never raises
         SessionLost.
@@ -311,6 +323,7 @@ class Session:
             # Whoever took the volume over before the marker was durable may have read the log without this commit. Only
             # one whose claim comes after this look is sure to find it, so only now is it acknowledged.
             self.look()
+            self._look_at_log()
             return record.sequence
 
     def ended(self, transaction: Transaction) -> None:
