@@ -10,6 +10,7 @@ from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume, log
 from headrace.volume.layout import ALIGN
+from headrace.volume.scrub import scrub
 from tests.volume.support import KIB, STRIPE, Model, content, crash_volume, open_read, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -130,6 +131,45 @@ def test_both_log_copies_damaged_says_so() -> None:
         devices[copy].data[start : start + 2 * ALIGN] = bytes(2 * ALIGN)
     with pytest.raises(VolumeDamaged, match="no copy of the log"):
         Volume.open(devices)
+
+
+@pytest.mark.parametrize("commits_behind", [1, 30])
+def test_a_record_destroyed_on_both_copies_is_no_torn_tail(commits_behind: int) -> None:
+    """Acknowledged commits behind it must not vanish in silence, nor be overwritten by the next session."""
+    devices = devices_of(2)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=MIB)
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("first", b"1")
+        block = session._writer.cursor.block
+        for i in range(commits_behind):
+            with session.transaction() as tx:
+                tx.put(f"behind {i}", b"2")
+    assert scrub(devices).clean
+    superblock = volume.superblock
+    for copy in range(2):
+        offset = superblock.area_offset(copy, 0) + block * ALIGN
+        devices[superblock.log_member[copy]].data[offset + 20] ^= 1
+    with pytest.raises(VolumeDamaged, match=f"later ones.*block {block}"):
+        Volume.open(devices)
+    assert [finding for finding in scrub(devices).findings if finding.fatal]
+
+
+def test_a_session_looks_for_later_records_in_the_whole_area() -> None:
+    devices = devices_of(2)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=MIB)
+    with writing(volume) as session:
+        block = session._writer.cursor.block
+        with session.transaction() as tx:
+            for i in range(1100):
+                tx.put(f"a long record {i} " + "x" * 500, b"")
+        assert session._writer.cursor.block > block + log._AHEAD_BLOCKS
+    superblock = volume.superblock
+    for copy in range(2):
+        offset = superblock.area_offset(copy, 0) + block * ALIGN
+        devices[superblock.log_member[copy]].data[offset + 20] ^= 1
+    with pytest.raises(VolumeDamaged, match="later ones"), writing(Volume.open(devices, write=True)):
+        pass
 
 
 def test_a_log_that_moved_to_a_lost_area_is_not_rolled_back_silently() -> None:

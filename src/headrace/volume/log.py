@@ -24,6 +24,8 @@ from headrace.volume.layout import ALIGN, AreaHeader, Record, RecordHead, Superb
 #: Blocks read at once where records are expected, and where probably nothing new is.
 _AHEAD_BLOCKS = 64
 _TAIL_BLOCKS = 4
+#: Blocks read at once where a session makes sure that nothing stands behind the end.
+_SCAN_BLOCKS = 256
 #: A reader starts over when the writer moves to the other area under it; each move means a whole area was filled.
 _LOAD_ATTEMPTS = 20
 
@@ -213,9 +215,46 @@ class LogReader:
                     )
                 catalog.apply(record)
             else:
-                if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is not Followed.MOVED:
+                if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:
+                    continue
+                end = cursor.block
+                if not self._more(cursor, self.superblock.area_blocks if every_copy else _AHEAD_BLOCKS):
                     return catalog, cursor
+                # A writer may have gone on meanwhile; else a record at the end is destroyed, and not torn.
+                if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:
+                    continue
+                if cursor.block == end:
+                    raise VolumeDamaged(
+                        "a record of the log is damaged on every log copy, and there are later ones",
+                        where=f"area {cursor.area}, block {cursor.block}",
+                        expected=f"record {cursor.sequence + 1}",
+                    )
+                return catalog, cursor
         raise VolumeDamaged("the log moves faster than it can be read", next_step="try again")
+
+    def _more(self, cursor: Cursor, blocks: int) -> bool:
+        """Is there a later record of this area in the `blocks` behind the cursor? Nothing is ever written behind a
+        record that is not durable, so behind a torn one there is none.
+        """
+        first, end = cursor.block + 1, min(cursor.block + 1 + blocks, self.superblock.area_blocks)
+        for block in range(first, end, _SCAN_BLOCKS):
+            count = min(_SCAN_BLOCKS, end - block)
+            for copy in range(layout.LOG_COPIES):
+                offset = self.superblock.area_offset(copy, cursor.area) + block * ALIGN
+                try:
+                    data = self._read(copy, offset, count * ALIGN)
+                except DeviceError:
+                    continue
+                for index in range(count):
+                    head = RecordHead.decode(
+                        data[index * ALIGN : index * ALIGN + layout.RECORD_BYTES],
+                        self.superblock.volume_id,
+                        block + index,
+                    )
+                    if head is not None and head.generation == cursor.header.generation:
+                        return True
+                break
+        return False
 
     def follow(self, cursor: Cursor, catalog: Catalog, ahead: int = _TAIL_BLOCKS) -> Followed:
         """Apply every record that has become a fact.

@@ -159,6 +159,15 @@ def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> dict[str
                     )
                 )
         position, previous = position + chosen.blocks, chosen.crc
+    if any(block > position for records_of in held for block in records_of):
+        report.findings.append(
+            Finding(
+                what="a record is damaged on every log copy, and there are later ones",
+                member=superblock.log_member[0],
+                offset=superblock.area_offset(0, area) + position * ALIGN,
+                fatal=True,
+            )
+        )
     entries: dict[str, Entry] = {}
     for record in records:
         if record.sequence > durable or record.kind not in (layout.COMMIT, layout.SNAPSHOT):
