@@ -111,3 +111,36 @@ def test_bounce_buffers_are_bounded(volume: Volume, monkeypatch: pytest.MonkeyPa
     VolumeReader(volume, "run").load(into)
     for name, tensor in into.items():
         assert torch.equal(tensor, SAVED[name].to(torch.float64)), name
+
+
+def test_a_failed_load_leaves_no_read_under_way(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors are the caller's again with the error, so each read that was begun must have been waited for."""
+    waited: dict[int, bool] = {}
+
+    class Watched:
+        def __init__(self, transfer: Any) -> None:
+            self._transfer = transfer
+            waited[id(self)] = False
+
+        def wait(self, timeout_s: float | None = None) -> None:
+            waited[id(self)] = True
+            self._transfer.wait(timeout_s)
+
+    kept = []
+    submit = volume.submit_read
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        kept.append(Watched(submit(*arguments, **options)))
+        return kept[-1]
+
+    def full(*_: object) -> None:
+        raise RuntimeError("the first tensor does not fit")
+
+    monkeypatch.setattr(volume, "submit_read", watched)
+    # Another dtype takes a bounce; small lots, so that several are under way.
+    monkeypatch.setattr("headrace.torch.reader.BOUNCE_BYTES", 2)
+    monkeypatch.setattr(DefaultLoadPlanner, "commit_tensor", full)
+    into = {name: torch.zeros(SAVED[name].shape, dtype=torch.float64) for name in ("rows", "wide", "cube")}
+    with pytest.raises(BaseException, match="does not fit"):
+        VolumeReader(volume, "run").load(into)
+    assert len(waited) > 1 and all(waited.values())

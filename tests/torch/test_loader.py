@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.dataset import Sampler
+from headrace.dataset import FeedOptions, Sampler, TokenStream, WindowFeed
 from headrace.errors import ChecksumMismatch, DatasetError, UsageError
 from headrace.testing.devices import MemoryDevice
 from headrace.torch import TokenLoader
@@ -360,3 +360,15 @@ def test_rank_and_world_come_from_the_process_group(volume: Volume) -> None:
         torch.distributed.destroy_process_group()
     assert same(batches, steps(volume, 4, rank=1, world=2))
     assert same(steps(volume, 4, rank=None, world=None), steps(volume, 4))
+
+
+def test_a_batch_is_released_once(volume: Volume) -> None:
+    """Twice would put one buffer under two reads."""
+    options = FeedOptions(sequence_length=LENGTH, global_batch=BATCH)
+    feed = WindowFeed(TokenStream.open(volume, "corpus"), options)
+    first = feed.acquire()
+    assert first is not None
+    feed.release(first)
+    with pytest.raises(UsageError, match="released already"):
+        feed.release(first)
+    feed.close()

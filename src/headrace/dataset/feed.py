@@ -144,6 +144,8 @@ class WindowFeed:
         self._buffers = list(buffers)
         self._free = deque(range(len(self._buffers)))
         self._flights: deque[_Flight] = deque()
+        #: Slots that the caller has.
+        self._lent: set[int] = set()
         self._consumed = 0
         #: Position of the batch that is submitted next.
         self._ahead = 0
@@ -206,6 +208,7 @@ class WindowFeed:
             self._wait_s += self._last_wait_s
             self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
         self._flights.popleft()
+        self._lent.add(flight.slot)
         self._consumed += self.options.global_batch
         self._batches += 1
         return FeedBatch(
@@ -216,9 +219,12 @@ class WindowFeed:
         )
 
     def release(self, batch: FeedBatch) -> None:
-        """Give a buffer back; the engine fills it again at once."""
+        """Give a buffer back; the engine fills it again at once. `UsageError`: it was given back already."""
         if self._closed:
             return
+        if batch.slot not in self._lent:
+            raise UsageError("the batch was released already", where=f"position {batch.position}")
+        self._lent.remove(batch.slot)
         self._free.append(batch.slot)
         # What is wrong with a read that comes later must not cost the caller the batch in hand: the next `acquire`
         # submits again and raises what is then wrong.

@@ -9,6 +9,7 @@ through a bounce buffer. All ranges of one object go to the engine in one call.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -195,16 +196,20 @@ class VolumeReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        before: list[tuple[_Wanted, VolumeTransfer]] | None = None
+        before: list[tuple[_Wanted, VolumeTransfer]] = []
+        under_way: list[tuple[_Wanted, VolumeTransfer]] = []
         # By place, so that neighbours on the media are neighbours in the batch.
         items = sorted(plan.items, key=lambda item: (self._place(item).object, self._place(item).offset))
-        for lot in _lots(self._resolve(item, planner) for item in items):
-            under_way = self._submit(lot)
-            if before is not None:
+        try:
+            for lot in _lots(self._resolve(item, planner) for item in items):
+                under_way = self._submit(lot)
                 self._finish(before, planner)
-            before = under_way
-        if before is not None:
+                before, under_way = under_way, []
             self._finish(before, planner)
+        except BaseException:
+            # The caller gets its tensors back with the error: nothing may still be read into them.
+            self._settle(transfer for _, transfer in [*before, *under_way])
+            raise
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -278,19 +283,29 @@ class VolumeReader(StorageReader):
             if len(wanted.offsets):
                 by_object.setdefault(wanted.object, []).append(wanted)
         transfers: dict[str, VolumeTransfer] = {}
-        for name, of_object in by_object.items():
-            lengths = np.concatenate([w.lengths for w in of_object])
-            self.read_bytes += int(lengths.sum())
-            transfers[name] = volume.submit_read(
-                self._objects[name],
-                np.concatenate([w.offsets for w in of_object]),
-                lengths,
-                [w.buffer for w in of_object],
-                np.concatenate([w.at for w in of_object]),
-                np.repeat(np.arange(len(of_object), dtype=np.uint32), [len(w.offsets) for w in of_object]),
-            )
+        try:
+            for name, of_object in by_object.items():
+                lengths = np.concatenate([w.lengths for w in of_object])
+                self.read_bytes += int(lengths.sum())
+                transfers[name] = volume.submit_read(
+                    self._objects[name],
+                    np.concatenate([w.offsets for w in of_object]),
+                    lengths,
+                    [w.buffer for w in of_object],
+                    np.concatenate([w.at for w in of_object]),
+                    np.repeat(np.arange(len(of_object), dtype=np.uint32), [len(w.offsets) for w in of_object]),
+                )
+        except BaseException:
+            self._settle(transfers.values())
+            raise
         # A range of nothing belongs to no transfer.
         return [(w, transfers[w.object] if len(w.offsets) else _NOTHING) for w in lot]
+
+    def _settle(self, transfers: Iterable[VolumeTransfer]) -> None:
+        """Wait until no read is under way, whatever became of it: the error that brought us here is the one to tell."""
+        for transfer in transfers:
+            with contextlib.suppress(HeadraceError):
+                transfer.wait(self._timeout_s)
 
     def _finish(self, under_way: list[tuple[_Wanted, VolumeTransfer]], planner: LoadPlanner) -> None:
         waited: set[int] = set()
