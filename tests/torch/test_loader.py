@@ -244,6 +244,7 @@ def test_a_state_that_comes_too_late(volume: Volume, state: dict[str, Any]) -> N
     [
         ({"version": 2}, "not a loader's state"),
         ({"consumed": -1}, "'consumed'"),
+        ({"consumed": 1 << 70}, "'consumed'"),
         ({"consumed": "8"}, "'consumed'"),
         ({"consumed": True}, "'consumed'"),
         ({"seed": None}, "'seed'"),

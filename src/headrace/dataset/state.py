@@ -61,7 +61,7 @@ class LoaderState:
             if not isinstance(value, int if kind == "int" else str) or isinstance(value, bool):
                 raise DatasetError(f"the loader's state has no valid {name!r}", found=repr(value)[:80])
             values[name] = value
-        if values["consumed"] < 0:
+        if not 0 <= values["consumed"] < 1 << 63:
             raise DatasetError("the loader's state has no valid 'consumed'", found=str(values["consumed"]))
         return LoaderState(**values)
 

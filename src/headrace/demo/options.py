@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +100,7 @@ class DemoOptions:
             raise UsageError(
                 "--steps", expected=f"{least} to 100000 (a checkpoint every {scale.save_every})", found=str(self.steps)
             )
-        if self.gpu_hour_price is not None and self.gpu_hour_price < 0:
+        if self.gpu_hour_price is not None and not 0 <= self.gpu_hour_price < math.inf:
             raise UsageError("--gpu-hour-price", expected="a price >= 0", found=str(self.gpu_hour_price))
         if self.corpus is not None and not self.corpus.exists():
             raise UsageError("the corpus does not exist", where=str(self.corpus), next_step="check --corpus")
@@ -107,6 +108,8 @@ class DemoOptions:
             raise UsageError("the tokenizer is not a file", where=str(self.tokenizer), next_step="check --tokenizer")
         if not self.report.parent.is_dir():
             raise UsageError("the report's directory does not exist", where=str(self.report.parent))
+        if self.report.is_dir():
+            raise UsageError("--report", expected="a file", found=f"the directory {self.report}")
         if self.keep is not None and self.keep.exists() and (not self.keep.is_dir() or any(self.keep.iterdir())):
             raise UsageError(
                 "--keep", expected="an empty or new directory", found=str(self.keep), next_step="choose another"
