@@ -226,6 +226,24 @@ def test_a_writer_goes_to_another_process_by_address(volume: list[str]) -> None:
             pickle.dumps(given)
 
 
+def test_a_silent_writer_of_another_run_is_taken_over_from_only_when_asked(volume: list[str]) -> None:
+    """It may live and only hold the GIL; a dead one of the same run is followed without being asked."""
+    with Volume.open(volume, write=True) as held:
+        held.session(run_id="other", heartbeat_s=0.1)._beat.stop(None)
+        with VolumeWriter(volume, "run") as writer, pytest.raises(WriterActive, match="if-dead"):
+            writer.save(state(1), "run/step-1")
+        with VolumeWriter(volume, "run", run_id="other") as writer:
+            writer.save(state(1), "run/step-1")
+    with Volume.open(volume, write=True) as held:
+        held.session(run_id="other", heartbeat_s=0.1)._beat.stop(None)
+        # What is asked for goes to the checkpoint process, too.
+        with VolumeWriter(volume, "run", options=WriterOptions(takeover="if-dead")) as writer:
+            pickle.loads(pickle.dumps(writer)).save(state(2), "run/step-2")
+    assert load(volume) == (2.0, 2.0)
+    with pytest.raises(UsageError, match="takeover"):
+        WriterOptions(takeover="always")  # type: ignore[arg-type]
+
+
 def test_a_reader_says_what_is_there(volume: list[str]) -> None:
     reader = VolumeReader(volume, "run")
     with pytest.raises(ObjectNotFound, match="no committed checkpoint of run 'run'"):

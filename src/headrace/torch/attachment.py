@@ -23,7 +23,14 @@ class Attachment:
     (DCP sends a fresh copy of a writer to its checkpoint process for each save); both are closed when it ends.
     """
 
-    def __init__(self, volume: VolumeLike, *, run_id: str | None = None, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        volume: VolumeLike,
+        *,
+        run_id: str | None = None,
+        takeover: str = "refuse",
+        session: Session | None = None,
+    ) -> None:
         self._given = volume if isinstance(volume, Volume) else None
         self._uris: tuple[str, ...] | None = None
         if self._given is None:
@@ -32,6 +39,7 @@ class Attachment:
             if not self._uris or not all(self._uris):
                 raise UsageError("a volume has at least one member", found=repr(volume))
         self._run_id = run_id
+        self._takeover = takeover
         self._given_session = session
         self._held = _Held()
         if session is not None:
@@ -48,7 +56,7 @@ class Attachment:
         """The one writing session, begun now if it was not yet. WriterActive where another job holds the volume."""
         if self._given_session is not None:
             return self._given_session
-        return self._held.begin(self.open(writable=True), self._run_id)
+        return self._held.begin(self.open(writable=True), self._run_id, self._takeover)
 
     def renew(self) -> None:
         """After a failure of the device or the session: close what is our own, so that the next use opens it afresh.
@@ -76,13 +84,14 @@ class Attachment:
                 "this volume was opened from devices and has no address to be opened again by",
                 next_step="construct the writer with the address of the volume",
             )
-        return {"uris": uris, "run_id": self._run_id}
+        return {"uris": uris, "run_id": self._run_id, "takeover": self._takeover}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._given = None
         self._given_session = None
         self._uris = state["uris"]
         self._run_id = state["run_id"]
+        self._takeover = state["takeover"]
         self._held = _held_by_process((os.getpid(), self._uris, self._run_id))
 
 
@@ -103,7 +112,7 @@ class _Held:
                 self._writable = writable
             return self._volume
 
-    def begin(self, volume: Volume, run_id: str | None) -> Session:
+    def begin(self, volume: Volume, run_id: str | None, takeover: str) -> Session:
         with self._lock:
             if self._session is not None:
                 try:
@@ -113,7 +122,7 @@ class _Held:
                     lost, self._session = self._session, None
                     lost.close()
             if self._session is None:
-                self._session = volume.session(run_id=run_id or "", takeover="if-dead")
+                self._session = volume.session(run_id=run_id or "", takeover=takeover)
             return self._session
 
     def close(self) -> None:

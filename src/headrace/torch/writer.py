@@ -36,7 +36,7 @@ from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -72,6 +72,10 @@ class WriterOptions:
     keep_last: int | None = None
     #: Replace a committed checkpoint of the same step, in the same commit; else saving it again is an error.
     overwrite: bool = False
+    #: Where another run's session holds the volume and gives no sign of life: "refuse", or take over from it,
+    #: "if-dead". A process that lives but is stopped, or holds the GIL, for some seconds looks dead, and loses the
+    #: volume. A dead predecessor of the same `run_id` is taken over from in either case.
+    takeover: Literal["refuse", "if-dead"] = "refuse"
 
     def __post_init__(self) -> None:
         if not 0 < self.stall_s <= self.deadline_s:
@@ -80,6 +84,8 @@ class WriterOptions:
             )
         if self.keep_last is not None and self.keep_last < 1:
             raise UsageError("keep_last", expected="None or at least 1", found=str(self.keep_last))
+        if self.takeover not in ("refuse", "if-dead"):
+            raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(self.takeover))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +165,9 @@ class VolumeWriter(StorageWriter):
         self.options = options or WriterOptions()
         self.last_save: SaveReport | None = None
         self._run, self._id = _parse_path(path)
-        self._attachment = Attachment(volume, run_id=run_id or self._run, session=session)
+        self._attachment = Attachment(
+            volume, run_id=run_id or self._run, takeover=self.options.takeover, session=session
+        )
         self._staging = Staging()
         self._stager: DefaultStager | None = None
         self._under_way: ConcurrentFuture[SaveReport] | None = None
