@@ -125,7 +125,10 @@ def ingest(
         check_name(object_name)
         if object_name in session.volume:
             raise ObjectExists(
-                "the dataset exists", where=object_name, next_step="take another name, or delete it first"
+                "the dataset exists",
+                where=object_name,
+                next_step="take another name, or delete its objects with `headrace volume rm`: "
+                + " ".join(each for each in names.values() if each in session.volume),
             )
     tell = _Teller(progress)
     if options.tokenizer is not None:

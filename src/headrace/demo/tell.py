@@ -57,9 +57,12 @@ class Teller:
     def table(self, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self.rest()
         if not self.console.is_terminal:
-            self.console.print(heading)
-            for row in rows:
-                self.console.print("  " + "  ".join(row))
+            self.console.print(f"\n{heading}")
+            lines = [columns, *rows]
+            widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+            for line in lines:
+                cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+                self.console.print(("  " + "  ".join(cells)).rstrip())
             return
         table = Table(title=heading, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for column in columns:

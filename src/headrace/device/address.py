@@ -167,6 +167,7 @@ def parse_address(uri: str) -> NvmeTcpAddress | FileAddress | MemoryAddress:
         "not the address of a device",
         expected="nvme+tcp://HOST:PORT/NQN?nsid=1, file:/PATH or mem:SIZE",
         found=repr(uri),
+        next_step=f"a file or block device is file:{uri}" if uri.startswith("/") else None,
     )
 
 

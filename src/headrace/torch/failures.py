@@ -14,21 +14,30 @@ _UNTOUCHED = "the committed checkpoints are untouched"
 
 
 @contextlib.contextmanager
-def translated(doing: str, known: Callable[[], HeadraceError | None] = lambda: None) -> Iterator[None]:
+def translated(
+    doing: str,
+    known: Callable[[], HeadraceError | None] = lambda: None,
+    which: Callable[[], str | None] = lambda: None,
+) -> Iterator[None]:
     """Raise what DCP raises inside as HeadraceError: the failure of the lowest rank, in its own kind if it is ours.
 
     Args:
         doing: `"save"` or `"load"`.
         known: what this rank knows better than the collective that broke after it, if anything.
+        which: the checkpoint, for the text.
     """
     try:
         yield
     except HeadraceError:
         raise
     except CheckpointException as error:
-        raise known() or _first(error, doing) from error
+        raise known() or _first(error, _named(doing, which())) from error
     except Exception as error:
-        raise known() or _broken(error, doing) from error
+        raise known() or _broken(error, _named(doing, which())) from error
+
+
+def _named(doing: str, checkpoint: str | None) -> str:
+    return f"{doing} of {checkpoint}" if checkpoint else doing
 
 
 def _first(error: CheckpointException, doing: str) -> HeadraceError:

@@ -122,7 +122,7 @@ class VolumeReader(StorageReader):
         """`dcp.load` with errors that `except Exception` catches: HeadraceError in its own kind. `state_dict` is filled
         in place. `no_dist`: this process loads alone although torch.distributed is initialised."""
         began = time.perf_counter()
-        with translated("load", lambda: self._failure):
+        with translated("load", lambda: self._failure, lambda: str(self._loaded) if self._loaded else None):
             load(
                 state_dict,
                 checkpoint_id=checkpoint_id,
@@ -172,7 +172,10 @@ class VolumeReader(StorageReader):
     def _latest(self) -> CheckpointId:
         found = latest(self._attachment.open(), self._run)
         if found is None:
-            raise ObjectNotFound(f"there is no committed checkpoint of run {self._run!r}")
+            raise ObjectNotFound(
+                f"there is no committed checkpoint of run {self._run!r}",
+                next_step="`headrace volume ls` lists what is there, as RUN/step-N/manifest",
+            )
         return found.id
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.errors import HeadraceError, ObjectNotFound, SessionLost, UsageError, VolumeDamaged, VolumeError
+from headrace.errors import HeadraceError, ObjectNotFound, SessionLost, UsageError, VolumeError
 from headrace.volume import heartbeat, layout
 from headrace.volume.catalog import Range, space_of
 from headrace.volume.checksums import table_page_bytes
@@ -30,7 +30,7 @@ from headrace.volume.extents import Extents
 from headrace.volume.grant import Grant
 from headrace.volume.heartbeat import HeartbeatBlock, HeartbeatThread
 from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Entry, SessionEntry
-from headrace.volume.space import Allocator, FreeSpace
+from headrace.volume.space import Allocator, count_space
 from headrace.volume.transaction import Allocation, Transaction, already_exists, may_still_be_written
 
 if TYPE_CHECKING:
@@ -108,20 +108,9 @@ class Session:
 
     def _count_space(self) -> Allocator:
         superblock, catalog = self.volume.superblock, self._writer.catalog
-        spaces = [FreeSpace([(member.data_offset, member.data_end)]) for member in superblock.members]
-        newest: Entry | None = None
-        for entry in catalog.entries.values():
-            for member, offset, length in space_of(entry, superblock.stripe_bytes):
-                if member >= len(spaces):
-                    raise VolumeDamaged("no such member", where=f"object {entry.name!r}", found=str(member))
-                spaces[member].remove(offset, offset + length)
-            if newest is None or entry.birth > newest.birth:
-                newest = entry
-        before = sum(space.total for space in spaces)
-        for ranges in catalog.windows.values():
-            for member, offset, length in ranges:
-                spaces[member].remove(offset, offset + length)
-        quarantined = before - sum(space.total for space in spaces)
+        windows = [one for ranges in catalog.windows.values() for one in ranges]
+        spaces, quarantined = count_space(superblock, catalog, windows)
+        newest = max(catalog.entries.values(), key=lambda entry: entry.birth, default=None)
         if newest is not None:
             for member, offset, length in space_of(newest, superblock.stripe_bytes):
                 spaces[member].cursor = max(spaces[member].cursor, offset + length)
@@ -289,7 +278,7 @@ class Session:
             names = set(transaction.deleted)
             for name in transaction.deleted:
                 if name not in catalog.entries:
-                    raise ObjectNotFound("no such object to delete", where=f"object {name!r}")
+                    raise ObjectNotFound(f"there is no object {name!r} to delete")
                 gone.append(catalog.entries[name])
             for allocation in transaction.allocations.values():
                 if allocation.entry is None:

@@ -227,7 +227,9 @@ class Transaction:
         with self._lock:
             self._open()
             if name in self._deleted_names or name not in self._session.volume:
-                raise ObjectNotFound("no such object", where=f"object {name!r}")
+                raise ObjectNotFound(
+                    f"there is no object {name!r} to delete", next_step="`headrace volume ls` lists what is there"
+                )
             self.deleted.append(name)
             self._deleted_names.add(name)
             self._record_bytes += 80 + len(name.encode())

@@ -30,6 +30,7 @@ from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
 from headrace.volume.layout import Superblock
 from headrace.volume.log import Cursor, Followed, LogReader
 from headrace.volume.session import Session
+from headrace.volume.space import count_space
 from headrace.volume.transfer import VolumeTransfer, explain
 from headrace.volume.write import buffer_bytes, write_grant
 
@@ -78,7 +79,8 @@ class VolumeInfo:
     #: For objects and their checksum tables, on all members together.
     capacity_bytes: int
     used_bytes: int
-    #: Of it, what late writes of a dead session may still hit.
+    #: Neither used nor free: what late writes may still hit. Of the session that this `Volume` has open; else what the
+    #: next session would have to leave alone: the windows of the last one, unless that ended with nothing under way.
     quarantined_bytes: int
     free_bytes: int
     object_count: int
@@ -259,7 +261,9 @@ class Volume:
             if stored is None:
                 stored = self._catalog.object(name)
                 if stored is None:
-                    raise ObjectNotFound("there is no such object", where=f"object {name!r} in {self!r}")
+                    raise ObjectNotFound(
+                        f"there is no object {name!r} in {self!r}", next_step="`headrace volume ls` lists what is there"
+                    )
                 self._decoded[name] = stored
                 while len(self._decoded) > _DECODED_OBJECTS:
                     self._decoded.popitem(last=False)
@@ -280,8 +284,10 @@ class Volume:
             used = sum(entry.stored_bytes for entry in self._catalog.entries.values())
             count, sequence = len(self._catalog.entries), self._catalog.sequence
             findings = [*self._cursor.findings]
+            quarantined = self._quarantined_bytes(heartbeat)
         capacity = sum(member.data_end - member.data_offset for member in superblock.members)
-        quarantined = session.quarantined_bytes if session is not None else 0
+        if session is not None:
+            quarantined = session.quarantined_bytes
         writer = None
         if heartbeat is not None:
             writer = WriterInfo(
@@ -321,6 +327,15 @@ class Volume:
             writer=writer,
             warnings=[*self._warnings, *findings],
         )
+
+    def _quarantined_bytes(self, heartbeat: layout.Heartbeat | None) -> int:
+        """What the next session could not hand out, as it would find it: the last one's windows, unless that ended
+        and left nothing under way."""
+        catalog = self._catalog
+        if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= catalog.session:
+            return 0
+        windows = catalog.windows.get(catalog.session, [])
+        return count_space(self.superblock, catalog, windows)[1] if windows else 0
 
     # ---- reading ----
 
