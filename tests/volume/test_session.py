@@ -536,8 +536,11 @@ def dead_session(clean: bool) -> bool:
     else:
         session._beat.stop(None)
     after = second(volume)
+    # Whoever only looks sees the free space that the successor will find.
+    seen = after.info()
     with writing(after) as successor:
         assert successor.quarantined_bytes >= 300 * KIB
+        assert (seen.quarantined_bytes, seen.free_bytes) == (successor.quarantined_bytes, successor.free_bytes)
         fill(after, successor)
         hit = ghost_hits(after, after.devices, grant)
     # One successor waits; the next may use the space again.

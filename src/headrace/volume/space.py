@@ -18,11 +18,11 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Sequence
 
-from headrace.errors import VolumeFull
+from headrace.errors import VolumeDamaged, VolumeFull
 from headrace.units import format_bytes
-from headrace.volume.catalog import Range, merge
+from headrace.volume.catalog import Catalog, Range, merge, space_of
 from headrace.volume.extents import column_bytes, make_runs
-from headrace.volume.layout import ALIGN, Rows, align_up
+from headrace.volume.layout import ALIGN, Rows, Superblock, align_up
 
 
 class FreeSpace:
@@ -281,6 +281,20 @@ class Allocator:
         self.quarantined_bytes += sum(length for _, _, length in ranges)
 
 
+def count_space(superblock: Superblock, catalog: Catalog, windows: Iterable[Range]) -> tuple[list[FreeSpace], int]:
+    """The free space of each member, and the bytes that only `windows` keep from being free. VolumeDamaged."""
+    spaces = [FreeSpace([(member.data_offset, member.data_end)]) for member in superblock.members]
+    for entry in catalog.entries.values():
+        for member, offset, length in space_of(entry, superblock.stripe_bytes):
+            if member >= len(spaces):
+                raise VolumeDamaged("no such member", where=f"object {entry.name!r}", found=str(member))
+            spaces[member].remove(offset, offset + length)
+    before = sum(space.total for space in spaces)
+    for member, offset, length in windows:
+        spaces[member].remove(offset, offset + length)
+    return spaces, before - sum(space.total for space in spaces)
+
+
 def _space_of(rows: list[tuple[int, list[tuple[int, int]]]], stripe_bytes: int) -> list[Range]:
     result = []
     for length, columns in rows:
@@ -290,4 +304,4 @@ def _space_of(rows: list[tuple[int, list[tuple[int, int]]]], stripe_bytes: int) 
     return result
 
 
-__all__ = ["ALIGN", "Allocator", "FreeSpace", "Range"]
+__all__ = ["ALIGN", "Allocator", "FreeSpace", "Range", "count_space"]

@@ -331,11 +331,17 @@ class Volume:
     def _quarantined_bytes(self, heartbeat: layout.Heartbeat | None) -> int:
         """What the next session could not hand out, as it would find it: the last one's windows, unless that ended
         and left nothing under way."""
-        catalog = self._catalog
+        catalog = Catalog(self.stripe_bytes)
+        catalog.session = self._catalog.session
+        catalog.windows = {number: [*ranges] for number, ranges in self._catalog.windows.items()}
+        for record in self._cursor.waiting:
+            # No marker follows a window that was opened last; the next session adopts it all the same.
+            if record.kind in (layout.SESSION, layout.WINDOW):
+                catalog.apply(record)
         if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= catalog.session:
             return 0
         windows = catalog.windows.get(catalog.session, [])
-        return count_space(self.superblock, catalog, windows)[1] if windows else 0
+        return count_space(self.superblock, self._catalog, windows)[1] if windows else 0
 
     # ---- reading ----
 
