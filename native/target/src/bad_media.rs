@@ -4,7 +4,7 @@ use crate::common::{admin, eventually, io, Client, NQN};
 use crate::subsystem::Subsystem;
 use crate::{Target, TargetConfig};
 use headrace_media::Media;
-use headrace_wire::fabrics::{Connect, ConnectData, CATTR_NO_SQ_FLOW, CNTLID_DYNAMIC};
+use headrace_wire::fabrics::{Connect, ConnectData, CATTR_NO_SQ_FLOW, CC_ENABLE, CNTLID_DYNAMIC};
 use headrace_wire::log::get_log_page;
 use headrace_wire::pdu::Digests;
 use headrace_wire::{Sgl, Sqe, Status};
@@ -90,10 +90,31 @@ impl Media for Bad {
 }
 
 fn start() -> (Target, Arc<Switch>) {
+    start_with("{}")
+}
+
+fn start_with(config: &str) -> (Target, Arc<Switch>) {
     let switch = Arc::new(Switch::default());
     let subsystem = Subsystem::with_media(NQN, Box::new(Bad(switch.clone())));
-    let config = TargetConfig::from_json("{}").unwrap();
+    let config = TargetConfig::from_json(config).unwrap();
     (Target::serve(&config, vec![Arc::new(subsystem)]).unwrap(), switch)
+}
+
+fn connect(qid: u16, cntlid: u16) -> (Connect, ConnectData) {
+    let connect = Connect {
+        recfmt: 0,
+        qid,
+        sqsize: 31,
+        cattr: CATTR_NO_SQ_FLOW,
+        kato_ms: 0,
+    };
+    let data = ConnectData {
+        hostid: [7; 16],
+        cntlid,
+        subnqn: NQN.into(),
+        hostnqn: crate::common::HOST.into(),
+    };
+    (connect, data)
 }
 
 fn write(queue: &mut Client, byte: u8) {
@@ -129,19 +150,7 @@ fn a_dead_associations_commands_never_reach_the_medium() {
         .stream
         .set_read_timeout(Some(Duration::from_millis(150)))
         .unwrap();
-    let connect = Connect {
-        recfmt: 0,
-        qid: 0,
-        sqsize: 31,
-        cattr: CATTR_NO_SQ_FLOW,
-        kato_ms: 0,
-    };
-    let data = ConnectData {
-        hostid: [7; 16],
-        cntlid: CNTLID_DYNAMIC,
-        subnqn: NQN.into(),
-        hostnqn: crate::common::HOST.into(),
-    };
+    let (connect, data) = connect(0, CNTLID_DYNAMIC);
     again.send_capsule(connect.encode(77), &data.encode());
     let early = again.stream.read(&mut [0]).is_ok();
     assert!(
@@ -168,6 +177,61 @@ fn a_dead_associations_commands_never_reach_the_medium() {
         [1, 2, 3, 4],
         "a write that stood in line reached the medium"
     );
+}
+
+/// A reset takes the queues as the end of an association does: RDY stays while an old write is at the medium, and a new
+/// queue waits for it.
+#[test]
+fn a_reset_controllers_old_writes_end_before_its_new_queues_begin() {
+    let (target, switch) = start_with(r#"{"reactor_threads": 2}"#);
+    let address = target.addresses()[0];
+    let (mut first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.hang = true);
+    // Four workers hang in four writes, two more stand in line.
+    (1..=6).for_each(|byte| write(&mut queue, byte));
+    eventually("the writes do not begin", || {
+        switch.state.lock().unwrap().inside == 4
+    });
+    assert!(first.set_property(0x14, 0).is_success());
+    queue.expect_closed();
+    assert_eq!(
+        first.property(0x1C, false).cqe.dw0,
+        1,
+        "RDY with a write at the medium"
+    );
+    // A host that does not wait for RDY.
+    assert!(first.set_property(0x14, u64::from(CC_ENABLE)).is_success());
+    let mut again = Client::open(address);
+    again.initialise(Digests::default(), 0);
+    again
+        .stream
+        .set_read_timeout(Some(Duration::from_millis(150)))
+        .unwrap();
+    let (connect, data) = connect(1, cntlid);
+    again.send_capsule(connect.encode(77), &data.encode());
+    assert!(
+        again.stream.read(&mut [0]).is_err(),
+        "admitted while writes of the queue that was reset are at the medium"
+    );
+    switch.set(|state| state.hang = false);
+    again
+        .stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    assert!(again.answer(77).cqe.status.is_success());
+    write(&mut again, 9);
+    eventually("the new queue's write does not begin", || {
+        switch.state.lock().unwrap().writes.len() == 5
+    });
+    let writes = switch.state.lock().unwrap().writes.clone();
+    assert_eq!(writes[4], 9, "an old write after the new queue's: {writes:?}");
+    // Nothing is at the medium: the next reset is complete at once.
+    eventually("the write does not end", || {
+        switch.state.lock().unwrap().inside == 0
+    });
+    assert!(first.set_property(0x14, 0).is_success());
+    eventually("RDY stays", || first.property(0x1C, false).cqe.dw0 == 0);
 }
 
 #[test]

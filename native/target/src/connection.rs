@@ -21,7 +21,7 @@
 //! read, so they must never be what keeps the stream from being read.
 //!
 //! Memory media need no buffers: a read's data are sent from where they lie (so they are the bytes of the time of sending; a
-//! write that is under way at the same time may be seen in part, as NVMe allows), and a write's are received where they
+//! write that is under way at the same time may be seen in part, even of a block), and a write's are received where they
 //! belong (module `direct`). With a data digest both go through a buffer, since checked bytes must not change.
 //!
 //! Errors: what breaks the framing or the protocol ends the connection with a TermReq that names the field
@@ -219,8 +219,9 @@ impl Connection {
         self.commands.clear();
         self.deferred = None;
         let Some(queue) = self.queue.take() else { return };
-        queue.controller.detach(queue.qid, self.token);
+        // In this order: who finds the queue free finds what has to drain before it.
         self.shared.registry.drain(&queue.controller.host, &self.gate);
+        queue.controller.detach(queue.qid, self.token);
         if queue.qid == 0 {
             self.shared
                 .registry

@@ -82,6 +82,8 @@ pub(crate) struct State {
     pub(crate) error_count: u64,
     pub(crate) queues_granted: u16,
     pub(crate) host_behaviour: Box<[u8; HOST_BEHAVIOUR_BYTES]>,
+    /// Closed gates of the queues that the last resets took.
+    resetting: Vec<Arc<Gate>>,
     ended: bool,
 }
 
@@ -125,6 +127,7 @@ impl Controller {
                 error_count: 0,
                 queues_granted: 0,
                 host_behaviour: Box::new([0; HOST_BEHAVIOUR_BYTES]),
+                resetting: Vec::new(),
                 ended: false,
             }),
         }
@@ -152,14 +155,21 @@ impl Controller {
         self.cc().enabled()
     }
 
+    /// A reset is complete (RDY 0), and a shutdown too, only when no command of the queues that the reset took is at the
+    /// media any more.
     pub(crate) fn csts(&self) -> u32 {
         let cc = self.cc();
+        let resetting = {
+            let mut state = self.state();
+            state.resetting.retain(|gate| !gate.idle());
+            !state.resetting.is_empty()
+        };
         let mut csts = 0;
-        if cc.enabled() {
+        if cc.enabled() || resetting {
             csts |= Csts::READY;
         }
         if cc.shn() != 0 {
-            csts |= if self.shutdown_done.load(Ordering::Acquire) {
+            csts |= if self.shutdown_done.load(Ordering::Acquire) && !resetting {
                 Csts::SHUTDOWN_DONE
             } else {
                 1 << 2
@@ -168,7 +178,7 @@ impl Controller {
         csts
     }
 
-    /// Returns the old value. Disabling is a controller reset: the I/O queues and all settings go.
+    /// Returns the old value. Disabling is a controller reset, which the caller carries out.
     pub(crate) fn set_cc(&self, value: Cc) -> Cc {
         if value.shn() == 0 {
             self.shutdown_done.store(false, Ordering::Release);
@@ -180,7 +190,9 @@ impl Controller {
         self.shutdown_done.store(true, Ordering::Release);
     }
 
-    pub(crate) fn reset(&self) {
+    /// All I/O queues and settings go: their gates are closed, and the caller waits for them and closes the connections
+    /// ([`crate::registry::Registry::reset`]).
+    pub(crate) fn reset(&self) -> Vec<QueueLink> {
         let gone: Vec<QueueLink> = {
             let mut state = self.state();
             state.async_config = 0;
@@ -189,22 +201,23 @@ impl Controller {
             state.masked.clear();
             state.host_behaviour.fill(0);
             let io: Vec<u16> = state.queues.range(1..).map(|(&qid, _)| qid).collect();
-            io.iter().filter_map(|qid| state.queues.remove(qid)).collect()
+            let gone: Vec<QueueLink> = io.iter().filter_map(|qid| state.queues.remove(qid)).collect();
+            for link in &gone {
+                link.gate.close();
+            }
+            state.resetting.retain(|gate| !gate.idle());
+            state.resetting.extend(gone.iter().map(|link| link.gate.clone()));
+            gone
         };
         self.write_cache.store(true, Ordering::Relaxed);
-        for link in gone {
-            link.gate.close();
-            link.mailbox.post(Message::Close {
-                token: link.token,
-                why: "the controller was reset",
-            });
-        }
+        gone
     }
 
-    /// `false` where the controller has ended or the queue exists.
+    /// `false` where the controller has ended, or is disabled and has no I/O queues, or the queue exists.
     pub(crate) fn attach(&self, qid: u16, link: QueueLink) -> bool {
         let mut state = self.state();
-        if state.ended || state.queues.contains_key(&qid) {
+        // Looked at under the lock: a reset either finds this queue, or is seen here.
+        if state.ended || (qid > 0 && !self.enabled()) || state.queues.contains_key(&qid) {
             return false;
         }
         state.queues.insert(qid, link);

@@ -1,8 +1,19 @@
 //! Write data that go from the socket into mapped media without a buffer between.
 //!
-//! A block is never left half written: whole blocks are received where they belong, and the parts of a block that is
-//! split between two receives are put together in `tail` first. What a lost connection leaves is therefore some blocks of
-//! the write, each whole, as a drive that loses power would.
+//! # What a lost connection leaves
+//!
+//! Some blocks of the write, each whole, old or new, as a drive leaves that loses power (AWUPF 0); the write itself was
+//! never acknowledged. Whole blocks are received where they belong, but only as many as the kernel has announced to be there
+//! (FIONREAD); the parts of a block that is still on its way are put together in `tail` first.
+//!
+//! It rests on this: Linux hands over all that it announced in one `recvmsg`, a reset that comes between the two
+//! included, since what is in order in a TCP socket's queue leaves it only by being received. (The copy can stop early
+//! only if the mapping's page cannot be had: then the process is being killed for want of memory, and the medium goes with
+//! it.) Should a receive give fewer bytes all the same, the data still end up right ([`Direct::received`]), but one block
+//! is part new, part old until its rest comes, and stays so if the connection is lost then; the target's notes say that it
+//! happened. Receiving all data into a buffer first would need no such argument, for one more copy of every byte.
+//!
+//! A read of a block at the very time when it is received may see part of it.
 //!
 //! Not used with a data digest: damaged data must not reach the medium. The caller holds a [`crate::gate::Passage`] while
 //! it receives or places.
@@ -84,18 +95,21 @@ impl Direct {
         (parts, first + whole)
     }
 
-    /// Of the space that was given for `count` bytes at `at`, the first `came` are filled.
-    pub(crate) fn received(&mut self, at: usize, count: usize, came: usize) {
+    /// Of the space that was given for `count` bytes at `at`, the first `came` are filled. `false`: they end inside of a
+    /// block of the medium, because fewer bytes came than were announced.
+    pub(crate) fn received(&mut self, at: usize, count: usize, came: usize) -> bool {
         let (first, _) = self.split(at, count);
         let in_tail = came.min(first);
         self.complete(at, in_tail);
         let block = self.tail.len();
         let end = at + came;
-        if came > first && end % block != 0 {
-            // Fewer bytes than were announced: the last block goes on in the tail.
+        let torn = came > first && end % block != 0;
+        if torn {
+            // The block goes on in the tail.
             self.mapping
                 .copy_out(self.offset + end / block * block, &mut self.tail);
         }
+        !torn
     }
 }
 
@@ -104,8 +118,9 @@ mod tests {
     use super::*;
     use crate::common::pattern;
     use crate::memory::Memory;
-    use crate::system::receive;
+    use crate::system::{available, receive};
     use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     /// However the bytes arrive, by copying or by receiving, the same data end up in the same place.
@@ -158,5 +173,72 @@ mod tests {
                 .chain(&found[4096 + data.len()..])
                 .all(|&byte| byte == 0));
         }
+    }
+    /// What the module rests on: all that was announced comes in one receive, whenever the peer resets the connection; so
+    /// each block is old or new.
+    #[test]
+    fn a_reset_leaves_whole_blocks() {
+        const BLOCK: usize = 4096;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut resets = 0;
+        for seed in 1..=60u64 {
+            let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut far, _) = listener.accept().unwrap();
+            // A byte that the sender does not read: its close is a reset.
+            far.write_all(&[1]).unwrap();
+            let length = 17 * seed as usize * 1021;
+            let sender = std::thread::spawn(move || {
+                // Or the target's end has come first.
+                pattern(length, seed)
+                    .chunks(1 + seed as usize * 997)
+                    .all(|piece| near.write_all(piece).is_ok())
+            });
+            let mapping = Arc::new(Mapping::new(length.next_multiple_of(BLOCK)).unwrap());
+            let tail = Memory::new(1 << 20).allowance(1 << 20).take(BLOCK).unwrap();
+            let mut direct = Direct::new(mapping.clone(), 0, tail);
+            let mut at = 0;
+            far.set_nonblocking(true).unwrap();
+            loop {
+                let announced = available(&far).unwrap();
+                let (mut parts, room) = direct.space(at, announced);
+                let mut scratch = vec![0; 2 * BLOCK];
+                parts.push(PartMut::slice(&mut scratch));
+                let came = match receive(&far, &mut parts) {
+                    Ok(0) => break,
+                    Ok(came) => came,
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                    Err(error) => {
+                        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+                        resets += 1;
+                        break;
+                    }
+                };
+                drop(parts);
+                assert!(
+                    came >= announced.min(room),
+                    "{came} bytes of {announced} announced"
+                );
+                let placed = came.min(room);
+                if placed > 0 {
+                    assert!(direct.received(at, announced, placed));
+                }
+                direct.place(at + placed, &scratch[..came - placed]);
+                at += came;
+            }
+            sender.join().unwrap();
+            let mut found = vec![0; mapping.len()];
+            mapping.copy_out(0, &mut found);
+            let data = pattern(length, seed);
+            for (n, block) in found.chunks(BLOCK).enumerate() {
+                let old = block.iter().all(|&byte| byte == 0);
+                let new = data.get(n * BLOCK..(n + 1) * BLOCK) == Some(block);
+                assert!(old || new, "block {n} of round {seed} is torn");
+                assert!(
+                    new || (n + 1) * BLOCK > at,
+                    "block {n} of round {seed} is missing"
+                );
+            }
+        }
+        assert!(resets > 0, "no connection was reset");
     }
 }

@@ -17,12 +17,12 @@ use headrace_wire::{Sgl, Sqe, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a Connect waits for commands of the host's lost connections that are still at the media.
+/// How long a Connect waits for commands of the host's lost or reset queues that are still at the media.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// CAP.TO: enabling takes no time here; shutdown flushes. In half seconds.
 const READY_TIMEOUT: u8 = 30;
 
-/// A Connect that waits until nothing of the host's former associations can touch media any more.
+/// A Connect that waits until nothing of the host's former associations and queues can touch media any more.
 pub(crate) struct Deferred {
     slot: u16,
     data: ConnectData,
@@ -191,8 +191,13 @@ impl Connection {
             gate: self.gate.clone(),
         };
         if !controller.attach(connect.qid, link) {
-            // The queue exists, or the controller ended a moment ago.
+            // The queue exists, or the controller ended or was disabled a moment ago.
             return Err(invalid(IPO_SQE_QID, false));
+        }
+        if connect.qid > 0 && self.shared.registry.is_draining(&controller.host) {
+            // A queue of this host ended between the first look and the attachment.
+            controller.detach(connect.qid, self.token);
+            return Err((Status::CONNECT_CONTROLLER_BUSY, 0));
         }
         self.queue = Some(Queue {
             controller: controller.clone(),
@@ -242,7 +247,7 @@ impl Connection {
         }
         let before = controller.set_cc(cc);
         if before.enabled() && !cc.enabled() {
-            controller.reset();
+            self.shared.registry.reset(&controller);
         }
         if before.shn() == 0 && cc.shn() != 0 {
             self.shut_down(&controller, cc.shn() == 1);

@@ -2,8 +2,8 @@
 //!
 //! Promise: once a connection was declared dead ([`Gate::close`] returned), no command of it *begins* to touch media,
 //! whatever queue it still waits in; and once [`Gate::idle`] has then been seen true, none ever will or still does. A
-//! host's new association is admitted only when all gates of its lost connections are closed and idle, so nothing that it
-//! sent before can land after what it sends next.
+//! host's new association, or new queue after a controller reset, is admitted only when all gates of its lost connections
+//! and reset queues are closed and idle, so nothing that it sent before can land after what it sends next.
 //!
 //! Why it holds: a command counts itself in, then looks whether the gate is closed; closing sets the mark, then looks at
 //! the count. Both orders are sequentially consistent, so either the command sees the mark and turns back, or the closer

@@ -388,7 +388,12 @@ impl Connection {
     pub(crate) fn received(&mut self, available: usize, count: usize) {
         let announced = self.data_left().min(available);
         if let Some((direct, at)) = self.direct() {
-            direct.received(at, announced, count);
+            if !direct.received(at, announced, count) {
+                let peer = self.peer;
+                self.shared.note(format!(
+                    "{peer}: {count} bytes came of {announced} that the kernel announced: one block is in part until its rest comes"
+                ));
+            }
         }
         if let Err(error) = self.data_received(count) {
             self.fatal(&error);

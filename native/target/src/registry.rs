@@ -85,6 +85,26 @@ impl Registry {
         }
     }
 
+    /// Controller reset (CC.EN to 0): the I/O queues end, and when this returns none of their commands begins to touch media
+    /// any more; those that do now count until they are through. The lock is held over both steps, so that a Connect that
+    /// finds a queue free also finds what has to drain before it.
+    pub(crate) fn reset(&self, controller: &Controller) {
+        let links = {
+            let mut inner = self.lock();
+            let links = controller.reset();
+            for link in links.iter().filter(|link| !link.gate.idle()) {
+                inner.draining.push((controller.host.clone(), link.gate.clone()));
+            }
+            links
+        };
+        for link in links {
+            link.mailbox.post(Message::Close {
+                token: link.token,
+                why: "the controller was reset",
+            });
+        }
+    }
+
     /// One queue's connection was lost: its gate is closed, and counts until it is idle.
     pub(crate) fn drain(&self, host: &HostKey, gate: &Arc<Gate>) {
         if !gate.idle() {
@@ -111,5 +131,69 @@ impl Registry {
         }
         self.lock().expired += late.len() as u64;
         late
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::QueueLink;
+    use crate::mailbox::Mailbox;
+    use crate::subsystem::Subsystem;
+    use headrace_wire::fabrics::{Cc, CC_ENABLE};
+
+    /// The reactors of the queues' connections have not looked into their mailboxes yet, and the host's next Connect waits
+    /// all the same.
+    #[test]
+    fn a_reset_counts_what_is_at_the_media_at_once() {
+        let registry = Registry::default();
+        let host = HostKey {
+            hostnqn: "host".into(),
+            hostid: [1; 16],
+        };
+        let subsystem = Arc::new(Subsystem::discovery());
+        let create = |cntlid| Controller::new(cntlid, subsystem, host.clone(), 0, 0);
+        let controller = registry.create(create).unwrap();
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let link = |gate: &Arc<Gate>| QueueLink {
+            mailbox: mailbox.clone(),
+            token: 5,
+            gate: gate.clone(),
+        };
+        let (admin, busy, idle) = (Arc::default(), Arc::default(), Arc::default());
+        assert!(controller.attach(0, link(&admin)));
+        assert!(
+            !controller.attach(1, link(&busy)),
+            "an I/O queue of a disabled controller"
+        );
+        controller.set_cc(Cc(CC_ENABLE));
+        assert!(controller.attach(1, link(&busy)) && controller.attach(2, link(&idle)));
+        let inside = busy.enter().unwrap();
+
+        controller.set_cc(Cc(0));
+        registry.reset(&controller);
+        assert!(busy.enter().is_none() && idle.enter().is_none() && admin.enter().is_some());
+        assert!(
+            registry.is_draining(&host),
+            "a new queue would be admitted beside the old write"
+        );
+        assert_eq!(
+            controller.csts(),
+            1,
+            "the reset is complete with a write at the media"
+        );
+        controller.set_cc(Cc(0).with_shutdown());
+        controller.shutdown_done();
+        assert_eq!(
+            controller.csts(),
+            1 | 1 << 2,
+            "the shutdown is complete with a write at the media"
+        );
+        drop(inside);
+        assert!(!registry.is_draining(&host));
+        assert_eq!(controller.csts(), 2 << 2);
+        let mut messages = Vec::new();
+        mailbox.take(&mut messages);
+        assert_eq!(messages.len(), 2, "both connections are told");
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{admin, config, eventually, io, pattern, start, Client};
 use headrace_target::Target;
 use headrace_wire::fabrics::CNTLID_DYNAMIC;
-use headrace_wire::pdu::{Digests, Pdu};
+use headrace_wire::pdu::{DataHeader, Digests, Pdu};
 use headrace_wire::{Sgl, Sqe, Status};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -225,4 +225,63 @@ fn a_port_in_use_and_a_missing_file_are_said_plainly() {
     };
     let error = Target::start(third).err().unwrap();
     assert!(error.contains("/nowhere/at/all: No such file"), "{error}");
+}
+
+/// A write that was never acknowledged leaves each block whole, old or new, wherever its data stop.
+#[test]
+fn a_connection_lost_within_a_write_tears_no_block() {
+    let target = start("");
+    let address = target.addresses()[0];
+    let (_first, cntlid) = admin(address);
+    let mut written = 0;
+    for round in 0..40usize {
+        let mut queue = io(address, cntlid, Digests::default(), 0);
+        let old = vec![round as u8 + 1; 256 << 10];
+        assert!(queue.write(0, &old, 4096, 128 << 10).status.is_success());
+        let sqe = queue.write_sqe(0, 64, 4096);
+        queue.send_capsule(sqe, &[]);
+        let r2t = queue.r2t();
+        let data = pattern(256 << 10, round as u64);
+        let header = Pdu::H2cData(DataHeader {
+            cccid: r2t.cccid,
+            ttag: r2t.ttag,
+            datao: 0,
+            datal: data.len() as u32,
+            last: true,
+            success: false,
+        });
+        let bytes = queue.encode(&header, &data);
+        // An answer that is not read: every other end is a reset, not a close.
+        if round % 2 == 0 {
+            let cid = queue.cid();
+            let read = Sqe::rw(2, cid, 1, 1000, 1).with_sgl(Sgl::Transport { length: 4096 });
+            queue.send_capsule(read, &[]);
+        }
+        let end = 24 + 6131 * (round + 1);
+        for piece in bytes[..end].chunks(61 + 9973 * (round % 5)) {
+            queue.send(piece);
+        }
+        drop(queue);
+        eventually("the queue stays", || {
+            target.status()["controllers"][0]["queues"] == json!([0])
+        });
+        let mut queue = io(address, cntlid, Digests::default(), 0);
+        let found = queue.read(0, 64, 4096).data;
+        for (n, block) in found.chunks(4096).enumerate() {
+            let at = n * 4096;
+            let new = *block == data[at..at + 4096];
+            assert!(
+                new || *block == old[at..at + 4096],
+                "block {n} of round {round} is torn"
+            );
+            written += usize::from(new);
+        }
+        drop(queue);
+        eventually("the queue stays", || {
+            target.status()["controllers"][0]["queues"] == json!([0])
+        });
+    }
+    assert!(written > 0, "no data came before any connection was lost");
+    let notes = target.status()["notes"].to_string();
+    assert!(!notes.contains("announced"), "{notes}");
 }
