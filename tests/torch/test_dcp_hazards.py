@@ -159,6 +159,14 @@ def test_a_full_volume_is_said_before_a_byte_is_written(volume: list[str]) -> No
     assert load(volume) == (3.0, 3.0)
 
 
+def test_an_empty_id_is_not_the_one_before(volume: list[str]) -> None:
+    with VolumeWriter(volume, "run", options=WriterOptions(overwrite=True)) as writer:
+        writer.save(state(1), "run/step-1")
+        with pytest.raises(UsageError):
+            writer.save(state(2), "")
+    assert load(volume) == (1.0, 1.0)
+
+
 def test_old_steps_go_in_the_commit_of_the_new(volume: list[str]) -> None:
     with VolumeWriter(volume, options=WriterOptions(keep_last=2)) as writer:
         for step in range(4):

@@ -278,6 +278,7 @@ def test_a_checkpointer_may_give_tensors_back(volume: Volume, state: dict[str, A
         {"rank": None},
         {"prefetch": 0},
         {"sequence_length": 0},
+        {"sequence_length": 1.5},
         {"epochs": 0},
         {"stall_timeout_s": 0.0},
         {"stall_timeout_s": float("nan")},

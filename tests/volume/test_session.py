@@ -19,6 +19,7 @@ import pytest
 
 from headrace.device import BlockDevice
 from headrace.errors import (
+    DeviceGone,
     DeviceTimeout,
     HeadraceError,
     ObjectExists,
@@ -324,6 +325,22 @@ pytestmark_fast = pytest.mark.usefixtures("nobody_else")
 
 
 @pytestmark_fast
+def test_what_went_wrong_inside_is_not_hidden_by_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = new_volume()
+    session = volume.session()
+
+    def gone() -> None:
+        raise DeviceGone("the target is gone")
+
+    close = session.close
+    monkeypatch.setattr(session, "close", gone)
+    with pytest.raises(ZeroDivisionError), session:
+        _ = 1 // 0
+    with pytest.raises(DeviceGone), session:
+        pass
+    close()
+
+
 def test_all_or_nothing_on_an_exception() -> None:
     volume = new_volume()
     with writing(volume) as session:

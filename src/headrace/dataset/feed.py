@@ -65,6 +65,8 @@ class FeedOptions:
             ("prefetch", 1, 1024),
         ):
             value = getattr(self, name)
+            if not isinstance(value, int):
+                raise UsageError(f"{name} is no whole number", expected=f"{low} to {high}", found=repr(value))
             if not low <= value <= high:
                 raise UsageError(f"{name} is out of range", expected=f"{low} to {high}", found=str(value))
         if self.global_batch % self.world:

@@ -255,7 +255,7 @@ class VolumeWriter(StorageWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._wait_for_previous()
-        if checkpoint_id:
+        if checkpoint_id is not None:
             self._id = parse_checkpoint_id(os.fspath(checkpoint_id), run=self._run)
 
     def storage_meta(self) -> StorageMeta | None:

@@ -181,8 +181,13 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        # What went wrong in the block is the news; a close that then fails for the same reason must not hide it.
+        with suppress(HeadraceError):
+            self.close()
 
     # ---- transactions ----
 
