@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.sizes import parse_size
+
 if TYPE_CHECKING:
     from headrace.dataset import IngestProgress, IngestReport
 
@@ -71,12 +73,12 @@ def ingest(
         tokenizer=tokenizer,
         end_of_document=end_of_document,
         vocab_size=vocab_size,
-        train_bytes=_size("--train-size", train_size),
+        train_bytes=parse_size("--train-size", train_size),
     )
     opened = open_corpus(
         None if corpus == PYTHON_TEXT else corpus,
         CorpusOptions(
-            limit_bytes=None if limit is None else _size("--limit", limit),
+            limit_bytes=None if limit is None else parse_size("--limit", limit),
             text_field=text_field,
             extra_suffixes=tuple(suffix or ()),
         ),
@@ -88,16 +90,6 @@ def ingest(
     ):
         report = run(opened, session, name, options, progress=progress.show)
     _show(report, json)
-
-
-def _size(option: str, text: str) -> int:
-    from headrace.errors import UsageError
-    from headrace.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def _show(report: IngestReport, json: bool) -> None:

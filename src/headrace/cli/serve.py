@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.sizes import parse_size
+
 if TYPE_CHECKING:
     from headrace.fabric import FileMedia, MemoryMedia, Target
 
@@ -129,17 +131,6 @@ def serve(
             pass
         if not json:
             print("stopping", file=sys.stderr, flush=True)
-
-
-def parse_size(option: str, text: str) -> int:
-    """A size as people write it; `UsageError` names the option."""
-    from headrace.errors import UsageError
-    from headrace.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def parse_media(text: str) -> FileMedia | MemoryMedia:

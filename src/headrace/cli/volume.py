@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.sizes import parse_size
+
 if TYPE_CHECKING:
     from headrace.volume import ObjectInfo, Volume
 
@@ -27,16 +29,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PIECE_BYTES = 8 << 20
 
 
-def _bytes(option: str, text: str) -> int:
-    from headrace.errors import UsageError
-    from headrace.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
-
-
 @app.command()
 def create(
     members: Members,
@@ -55,7 +47,7 @@ def create(
     """
     from headrace.volume import Volume
 
-    with Volume.create(members, name=name, stripe_bytes=_bytes("--stripe", stripe), force=force) as volume:
+    with Volume.create(members, name=name, stripe_bytes=parse_size("--stripe", stripe), force=force) as volume:
         _show_info(volume, json)
 
 
