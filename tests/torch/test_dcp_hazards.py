@@ -167,6 +167,17 @@ def test_an_empty_id_is_not_the_one_before(volume: list[str]) -> None:
     assert load(volume) == (1.0, 1.0)
 
 
+def test_a_closed_writer_begins_no_session(volume: list[str]) -> None:
+    with VolumeWriter(volume, "run") as writer:
+        writer.save(state(1), "run/step-1")
+    with pytest.raises(UsageError, match="closed"):
+        writer.save(state(2), "run/step-2")
+    # Nobody holds the volume: another run can write at once.
+    with Volume.open(volume, write=True) as again, again.session(run_id="other"):
+        pass
+    assert load(volume) == (1.0, 1.0)
+
+
 def test_old_steps_go_in_the_commit_of_the_new(volume: list[str]) -> None:
     with VolumeWriter(volume, options=WriterOptions(keep_last=2)) as writer:
         for step in range(4):

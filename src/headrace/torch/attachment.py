@@ -42,11 +42,14 @@ class Attachment:
         self._takeover = takeover
         self._given_session = session
         self._held = _Held()
+        self._closed = False
         if session is not None:
             self._given = self._given or session.volume
 
     def open(self, *, writable: bool = False) -> Volume:
-        """The volume, opened now if it was not yet."""
+        """The volume, opened now if it was not yet. `UsageError` after `close`: a session would never end."""
+        if self._closed:
+            raise UsageError("this writer or reader was closed", next_step="make a new one")
         if self._given is not None:
             return self._given
         assert self._uris is not None
@@ -54,7 +57,7 @@ class Attachment:
 
     def session(self) -> Session:
         """The one writing session, begun now if it was not yet. WriterActive where another job holds the volume."""
-        if self._given_session is not None:
+        if self._given_session is not None and not self._closed:
             return self._given_session
         return self._held.begin(self.open(writable=True), self._run_id, self._takeover)
 
@@ -70,6 +73,7 @@ class Attachment:
 
     def close(self) -> None:
         """End what is our own. Harmless when called again."""
+        self._closed = True
         self._held.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,6 +93,7 @@ class Attachment:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._given = None
         self._given_session = None
+        self._closed = False
         self._uris = state["uris"]
         self._run_id = state["run_id"]
         self._takeover = state["takeover"]
