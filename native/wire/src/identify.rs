@@ -17,6 +17,17 @@ pub mod cns {
     pub const COMMAND_SETS: u8 = 0x1C;
 }
 
+/// Bits of CMIC.
+pub mod cmic {
+    pub const ANA: u8 = 1 << 3;
+}
+
+/// Bits of CTRATT.
+pub mod ctratt {
+    /// Traffic Based Keep Alive: any command restarts the timer.
+    pub const TBKAS: u32 = 1 << 6;
+}
+
 /// Bits of ONCS.
 pub mod oncs {
     pub const COMPARE: u16 = 1 << 0;
@@ -56,6 +67,13 @@ pub struct IdentifyController {
     pub lpa: u8,
     /// Keep-alive granularity in 100 ms.
     pub kas: u16,
+    /// Longest time in ANA transition, in seconds.
+    pub anatt: u8,
+    /// Bits 0 to 4: which ANA states are reported; 6: groups do not change.
+    pub anacap: u8,
+    /// Largest ANA group identifier, and how many groups there are.
+    pub anagrpmax: u32,
+    pub nanagrpid: u32,
     pub maxcmd: u16,
     pub nn: u32,
     pub oncs: u16,
@@ -100,6 +118,10 @@ impl IdentifyController {
         b[260] = self.frmw;
         b[261] = self.lpa;
         put(&mut b, 320, &self.kas.to_le_bytes());
+        b[342] = self.anatt;
+        b[343] = self.anacap;
+        put(&mut b, 344, &self.anagrpmax.to_le_bytes());
+        put(&mut b, 348, &self.nanagrpid.to_le_bytes());
         b[512] = 0x66;
         b[513] = 0x44;
         put(&mut b, 514, &self.maxcmd.to_le_bytes());
@@ -145,6 +167,10 @@ impl IdentifyController {
             frmw: b[260],
             lpa: b[261],
             kas: u16_at(b, 320),
+            anatt: b[342],
+            anacap: b[343],
+            anagrpmax: u32_at(b, 344),
+            nanagrpid: u32_at(b, 348),
             maxcmd: u16_at(b, 514),
             nn: u32_at(b, 516),
             oncs: u16_at(b, 520),
@@ -190,6 +216,8 @@ pub struct IdentifyNamespace {
     pub dlfeat: u8,
     /// Optimal I/O boundary in blocks; 0: none.
     pub noiob: u16,
+    /// The ANA group that the namespace is in; 0: none.
+    pub anagrpid: u32,
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
     pub formats: Vec<LbaFormat>,
@@ -210,6 +238,7 @@ impl IdentifyNamespace {
         b[31] = self.rescap;
         b[33] = self.dlfeat;
         put(&mut b, 46, &self.noiob.to_le_bytes());
+        put(&mut b, 92, &self.anagrpid.to_le_bytes());
         b[99] = self.nsattr;
         put(&mut b, 104, &self.nguid);
         put(&mut b, 120, &self.eui64);
@@ -246,6 +275,7 @@ impl IdentifyNamespace {
             rescap: b[31],
             dlfeat: b[33],
             noiob: u16_at(b, 46),
+            anagrpid: u32_at(b, 92),
             nguid,
             eui64,
             formats,
@@ -322,6 +352,10 @@ mod tests {
             cntrltype: 1,
             crdt: [1, 20, 0x300],
             kas: 10,
+            anatt: 20,
+            anacap: 0x1F,
+            anagrpmax: 0x0304,
+            nanagrpid: 2,
             maxcmd: 128,
             nn: 3,
             oncs: oncs::WRITE_ZEROES,
@@ -340,6 +374,7 @@ mod tests {
         );
         assert_eq!(u32_at(&b, 1792), 1028);
         assert_eq!(&b[128..134], &[1, 0, 20, 0, 0, 3]);
+        assert_eq!(&b[342..352], &[20, 0x1F, 4, 3, 0, 0, 2, 0, 0, 0]);
         assert_eq!(IdentifyController::decode(&b), Some(c));
         assert_eq!(IdentifyController::decode(&b[..4095]), None);
     }
@@ -353,12 +388,14 @@ mod tests {
             flbas: 1,
             nmic: 1,
             dlfeat: 1,
+            anagrpid: 0x0201,
             nguid: [3; 16],
             formats: vec![LbaFormat { ms: 0, lbads: 9 }, LbaFormat { ms: 0, lbads: 12 }],
             ..Default::default()
         };
         let b = n.encode();
         assert_eq!((b[25], &b[128..136]), (1, &[0, 0, 9, 0, 0, 0, 12, 0][..]));
+        assert_eq!(&b[92..96], &[1, 2, 0, 0]);
         let back = IdentifyNamespace::decode(&b).unwrap();
         assert_eq!((back.format().unwrap().lbads, &back), (12, &n));
     }

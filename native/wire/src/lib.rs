@@ -4,7 +4,8 @@
 //! * [`command`]: submission and completion queue entries (NVM Express Base Specification 4.1, 4.2)
 //! * [`fabrics`]: Connect, Property Get/Set, the properties CAP, CC, CSTS (Base Specification 6)
 //! * [`identify`]: controller and namespace structures (Base Specification 5.1.13)
-//! * [`log`]: discovery log page and its neighbours (Base Specification 5.1.12)
+//! * [`log`], [`ana`]: discovery log page and its neighbours (Base Specification 5.1.12)
+//! * [`event`]: asynchronous events (Base Specification 5.1.2)
 //! * [`status`]: status codes by name
 //!
 //! Decoders refuse what the specification forbids and say which byte was wrong; they never trust a length. Field names
@@ -12,8 +13,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ana;
 pub mod command;
 pub mod digest;
+pub mod event;
 pub mod fabrics;
 mod field;
 mod header;

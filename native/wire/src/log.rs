@@ -32,10 +32,17 @@ pub fn get_log_page(cid: u16, nsid: u32, lid: u8, offset: u64, length: u32) -> S
         .with_sgl(Sgl::Transport { length })
 }
 
+/// The same with a log specific parameter, such as [`crate::ana::GROUPS_ONLY`].
+pub fn with_lsp(sqe: Sqe, lsp: u8) -> Sqe {
+    sqe.with_cdw(10, sqe.cdw(10) & !(0x7F << 8) | u32::from(lsp & 0x7F) << 8)
+}
+
 /// What a Get Log Page asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRequest {
     pub lid: u8,
+    /// Log specific parameter.
+    pub lsp: u8,
     /// Retain asynchronous event.
     pub rae: bool,
     pub offset: u64,
@@ -48,6 +55,7 @@ impl LogRequest {
         let numd = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
         LogRequest {
             lid: sqe.cdw(10) as u8,
+            lsp: (sqe.cdw(10) >> 8) as u8 & 0x7F,
             rae: sqe.cdw(10) & 1 << 15 != 0,
             offset: u64::from(sqe.cdw(12)) | u64::from(sqe.cdw(13)) << 32,
             length: (numd + 1) * 4,
@@ -149,11 +157,14 @@ mod tests {
             request,
             LogRequest {
                 lid: 0x70,
+                lsp: 0,
                 rae: false,
                 offset: 1 << 33,
                 length: 1 << 20
             }
         );
+        let ana = LogRequest::decode(&with_lsp(get_log_page(1, 0, lid::ANA, 0, 16), 1));
+        assert_eq!((ana.lid, ana.lsp, ana.rae, ana.length), (0x0C, 1, false, 16));
     }
 
     #[test]
