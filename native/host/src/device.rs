@@ -32,7 +32,8 @@ impl NvmeTcpDevice {
     pub fn open(options: HostOptions) -> Result<Arc<NvmeTcpDevice>, IoError> {
         options.check()?;
         let deadline = Instant::now() + options.connect_timeout;
-        let addresses = resolve(&options.host, options.port, options.connect_timeout)?;
+        let first = &options.portals[0];
+        let addresses = resolve(&first.host, first.port, options.connect_timeout)?;
         let reactor = Reactor::current()?;
         let shared = Arc::new(Shared::new(options));
         let reply = Arc::new(Latch::new());

@@ -52,4 +52,4 @@ mod work;
 
 pub use device::NvmeTcpDevice;
 pub use discovery::discover;
-pub use options::{DiscoverOptions, HostOptions, DEPTH_MAX, QUEUES_MAX};
+pub use options::{DiscoverOptions, HostOptions, Policy, Portal, DEPTH_MAX, PORTALS_MAX, QUEUES_MAX};

@@ -9,12 +9,56 @@ pub const QUEUES_MAX: u16 = 128;
 /// Most commands under way on one queue.
 pub const DEPTH_MAX: u16 = 1024;
 
-/// How to reach one namespace over NVMe/TCP.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostOptions {
+/// Most portals of one device.
+pub const PORTALS_MAX: usize = 16;
+
+/// Where a subsystem listens. The addresses of one name are alternatives; several portals are paths, used at once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Portal {
     /// Name or address, IPv4 or IPv6 (without brackets).
     pub host: String,
     pub port: u16,
+}
+
+impl Portal {
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        Portal {
+            host: host.into(),
+            port,
+        }
+    }
+}
+
+impl std::fmt::Display for Portal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", authority(&self.host, self.port))
+    }
+}
+
+/// Which of the usable paths takes the next command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    RoundRobin,
+    /// The path with the fewest commands under way for its share of queues, a slow one counting for more.
+    #[default]
+    QueueDepth,
+}
+
+impl Policy {
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::RoundRobin => "round_robin",
+            Policy::QueueDepth => "queue_depth",
+        }
+    }
+}
+
+/// How to reach one namespace over NVMe/TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostOptions {
+    /// Of one subsystem: each is a path to the same namespace.
+    pub portals: Vec<Portal>,
+    pub policy: Policy,
     pub subsysnqn: String,
     pub nsid: u32,
     pub hostnqn: String,
@@ -33,8 +77,30 @@ pub struct HostOptions {
     pub connect_timeout: Duration,
     /// For one command, while connected.
     pub io_timeout: Duration,
-    /// How long I/O waits for a lost controller to come back before the device is gone for good.
-    pub loss_timeout: Duration,
+    /// How long I/O waits while no path is usable before it fails; `None`: for ever.
+    pub loss_timeout: Option<Duration>,
+}
+
+/// What a caller who names only portals and names gets.
+impl Default for HostOptions {
+    fn default() -> Self {
+        HostOptions {
+            portals: Vec::new(),
+            policy: Policy::default(),
+            subsysnqn: String::new(),
+            nsid: 1,
+            hostnqn: String::new(),
+            hostid: [0; 16],
+            header_digest: false,
+            data_digest: false,
+            queues: 1,
+            depth: 128,
+            keep_alive: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(10),
+            io_timeout: Duration::from_secs(30),
+            loss_timeout: Some(Duration::from_secs(60)),
+        }
+    }
 }
 
 /// Where to ask for the discovery log page.
@@ -84,7 +150,15 @@ fn check_time(field: &str, time: Duration) -> Result<(), IoError> {
 
 impl HostOptions {
     pub fn check(&self) -> Result<(), IoError> {
-        check_place(&self.host, self.port)?;
+        if !(1..=PORTALS_MAX).contains(&self.portals.len()) {
+            return Err(usage("portals", "1 to 16", self.portals.len()));
+        }
+        for (at, portal) in self.portals.iter().enumerate() {
+            check_place(&portal.host, portal.port)?;
+            if self.portals[..at].contains(portal) {
+                return Err(usage("portals", "each portal once", portal));
+            }
+        }
         check_nqn("subsysnqn", &self.subsysnqn)?;
         check_nqn("hostnqn", &self.hostnqn)?;
         if self.nsid == 0 || self.nsid == NSID_ALL {
@@ -105,14 +179,19 @@ impl HostOptions {
         }
         check_time("connect_timeout", self.connect_timeout)?;
         check_time("io_timeout", self.io_timeout)?;
-        check_time("loss_timeout", self.loss_timeout)
+        self.loss_timeout
+            .map_or(Ok(()), |time| check_time("loss_timeout", time))
     }
 
     /// What a person would call this device; the address by which Python opens it again.
     pub fn address(&self) -> String {
         format!(
             "nvme+tcp://{}/{}?nsid={}",
-            authority(&self.host, self.port),
+            self.portals
+                .iter()
+                .map(Portal::to_string)
+                .collect::<Vec<_>>()
+                .join(","),
             self.subsysnqn,
             self.nsid
         )

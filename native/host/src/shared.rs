@@ -1,7 +1,7 @@
 //! What a device's handle and its core on the I/O thread both see.
 
 use crate::facts::{hex, Facts};
-use crate::options::{authority, HostOptions};
+use crate::options::HostOptions;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ impl Shared {
             "engine": "headrace-host",
             "address": self.place,
             "peer": status.address,
-            "host": authority(&options.host, options.port),
+            "host": options.portals[0].to_string(),
             "subsysnqn": options.subsysnqn,
             "hostnqn": options.hostnqn,
             "nsid": options.nsid,

@@ -321,7 +321,7 @@ fn wrong_ports_namespaces_and_formats_are_named() {
     assert!(error.to_string().contains("namespace 2"), "{error}");
 
     let mut options = fake.options();
-    options.port = {
+    options.portals[0].port = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap().port()
     };
@@ -341,14 +341,16 @@ fn wrong_ports_namespaces_and_formats_are_named() {
 fn bad_options_are_named() {
     let fake = Fake::start(Script::default());
     type Break = fn(&mut headrace_host::HostOptions);
-    let cases: [(&str, Break); 7] = [
+    let cases: [(&str, Break); 9] = [
         ("nsid", |o| o.nsid = 0),
         ("queues", |o| o.queues = 0),
         ("depth", |o| o.depth = 2000),
         ("subsysnqn", |o| o.subsysnqn = "n".repeat(224)),
-        ("host", |o| o.host.clear()),
+        ("host", |o| o.portals[0].host.clear()),
         ("io_timeout", |o| o.io_timeout = Duration::ZERO),
-        ("port", |o| o.port = 0),
+        ("portals", |o| o.portals.clear()),
+        ("portals", |o| o.portals.push(o.portals[0].clone())),
+        ("port", |o| o.portals[0].port = 0),
     ];
     for (name, spoil) in cases {
         let mut options = fake.options();
@@ -365,7 +367,7 @@ fn names_resolve() {
     let fake = Fake::start(Script::default());
     let mut options = fake.options();
     // Both ::1 and 127.0.0.1 on many machines: the address where nobody listens is passed over.
-    options.host = "localhost".into();
+    options.portals[0].host = "localhost".into();
     assert!(NvmeTcpDevice::open(options).is_ok());
 }
 

@@ -139,7 +139,7 @@ fn a_target_that_restarts_is_found_again_with_everything_that_was_under_way() {
 fn a_name_is_looked_up_again_while_its_target_is_away() {
     let mut fake = Fake::start(Script::default());
     let mut options = fake.options();
-    options.host = "localhost".into();
+    options.portals[0].host = "localhost".into();
     let device = NvmeTcpDevice::open(options).unwrap();
     let port = fake.port;
     fake.stop();
@@ -154,7 +154,7 @@ fn a_name_is_looked_up_again_while_its_target_is_away() {
 fn gone_for_good_after_its_deadline() {
     let mut fake = Fake::start(Script::default());
     let mut options = fake.options();
-    options.loss_timeout = Duration::from_millis(600);
+    options.loss_timeout = Some(Duration::from_millis(600));
     let device = NvmeTcpDevice::open(options).unwrap();
     fake.stop();
     let begin = Instant::now();
@@ -318,7 +318,7 @@ fn a_peer_that_never_answers_is_given_up_within_the_connect_timeout() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let fake = Fake::start(Script::default());
     let mut options = fake.options();
-    options.port = listener.local_addr().unwrap().port();
+    options.portals[0].port = listener.local_addr().unwrap().port();
     options.connect_timeout = Duration::from_millis(400);
     let begin = Instant::now();
     let error = NvmeTcpDevice::open(options).err().unwrap();
@@ -444,7 +444,7 @@ fn dead_connects_of_others_delay_no_keep_alive() {
         silent.local_addr().unwrap().port(),
     ] {
         let mut options = options.clone();
-        options.port = port;
+        options.portals[0].port = port;
         options.connect_timeout = Duration::from_millis(1000);
         others.push(std::thread::spawn(move || {
             NvmeTcpDevice::open(options).err().unwrap().kind
@@ -523,7 +523,7 @@ fn a_command_that_ends_every_association_is_given_up() {
         ..Default::default()
     });
     let mut options = fake.options();
-    options.loss_timeout = Duration::from_millis(1500);
+    options.loss_timeout = Some(Duration::from_millis(1500));
     let device = NvmeTcpDevice::open(options).unwrap();
     let error = write_for(&device, Duration::from_secs(60)).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Failed);

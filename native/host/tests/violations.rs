@@ -237,7 +237,7 @@ fn something_else_on_the_port_is_named() {
     });
     let fake = Fake::start(Script::default());
     let mut options = fake.options();
-    options.port = port;
+    options.portals[0].port = port;
     let error = NvmeTcpDevice::open(options).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Protocol);
     assert!(error.to_string().contains("PDU type 0x53"), "{error}");

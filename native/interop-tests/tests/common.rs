@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use headrace_host::{HostOptions, NvmeTcpDevice};
+use headrace_host::{HostOptions, NvmeTcpDevice, Portal};
 use headrace_target::{Target, TargetConfig};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, IoError, Op};
 use serde_json::{json, Value};
@@ -39,20 +39,17 @@ pub fn start(config: TargetConfig) -> (Target, u16) {
 
 pub fn options(port: u16) -> HostOptions {
     HostOptions {
-        host: "127.0.0.1".into(),
-        port,
+        portals: vec![Portal::new("127.0.0.1", port)],
         subsysnqn: NQN.into(),
         nsid: 1,
         hostnqn: "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555".into(),
         hostid: [0x11; 16],
-        header_digest: false,
-        data_digest: false,
-        queues: 1,
         depth: 32,
         keep_alive: Duration::from_secs(5),
         connect_timeout: Duration::from_secs(5),
         io_timeout: Duration::from_secs(10),
-        loss_timeout: Duration::from_secs(20),
+        loss_timeout: Some(Duration::from_secs(20)),
+        ..Default::default()
     }
 }
 

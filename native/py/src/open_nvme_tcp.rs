@@ -2,7 +2,7 @@
 
 use crate::device::{opened, Device};
 use crate::wait::{interruptible, seconds};
-use headrace_host::{HostOptions, NvmeTcpDevice};
+use headrace_host::{HostOptions, NvmeTcpDevice, Portal};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -35,8 +35,7 @@ pub fn open_nvme_tcp(
     loss_timeout_s: f64,
 ) -> PyResult<Device> {
     let options = HostOptions {
-        host,
-        port,
+        portals: vec![Portal { host, port }],
         subsysnqn,
         nsid,
         hostnqn,
@@ -48,7 +47,10 @@ pub fn open_nvme_tcp(
         keep_alive: seconds("keep_alive_s", keep_alive_s)?,
         connect_timeout: seconds("connect_timeout_s", connect_timeout_s)?,
         io_timeout: seconds("io_timeout_s", io_timeout_s)?,
-        loss_timeout: seconds("loss_timeout_s", loss_timeout_s)?,
+        loss_timeout: (loss_timeout_s != f64::INFINITY)
+            .then(|| seconds("loss_timeout_s", loss_timeout_s))
+            .transpose()?,
+        ..Default::default()
     };
     let result = interruptible(py, move || NvmeTcpDevice::open(options))?;
     opened(py, result)

@@ -239,7 +239,11 @@ impl Association {
         match broken {
             Broken::Io(error) if self.step == Step::Tcp => Failure {
                 transport: true,
-                ..Failure::from(unreachable(&options.host, options.port, &error))
+                ..Failure::from(unreachable(
+                    &options.portals[0].host,
+                    options.portals[0].port,
+                    &error,
+                ))
             },
             Broken::Fault(fault) => Failure::from(
                 IoError::new(ErrorKind::Protocol, fault.to_string())

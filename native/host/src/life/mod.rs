@@ -277,9 +277,9 @@ impl Core {
         }
         self.wait(turn.now);
         let options = self.shared.options.clone();
-        if failure.transport && self.asked.is_none() && !is_address(&options.host) {
+        if failure.transport && self.asked.is_none() && !is_address(&options.portals[0].host) {
             // The target may have come back elsewhere. Without a thread to ask, the old addresses are tried on.
-            self.asked = ask(&options.host, options.port).ok();
+            self.asked = ask(&options.portals[0].host, options.portals[0].port).ok();
         }
         if let Some(loss) = &mut self.loss {
             loss.cause = failure.error;
@@ -294,7 +294,7 @@ impl Core {
         let share = 0.75 + (self.random % 1024) as f64 / 2048.0;
         self.phase = Phase::Waiting(now + self.backoff.mul_f64(share));
         // A short `loss_timeout` gets several attempts, too.
-        let longest = BACKOFF_MAX.min(self.shared.options.loss_timeout / 4);
+        let longest = BACKOFF_MAX.min(self.shared.options.loss_timeout.unwrap_or(Duration::MAX) / 4);
         self.backoff = (self.backoff * 2).min(longest);
     }
 

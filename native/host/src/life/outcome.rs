@@ -101,8 +101,10 @@ impl Core {
             // A network that breaks now and then is not the command's fault, as long as something gets through.
             tries.losses = tries.losses.saturating_add(u8::from(!self.progress));
             let lost_at = *tries.lost_at.get_or_insert(turn.now);
-            let hopeless =
-                tries.losses >= LOSS_TRIES && turn.now.duration_since(lost_at) >= options.loss_timeout;
+            let hopeless = tries.losses >= LOSS_TRIES
+                && options
+                    .loss_timeout
+                    .is_some_and(|timeout| turn.now.duration_since(lost_at) >= timeout);
             tries.timeouts += u8::from(overdue);
             tries.violations += u8::from(violation);
             let (kind, times, why) = if tries.timeouts >= TIMEOUT_TRIES {
@@ -127,7 +129,10 @@ impl Core {
             self.backoff = BACKOFF_MIN;
         }
         self.loss = Some(Loss {
-            deadline: turn.now + options.loss_timeout,
+            deadline: turn.now
+                + options
+                    .loss_timeout
+                    .unwrap_or(Duration::from_secs(10 * 365 * 86400)),
             cause: error,
         });
         self.wait(turn.now);

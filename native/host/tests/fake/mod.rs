@@ -5,7 +5,7 @@
 
 mod peer;
 
-use headrace_host::HostOptions;
+use headrace_host::{HostOptions, Portal};
 use headrace_wire::log::DiscoveryEntry;
 use headrace_wire::pdu::TermReq;
 use headrace_wire::{admin, Sqe, Status};
@@ -191,20 +191,17 @@ impl Fake {
 
     pub fn options(&self) -> HostOptions {
         HostOptions {
-            host: "127.0.0.1".into(),
-            port: self.port,
+            portals: vec![Portal::new("127.0.0.1", self.port)],
             subsysnqn: NQN.into(),
             nsid: 1,
             hostnqn: "nqn.2026-01.test:host".into(),
             hostid: [9; 16],
-            header_digest: false,
-            data_digest: false,
-            queues: 1,
             depth: 16,
             keep_alive: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
             io_timeout: Duration::from_secs(5),
-            loss_timeout: Duration::from_secs(10),
+            loss_timeout: Some(Duration::from_secs(10)),
+            ..Default::default()
         }
     }
 
