@@ -126,3 +126,11 @@ def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
         child = processes.start("deaf", ["-c", deaf], log=log)
         assert wait_until(lambda: log.exists() and "deaf" in log.read_text())
         assert child.stop(timeout_s=0.2) == -signal.SIGKILL
+
+
+def test_what_failed_first_is_shown_before_a_launchers_closing_words(tmp_path: Path) -> None:
+    program = "print('[rank0]: headrace.errors.CheckpointFailed: the save was given up'); print('noise\\n' * 40); exit(1)"
+    with Processes() as processes:
+        child = processes.start("train", ["-c", program], log=tmp_path / "train.log")
+        with pytest.raises(ChildFailed, match="the save was given up"):
+            child.check(20)

@@ -31,7 +31,8 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    nqn: Annotated[str, typer.Option(metavar="NQN", help="The subsystem's name.")] = DEFAULT_NQN,
+    # Named here: typer 0.27 takes a metavar that is the parameter's own name for a positional argument.
+    nqn: Annotated[str, typer.Option("--nqn", metavar="NQN", help="The subsystem's name.")] = DEFAULT_NQN,
     subsystem: Annotated[
         list[str] | None,
         typer.Option(

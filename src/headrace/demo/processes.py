@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from types import TracebackType
 from headrace.errors import HeadraceError
 
 _PR_SET_PDEATHSIG = 1
+
+#: The line that closes a traceback, also behind torchrun's "[rank0]: ".
+_EXCEPTION = re.compile(r"(\[rank\d+\]: ?)?(\w+\.)*[A-Z]\w*(Error|Exception|Failed|Exit|Interrupt): ")
 
 #: Runs in a bare interpreter, before the program: argv = owner's pid, program, arguments.
 _LEASH = (
@@ -87,13 +91,15 @@ class Child:
         if own[1] and not own[0]:
             return ChildFailed(f"{what}: {own[2]}")
         found = "still running" if status is None else _status_text(status)
-        tail = "".join(f"\n    {line}" for line in lines)
-        return ChildFailed(what, found=found, next_step=f"the end of its log, {self.log.name}:{tail}")
+        # What went wrong first is what a launcher's own closing words hide.
+        causes = [line for line in self.tail(400) if _EXCEPTION.match(line)]
+        tail = "".join(f"\n    {line}" for line in [*causes[:1], *lines])
+        return ChildFailed(what, found=found, next_step=f"from its log, {self.log}:{tail}")
 
     def tail(self, lines: int = 12) -> list[str]:
         try:
             with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - 8192))
+                file.seek(max(0, self.log.stat().st_size - 65536))
                 return file.read().decode("utf-8", "replace").splitlines()[-lines:]
         except OSError:
             return []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from headrace.checkpoint.layout import pack
 from headrace.errors import CheckpointFailed
@@ -126,3 +127,20 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise CheckpointFailed("only a contiguous tensor in host memory can be read into or written from directly")
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+class LastingStager(DefaultStager):
+    """The copy that an asynchronous save is made from, kept for the next one.
+
+    Some versions of torch (2.11 is one) close the stager that `async_save` was handed when the save ends; this one ends
+    by `release` alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(StagingOptions(False, False, False, False))
+
+    def close(self) -> None:
+        """Nothing: see `release`."""
+
+    def release(self) -> None:
+        super().close()

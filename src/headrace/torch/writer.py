@@ -42,7 +42,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -54,7 +53,7 @@ from headrace.torch.attachment import Attachment, VolumeLike
 from headrace.torch.coordination import Exchange, SoloExchange, StoreExchange
 from headrace.torch.failures import translated
 from headrace.torch.metadata import Place, to_manifest
-from headrace.torch.staging import StagedPlan, Staging, as_bytes, lay_out
+from headrace.torch.staging import LastingStager, StagedPlan, Staging, as_bytes, lay_out
 from headrace.volume import Grant, Receipt, Session, Volume
 
 
@@ -169,7 +168,7 @@ class VolumeWriter(StorageWriter):
             volume, run_id=run_id or self._run, takeover=self.options.takeover, session=session
         )
         self._staging = Staging()
-        self._stager: DefaultStager | None = None
+        self._stager: LastingStager | None = None
         self._under_way: ConcurrentFuture[SaveReport] | None = None
         self._current = _Current()
         #: Private gloo group of the saving ranks, for `dcp.save(process_group=...)`. None where there is one process.
@@ -202,7 +201,7 @@ class VolumeWriter(StorageWriter):
         """
         self._wait_for_async()
         if self._stager is None:
-            self._stager = DefaultStager(StagingOptions(False, False, False, False))
+            self._stager = LastingStager()
         with translated("save", self._failure):
             inner = async_save(
                 state_dict,
@@ -467,7 +466,7 @@ class VolumeWriter(StorageWriter):
         self._abandon()
         self._staging.release()
         if self._stager is not None:
-            self._stager.close()
+            self._stager.release()
             self._stager = None
         self._attachment.close()
         if self.process_group is not None:
