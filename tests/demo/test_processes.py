@@ -129,7 +129,7 @@ def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
 
 
 def test_what_failed_first_is_shown_before_a_launchers_closing_words(tmp_path: Path) -> None:
-    program = "print('[rank0]: headrace.errors.CheckpointFailed: the save was given up'); print('noise\\n' * 40); exit(1)"
+    program = "print('[rank0]: headrace.errors.CheckpointFailed: the save was given up'); print('x\\n' * 40); exit(1)"
     with Processes() as processes:
         child = processes.start("train", ["-c", program], log=tmp_path / "train.log")
         with pytest.raises(ChildFailed, match="the save was given up"):
