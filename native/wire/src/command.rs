@@ -83,6 +83,8 @@ pub mod feature {
     pub const KEEP_ALIVE_TIMER: u8 = 0x0F;
     pub const HOST_BEHAVIOUR: u8 = 0x16;
     pub const HOST_IDENTIFIER: u8 = 0x81;
+    pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
+    pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 }
 
 /// How a command's data travel.

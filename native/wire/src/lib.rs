@@ -6,6 +6,7 @@
 //! * [`identify`]: controller and namespace structures (Base Specification 5.1.13)
 //! * [`log`], [`ana`]: discovery log page and its neighbours (Base Specification 5.1.12)
 //! * [`event`]: asynchronous events (Base Specification 5.1.2)
+//! * [`reservation`]: reservation commands, Report, notifications
 //! * [`status`]: status codes by name
 //!
 //! Decoders refuse what the specification forbids and say which byte was wrong; they never trust a length. Field names
@@ -23,6 +24,7 @@ mod header;
 pub mod identify;
 pub mod log;
 pub mod pdu;
+pub mod reservation;
 pub mod status;
 
 pub use command::{admin, io, Cqe, Sgl, Sqe};
