@@ -6,6 +6,7 @@ import io
 import math
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
@@ -130,17 +131,39 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class LastingStager(DefaultStager):
-    """The copy that an asynchronous save is made from, kept for the next one.
+    """The copy that an asynchronous save is made from, kept for the next one where torch allows that.
 
-    Some versions of torch (2.11 is one) close the stager that `async_save` was handed when the save ends; this one ends
-    by `release` alone.
+    Some versions of torch (2.11 is one) throw the copy away at the end of `stage` and can stage only once: there each
+    save has a copy of its own, in fresh pages. Ended by `release` alone, whatever torch closes.
     """
 
     def __init__(self) -> None:
-        super().__init__(StagingOptions(False, False, False, False))
+        super().__init__(_IN_HOST_MEMORY)
+        self._reusable = _can_stage_twice()
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
+        if self._reusable:
+            return super().stage(state_dict, **kwargs)
+        return DefaultStager(_IN_HOST_MEMORY).stage(state_dict, **kwargs)
 
     def close(self) -> None:
         """Nothing: see `release`."""
 
     def release(self) -> None:
         super().close()
+
+
+_IN_HOST_MEMORY = StagingOptions(False, False, False, False)
+
+
+def _can_stage_twice() -> bool:
+    """Tried, since no version number says it: a class among the values is copied through what `stage` may clear."""
+    stager = DefaultStager(_IN_HOST_MEMORY)
+    try:
+        for _ in range(2):
+            stager.stage({"a class": int})
+    except KeyError:
+        return False
+    finally:
+        stager.close()
+    return True
