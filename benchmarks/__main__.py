@@ -1,4 +1,4 @@
-"""`python -m benchmarks SUITE [--quick] [--json]`: JSON lines on standard output, a table on standard error.
+"""`python -m benchmarks SUITE`: JSON lines on standard output, a table on standard error.
 
 Exit status 1 when a figure misses its bound, unless `--no-bounds` (a busy machine proves nothing).
 """
@@ -12,21 +12,25 @@ import sys
 from benchmarks import figures
 
 SUITES = {
-    "fabric": "the NVMe/TCP host and target beside a bare socket",
+    "fabric": "the NVMe/TCP host and target beside bare sockets",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=[*SUITES, "all"], help="; ".join(f"{k}: {v}" for k, v in SUITES.items()))
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, under 30 s a suite")
+    parser.add_argument("--only", metavar="FIGURE", action="append", default=[], help="this figure; may be given again")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, about a minute a suite")
     parser.add_argument("--json", action="store_true", help="only the JSON lines, no table")
     parser.add_argument("--no-bounds", action="store_true", help="a missed bound is shown, and is no failure")
     options = parser.parse_args(arguments)
     got: list[figures.Figure] = []
     for suite in SUITES if options.suite == "all" else [options.suite]:
-        module = importlib.import_module(f"benchmarks.{suite}")
-        for figure in module.run(options.quick):
+        module = importlib.import_module(f"benchmarks.{suite.replace('-', '_')}")
+        names = getattr(module, "FIGURES", {})
+        if unknown := [name for name in options.only if name not in names]:
+            parser.error(f"suite {suite} has no figure {', '.join(unknown)}; it has: {', '.join(names)}")
+        for figure in module.run(options.quick, options.only) if options.only else module.run(options.quick):
             print(figure.json_line(), flush=True)
             got.append(figure)
     if not options.json:

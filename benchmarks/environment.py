@@ -8,6 +8,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks.cores import layout
+
 
 def _cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -18,11 +20,12 @@ def _cpu_model() -> str:
 
 @cache
 def environment() -> dict[str, object]:
-    """CPU, cores usable by this process, memory, kernel, Python and headrace versions."""
+    """CPU, cores usable by this process and who was on which, memory, kernel, Python and headrace versions."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(layout().driver | {layout().client, layout().server, layout().second}),
+        "pinning": {"client": layout().client, "server": layout().server, "client's second thread": layout().second},
         "memory_gib": round(memory_bytes / 2**30),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -25,6 +25,12 @@ class Figure:
     samples: list[float] = field(default_factory=list)
     #: Half the distance between the quartiles of pairs of the *same* thing: differences below it say nothing.
     noise: float | None = None
+    #: Of a ratio: the medians of what was compared, and their unit.
+    ours: float | None = None
+    peer: float | None = None
+    measured_in: str | None = None
+    #: How many cores each process kept busy (CPU seconds a second), by process.
+    cpu: dict[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -34,11 +40,13 @@ class Figure:
 
     def json_line(self) -> str:
         """One line; bounds that do not exist are left out."""
-        shown = {key: value for key, value in asdict(self).items() if value is not None}
-        shown["value"] = _rounded(self.value)
+        shown = {key: value for key, value in asdict(self).items() if value is not None and value != {}}
+        for key, value in shown.items():
+            if isinstance(value, float):
+                shown[key] = _rounded(value)
         shown["samples"] = [_rounded(sample) for sample in self.samples]
-        if self.noise is not None:
-            shown["noise"] = _rounded(self.noise)
+        if self.cpu:
+            shown["cpu"] = {name: _rounded(value) for name, value in self.cpu.items()}
         return json.dumps({**shown, "environment": environment()}, ensure_ascii=False)
 
 
@@ -53,17 +61,22 @@ def table(figures: Iterable[Figure]) -> Table:
     for name in ("value", "unit", "bound", "noise", "n"):
         view.add_column(name, justify="right")
     view.add_column("verdict")
+    view.add_column("ours / peer")
+    view.add_column("busy cores")
     for item in figures:
         bound = f">= {item.at_least:g}" if item.at_least is not None else ""
         bound += f"<= {item.at_most:g}" if item.at_most is not None else ""
         verdict = ("holds" if item.holds else "[bold red]missed[/]") if bound else ""
         noise = f"{item.noise:.2g}" if item.noise is not None else ""
+        both = f"{item.ours:.3g} / {item.peer:.3g} {item.measured_in}" if item.ours and item.peer else ""
+        busy = ", ".join(f"{name} {value:.2f}" for name, value in item.cpu.items())
         view.add_row(
-            item.suite, item.figure, f"{item.value:.3g}", item.unit, bound, noise, str(len(item.samples)), verdict
-        )
+            item.suite, item.figure, f"{item.value:.3g}", item.unit, bound, noise, str(len(item.samples)), verdict,
+            both, busy,
+        )  # fmt: skip
     return view
 
 
 def show(figures: Iterable[Figure]) -> None:
     """The table, on standard error: standard output carries the JSON lines."""
-    Console(stderr=True, width=None if Console(stderr=True).is_terminal else 140).print(table(figures))
+    Console(stderr=True, width=None if Console(stderr=True).is_terminal else 200).print(table(figures))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
-from benchmarks.bare_socket import BareSocket
+from benchmarks import __main__ as command
+from benchmarks.cores import layout_of
 from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved, quartile_spread
 
@@ -52,12 +52,22 @@ def test_quartile_spread() -> None:
     assert quartile_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == 1.0
 
 
-def test_the_bare_socket_moves_the_bytes() -> None:
-    size = 8 << 20
-    bare = BareSocket(size)
-    try:
-        found = np.zeros(size, np.uint8)
-        bare.read(memoryview(found).cast("B"), 1 << 20, 4)
-    finally:
-        bare.close()
-    assert np.array_equal(found, np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8))
+def test_with_cores_enough_every_role_has_its_own() -> None:
+    layout = layout_of(set(range(1000, 1016)))
+    assert len({layout.client, layout.server, layout.second}) == 3
+    assert not layout.driver & {layout.client, layout.server, layout.second}
+    assert len({core for pair in layout.pairs for core in pair}) == 16
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_with_few_cores_roles_share_them(count: int) -> None:
+    usable = set(range(1000, 1000 + count))
+    layout = layout_of(usable)
+    assert {layout.client, layout.server, layout.second} == usable
+    assert layout.driver <= usable and len(layout.pairs) == 8
+
+
+def test_an_unknown_figure_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["fabric", "--only", "read_2mib"])
+    assert "read_2mib" in capsys.readouterr().err
