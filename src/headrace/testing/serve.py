@@ -72,12 +72,14 @@ def serving(
     prefix: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     start_timeout_s: float = 20,
+    port: int | None = None,
 ) -> Iterator[ServeProcess]:
     """Namespaces as `headrace serve` takes them; `options`: more of its options; `prefix`: a command that runs it.
+    `port`: of 127.0.0.1; default: a free one.
 
     Raises RuntimeError, with all that the process printed, when nobody listens after `start_timeout_s`.
     """
-    port = free_port()
+    port = port or free_port()
     command = [*prefix, sys.executable, "-m", "headrace.cli", "serve", *namespaces]
     command += ["--listen", f"127.0.0.1:{port}", "--nqn", nqn, *options]
     process = subprocess.Popen(

@@ -1,0 +1,51 @@
+"""A script in a guest that asks for things outside while it runs.
+
+The script prints `OUTSIDE name` and waits for the file `/share/name.done`; here the function of that name is called, and
+the file is made. So a test can kill a target, cut a path or change a namespace at a moment that the guest chose.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def run_in_guest(
+    lab: Path,
+    script: Path,
+    share: Path,
+    *,
+    env: Mapping[str, object],
+    outside: Mapping[str, Callable[[], None]],
+    timeout_s: float,
+) -> str:
+    """All that the script printed. AssertionError where it asks for what is not in `outside`, or that fails."""
+    words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    process = subprocess.Popen(
+        [lab, "run", "--script", script, "--share", share, "--timeout", str(int(timeout_s)), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    # The lab has a deadline of its own; this one is for a lab that hangs.
+    watchdog = threading.Timer(timeout_s + 90, process.kill)
+    watchdog.start()
+    seen: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            seen.append(line)
+            word, _, name = line.strip().partition(" ")
+            if word == "OUTSIDE":
+                assert name in outside, f"the guest asks for {name!r}\n{''.join(seen)}"
+                outside[name]()
+                (share / f"{name}.done").touch()
+        process.wait()
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+    return "".join(seen)

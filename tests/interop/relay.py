@@ -1,0 +1,101 @@
+"""A TCP path that can be cut and healed: 127.0.0.1:`port` leads to a port behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+
+from headrace.testing.serve import free_port
+
+
+class Relay:
+    """One thread moves the bytes of all connections. `cut` resets them and refuses new ones until `heal`."""
+
+    def __init__(self, behind: int) -> None:
+        self.port = free_port()
+        self._behind = behind
+        self._whole = True
+        self._over = False
+        self._lock = threading.Lock()
+        self._ends: dict[socket.socket, socket.socket] = {}
+        self._listener: socket.socket | None = self._listen()
+        self._thread = threading.Thread(target=self._run, name="relay")
+        self._thread.start()
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(64)
+        return listener
+
+    def cut(self) -> None:
+        with self._lock:
+            self._whole = False
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
+            for end in self._ends:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.close()
+            self._ends.clear()
+
+    def heal(self) -> None:
+        with self._lock:
+            self._whole = True
+            self._listener = self._listener or self._listen()
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join(10)
+        self.cut()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._over:
+            with self._lock:
+                sockets = [*self._ends, *([self._listener] if self._listener else [])]
+            try:
+                # A short wait: `cut` and `heal` change the set behind its back.
+                ready = select.select(sockets, [], [], 0.05)[0]
+            except (OSError, ValueError):
+                continue
+            for each in ready:
+                with self._lock:
+                    if each is self._listener:
+                        self._accept(each)
+                    elif each in self._ends:
+                        self._move(each)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            near = listener.accept()[0]
+            try:
+                far = socket.create_connection(("127.0.0.1", self._behind), 2)
+            except OSError:
+                near.close()
+                return
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._ends[near], self._ends[far] = far, near
+
+    def _move(self, source: socket.socket) -> None:
+        drain = self._ends[source]
+        try:
+            data = source.recv(1 << 18)
+            if data:
+                drain.sendall(data)
+                return
+        except OSError:
+            pass
+        for end in (source, drain):
+            self._ends.pop(end, None)
+            end.close()
