@@ -1,7 +1,7 @@
 """A script in a guest that asks for things outside while it runs.
 
-The script prints `OUTSIDE name` and waits for the file `/share/name.done`; here the function of that name is called, and
-the file is made. So a test can kill a target, cut a path or change a namespace at a moment that the guest chose.
+The script prints `OUTSIDE name` and waits for the file `/share/name.done`; here the function of that name is called,
+and the file is made. So a test can kill a target, cut a path or change a namespace at a moment that the guest chose.
 """
 
 from __future__ import annotations
