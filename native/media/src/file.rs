@@ -5,7 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{RwLock, RwLockReadGuard};
 
 /// How bytes move between a file and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -21,7 +22,10 @@ pub enum Engine {
 /// A file, or a block device, as media. The page cache makes it volatile: a write is durable after `fdatasync`.
 pub struct FileMedia {
     file: File,
-    size_bytes: u64,
+    size_bytes: AtomicU64,
+    /// Held by writes, and alone by a change to a smaller size: nothing that was checked against the old size lands beyond
+    /// the new one and makes the file longer again.
+    shape: RwLock<()>,
     block_bytes: u32,
     read_only: bool,
     /// Through io_uring, else `pread` and `pwrite`.
@@ -59,7 +63,8 @@ impl FileMedia {
         }
         Ok(FileMedia {
             file,
-            size_bytes,
+            size_bytes: AtomicU64::new(size_bytes),
+            shape: RwLock::default(),
             block_bytes,
             read_only,
             uring,
@@ -86,6 +91,10 @@ impl FileMedia {
             Err(error) if system::unsupported(&error) => Ok(()),
             result => result,
         }
+    }
+
+    fn read_shape(&self) -> RwLockReadGuard<'_, ()> {
+        self.shape.read().unwrap_or_else(|e| e.into_inner())
     }
 
     fn put(&self, offset: u64, from: &[u8]) -> io::Result<()> {
@@ -115,7 +124,7 @@ impl FileMedia {
 
 impl Media for FileMedia {
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size_bytes.load(Ordering::Acquire)
     }
     fn block_bytes(&self) -> u32 {
         self.block_bytes
@@ -143,6 +152,7 @@ impl Media for FileMedia {
     }
 
     fn write(&self, offset: u64, from: &[u8], fua: bool) -> io::Result<()> {
+        let _shape = self.read_shape();
         check_write(self, offset, from.len() as u64)?;
         if !fua {
             return self.put(offset, from);
@@ -175,6 +185,7 @@ impl Media for FileMedia {
     }
 
     fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        let _shape = self.read_shape();
         check_write(self, offset, length)?;
         if length == 0 {
             return Ok(());
@@ -187,6 +198,7 @@ impl Media for FileMedia {
     }
 
     fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> io::Result<()> {
+        let _shape = self.read_shape();
         check_write(self, offset, length)?;
         if length == 0 {
             return Ok(());
@@ -206,6 +218,31 @@ impl Media for FileMedia {
         if fua {
             self.flush()?;
         }
+        Ok(())
+    }
+
+    /// A regular file becomes longer, sparse, or shorter; a block device has the size that it has.
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        check_geometry(size_bytes, self.block_bytes)?;
+        if self.read_only {
+            return check_write(self, 0, 0);
+        }
+        let _alone = self.shape.write().unwrap_or_else(|e| e.into_inner());
+        if self.file.metadata()?.is_file() {
+            if size_bytes < self.size_bytes() {
+                self.size_bytes.store(size_bytes, Ordering::Release);
+            }
+            self.file.set_len(size_bytes)?;
+        } else {
+            let found = (&self.file).seek(SeekFrom::End(0))?;
+            if size_bytes > found {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("the device has {found} bytes, less than {size_bytes}"),
+                ));
+            }
+        }
+        self.size_bytes.store(size_bytes, Ordering::Release);
         Ok(())
     }
 

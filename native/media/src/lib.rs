@@ -68,6 +68,15 @@ pub trait Media: Send + Sync {
         Ok(())
     }
 
+    /// Another size from now on: what is new reads as zeros, what lies beyond is lost. A request that was checked against the
+    /// old size is through when this returns.
+    fn resize(&self, _size_bytes: u64) -> io::Result<()> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this media cannot change its size",
+        ))
+    }
+
     /// Fill `into` only if that needs no waiting for a device; `false`: it was not done, use [`Media::read`].
     fn try_read(&self, _offset: u64, _into: &mut [u8]) -> io::Result<bool> {
         Ok(false)

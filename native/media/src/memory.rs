@@ -2,14 +2,20 @@
 
 use crate::{check, check_geometry, check_write, Mapping, Media};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+
+/// How many times its first size it can become.
+const GROWTH: usize = 16;
 
 /// A sparse memory of any size: untouched blocks read as zeros and cost nothing.
 ///
 /// It reports no volatile cache: there is nothing behind it that a flush could reach, so an answered write is already as
 /// durable as it will ever be, which is as long as the process lives.
 pub struct MemoryMedia {
+    /// Longer than the media, so that it can grow where it lies. Addresses cost nothing.
     mapping: Arc<Mapping>,
+    size_bytes: AtomicU64,
     block_bytes: u32,
 }
 
@@ -18,8 +24,14 @@ impl MemoryMedia {
         check_geometry(size_bytes, block_bytes)?;
         let length =
             usize::try_from(size_bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        let mapping = match Mapping::new(length.saturating_mul(GROWTH)) {
+            Ok(mapping) => mapping,
+            // Addresses are limited here: then it stays as it is.
+            Err(_) => Mapping::new(length)?,
+        };
         Ok(MemoryMedia {
-            mapping: Arc::new(Mapping::new(length)?),
+            mapping: Arc::new(mapping),
+            size_bytes: AtomicU64::new(size_bytes),
             block_bytes,
         })
     }
@@ -27,7 +39,7 @@ impl MemoryMedia {
 
 impl Media for MemoryMedia {
     fn size_bytes(&self) -> u64 {
-        self.mapping.len() as u64
+        self.size_bytes.load(Ordering::Acquire)
     }
     fn block_bytes(&self) -> u32 {
         self.block_bytes
@@ -60,6 +72,21 @@ impl Media for MemoryMedia {
     fn write_zeroes(&self, offset: u64, length: u64, _fua: bool) -> io::Result<()> {
         check_write(self, offset, length)?;
         self.mapping.zero(offset as usize, length as usize);
+        Ok(())
+    }
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        check_geometry(size_bytes, self.block_bytes)?;
+        let longest = self.mapping.len() as u64;
+        if size_bytes > longest {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("memory can grow to {longest} bytes where it lies, not to {size_bytes}"),
+            ));
+        }
+        let before = self.size_bytes.swap(size_bytes, Ordering::AcqRel);
+        let (low, high) = (before.min(size_bytes), before.max(size_bytes));
+        // What goes is given back. What comes is zeroed again: a transfer that was under way when it went may have written.
+        self.mapping.zero(low as usize, (high - low) as usize);
         Ok(())
     }
     fn try_read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {

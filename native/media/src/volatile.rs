@@ -206,6 +206,13 @@ impl Media for VolatileCache {
         self.below.flush()
     }
 
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        let mut cached = self.lock();
+        self.below.resize(size_bytes)?;
+        cached.forget(size_bytes / u64::from(self.block_bytes()), u64::MAX);
+        Ok(())
+    }
+
     fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
         check_write(self, offset, length)?;
         let size = u64::from(self.block_bytes());

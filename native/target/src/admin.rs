@@ -33,12 +33,12 @@ pub(crate) fn execute(
 ) -> Result<Outcome, Status> {
     let discovery = controller.subsystem.discovery;
     match sqe.opcode() {
-        admin::IDENTIFY => identify(sqe, controller, &shared.limits).map(Outcome::Bytes),
+        admin::IDENTIFY => identify(sqe, controller).map(Outcome::Bytes),
         admin::GET_LOG_PAGE => get_log_page(sqe, controller, shared, local).map(Outcome::Bytes),
         admin::KEEP_ALIVE => Ok(Outcome::Value(0)),
         admin::ASYNC_EVENT_REQUEST => Ok(Outcome::Held),
-        admin::GET_FEATURES => get_feature(sqe, controller, shared),
-        admin::SET_FEATURES => set_feature(sqe, data, controller, shared),
+        admin::GET_FEATURES => get_feature(sqe, controller),
+        admin::SET_FEATURES => set_feature(sqe, data, controller),
         // Bit 0: not aborted. Every command here is at the media or done, and neither can be taken back.
         admin::ABORT if !discovery => Ok(Outcome::Value(1)),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
@@ -51,7 +51,7 @@ fn queue_count(queues: u16) -> u32 {
     zero_based | zero_based << 16
 }
 
-fn get_feature(sqe: &Sqe, controller: &Controller, shared: &Shared) -> Result<Outcome, Status> {
+fn get_feature(sqe: &Sqe, controller: &Controller) -> Result<Outcome, Status> {
     let refuse = |status: Status| Err(status.do_not_retry());
     // Only current values: ONCS says so.
     if sqe.cdw(10) >> 8 & 7 != 0 {
@@ -69,7 +69,7 @@ fn get_feature(sqe: &Sqe, controller: &Controller, shared: &Shared) -> Result<Ou
         }
         feature::NUMBER_OF_QUEUES if io => {
             let granted = if state.queues_granted == 0 {
-                shared.limits.max_io_queues
+                controller.subsystem.limits.max_io_queues
             } else {
                 state.queues_granted
             };
@@ -87,7 +87,7 @@ fn get_feature(sqe: &Sqe, controller: &Controller, shared: &Shared) -> Result<Ou
     })
 }
 
-fn set_feature(sqe: &Sqe, data: &[u8], controller: &Controller, shared: &Shared) -> Result<Outcome, Status> {
+fn set_feature(sqe: &Sqe, data: &[u8], controller: &Controller) -> Result<Outcome, Status> {
     let refuse = |status: Status| Err(status.do_not_retry());
     // SV: nothing is saved over a reset.
     if sqe.cdw(10) & 1 << 31 != 0 {
@@ -100,7 +100,7 @@ fn set_feature(sqe: &Sqe, data: &[u8], controller: &Controller, shared: &Shared)
         feature::ASYNC_EVENT_CONFIG => state.async_config = value,
         feature::KEEP_ALIVE_TIMER => controller.kato_ms.store(round_kato(value), Ordering::Relaxed),
         feature::VOLATILE_WRITE_CACHE if io => {
-            if !controller.subsystem.volatile() {
+            if !controller.cached() {
                 return refuse(Status::INVALID_FIELD);
             }
             controller.write_cache.store(value & 1 != 0, Ordering::Relaxed);
@@ -114,7 +114,7 @@ fn set_feature(sqe: &Sqe, data: &[u8], controller: &Controller, shared: &Shared)
             if state.queues.range(1..).next().is_some() {
                 return refuse(Status::SEQUENCE_ERROR);
             }
-            state.queues_granted = (sq.min(cq) + 1).min(shared.limits.max_io_queues);
+            state.queues_granted = (sq.min(cq) + 1).min(controller.subsystem.limits.max_io_queues);
             return Ok(Outcome::Value(queue_count(state.queues_granted)));
         }
         feature::HOST_BEHAVIOUR if io => {

@@ -2,6 +2,7 @@
 //! and what it answers depends on the bytes only, not on the pieces.
 
 use crate::common::{pattern, HOST, NQN};
+use crate::config::QueueLimits;
 use crate::connection::Connection;
 use crate::mailbox::Mailbox;
 use crate::memory::Memory;
@@ -16,7 +17,7 @@ use headrace_wire::fabrics::{
 use headrace_wire::pdu::{DataHeader, Digests, IcReq, Pdu};
 use headrace_wire::{crc32c, Sgl, Sqe};
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -30,23 +31,22 @@ fn shared() -> Arc<Shared> {
     let media = MemoryMedia::new(8 << 20, 4096).unwrap();
     Arc::new(Shared {
         limits: Limits {
-            mdts_bytes: 1 << 20,
-            in_capsule_bytes: 16 << 10,
             max_h2c_data_bytes: 128 << 10,
             max_connections: 10,
-            max_queue_entries: 128,
-            max_io_queues: 4,
             connection_memory_bytes: MEMORY,
             connect_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(10),
         },
         subsystems: vec![Arc::new(Subsystem::with_media(NQN, Box::new(media)))],
-        discovery: Arc::new(Subsystem::discovery()),
+        discovery: Arc::new(Subsystem::discovery(QueueLimits::default())),
         registry: Registry::default(),
         memory: Memory::new(MEMORY),
         workers,
         mailboxes: Vec::new(),
-        addresses: Vec::new(),
+        portals: Vec::new(),
+        discovery_generation: AtomicU64::new(1),
+        draining: AtomicBool::new(false),
+        engine: headrace_media::Engine::Auto,
         started: Instant::now(),
         connections: AtomicUsize::new(0),
         totals: Totals::default(),

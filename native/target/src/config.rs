@@ -1,9 +1,12 @@
 //! What a target serves: one JSON object, checked as a whole before anything is opened.
 
+use crate::subsystem::{MAX_ANA_GROUPS, MAX_NAMESPACES, MAX_NSID};
+use crate::view::{ana_state, Group, HostAccess, Hosts};
 use headrace_media::{check_geometry, Engine, FileMedia, Media, MemoryMedia, VolatileCache};
+use headrace_wire::ana::AnaState;
 use headrace_wire::{DISCOVERY_NQN, NQN_MAX};
 use serde::Deserialize;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 
 /// See the fields; unknown names are refused, so that a spelling error never means a default.
@@ -61,6 +64,12 @@ pub struct ListenConfig {
     /// 0: a free one, see `Target::addresses`.
     #[serde(default)]
     pub port: u16,
+    /// What ANA groups call it; empty: its number, from 1.
+    #[serde(default)]
+    pub name: String,
+    /// Only the discovery subsystem is served here.
+    #[serde(default)]
+    pub discovery: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -73,10 +82,107 @@ pub struct SubsystemConfig {
     /// At most 40 printable ASCII characters.
     #[serde(default = "default_model")]
     pub model: String,
-    /// Host NQNs that may connect; empty: any.
+    /// Hosts that may connect.
     #[serde(default)]
-    pub allow_hosts: Vec<String>,
+    pub allow_hosts: Vec<HostConfig>,
+    /// What a host may do that is not among them. Left out: nothing, or everything where the list is empty.
+    #[serde(default)]
+    pub other_hosts: Option<HostAccess>,
+    /// Empty: group 1, optimized through every portal.
+    #[serde(default)]
+    pub ana_groups: Vec<AnaGroupConfig>,
     pub namespaces: Vec<NamespaceConfig>,
+    /// Where given, in place of the target's.
+    #[serde(default)]
+    pub in_capsule_bytes: Option<u32>,
+    #[serde(default)]
+    pub mdts_bytes: Option<u32>,
+    #[serde(default)]
+    pub max_queue_entries: Option<u16>,
+    #[serde(default)]
+    pub max_io_queues: Option<u16>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostConfig {
+    pub nqn: String,
+    #[serde(default)]
+    pub access: HostAccess,
+}
+
+impl From<&str> for HostConfig {
+    fn from(nqn: &str) -> Self {
+        HostConfig {
+            nqn: nqn.into(),
+            access: HostAccess::ReadWrite,
+        }
+    }
+}
+
+/// Namespaces that share their path states.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnaGroupConfig {
+    pub id: u32,
+    /// Through each portal, by its name: `optimized`, `non-optimized`, `inaccessible`, `persistent-loss` or `change`.
+    #[serde(default)]
+    pub states: BTreeMap<String, String>,
+    /// Through all other portals.
+    #[serde(default = "default_state")]
+    pub state: String,
+}
+
+/// What one controller of a subsystem may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueLimits {
+    pub(crate) mdts_bytes: u32,
+    pub(crate) in_capsule_bytes: u32,
+    pub(crate) max_queue_entries: u16,
+    pub(crate) max_io_queues: u16,
+}
+
+impl Default for QueueLimits {
+    fn default() -> Self {
+        QueueLimits {
+            mdts_bytes: mebibyte(),
+            in_capsule_bytes: default_in_capsule(),
+            max_queue_entries: default_queue_entries(),
+            max_io_queues: default_io_queues(),
+        }
+    }
+}
+
+impl QueueLimits {
+    fn validate(&self, place: &str) -> Result<(), String> {
+        within(
+            &format!("{place}in_capsule_bytes"),
+            self.in_capsule_bytes,
+            0,
+            64 << 10,
+        )?;
+        if self.in_capsule_bytes % 16 != 0 {
+            return Err(format!(
+                "{place}in_capsule_bytes must be a multiple of 16, found {}",
+                self.in_capsule_bytes
+            ));
+        }
+        // The field is an exponent of 4 KiB pages, and exponent 0 means "no limit": one page cannot be said.
+        within(&format!("{place}mdts_bytes"), self.mdts_bytes, 8192, 16 << 20)?;
+        if !self.mdts_bytes.is_power_of_two() {
+            return Err(format!(
+                "{place}mdts_bytes must be a power of two, found {}",
+                self.mdts_bytes
+            ));
+        }
+        within(
+            &format!("{place}max_queue_entries"),
+            self.max_queue_entries,
+            16,
+            1024,
+        )?;
+        within(&format!("{place}max_io_queues"), self.max_io_queues, 1, 128)
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -94,6 +200,11 @@ pub struct NamespaceConfig {
     /// Default: derived from the subsystem's NQN and the nsid, so that it stays the same over restarts.
     #[serde(default)]
     pub uuid: Option<String>,
+    /// As the UUID.
+    #[serde(default)]
+    pub nguid: Option<String>,
+    #[serde(default = "default_group")]
+    pub ana_group: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -126,10 +237,18 @@ fn default_listen() -> Vec<ListenConfig> {
     vec![ListenConfig {
         host: "127.0.0.1".into(),
         port: 0,
+        name: String::new(),
+        discovery: false,
     }]
 }
 fn default_model() -> String {
     "headrace".into()
+}
+fn default_state() -> String {
+    AnaState::Optimized.name().into()
+}
+fn default_group() -> u32 {
+    1
 }
 fn default_block() -> u32 {
     4096
@@ -198,29 +317,14 @@ impl TargetConfig {
                 self.max_h2c_data_bytes
             ));
         }
-        within("in_capsule_bytes", self.in_capsule_bytes, 0, 64 << 10)?;
-        if self.in_capsule_bytes % 16 != 0 {
-            return Err(format!(
-                "in_capsule_bytes must be a multiple of 16, found {}",
-                self.in_capsule_bytes
-            ));
-        }
-        // The field is an exponent of 4 KiB pages, and exponent 0 means "no limit": one page cannot be said.
-        within("mdts_bytes", self.mdts_bytes, 8192, 16 << 20)?;
-        if !self.mdts_bytes.is_power_of_two() {
-            return Err(format!(
-                "mdts_bytes must be a power of two, found {}",
-                self.mdts_bytes
-            ));
-        }
+        self.limits().validate("")?;
         within("max_connections", self.max_connections, 1, 65536)?;
-        within("max_queue_entries", self.max_queue_entries, 16, 1024)?;
-        within("max_io_queues", self.max_io_queues, 1, 128)?;
         within("reactor_threads", self.reactor_threads, 0, 64)?;
         within("worker_threads", self.worker_threads, 1, 64)?;
         within("connect_timeout_ms", self.connect_timeout_ms, 10, 600_000)?;
         within("progress_timeout_ms", self.progress_timeout_ms, 10, 600_000)?;
-        let least = 2 * (self.mdts_bytes.max(64 << 10) as usize);
+        let longest = self.subsystems.iter().filter_map(|s| s.mdts_bytes);
+        let least = 2 * (longest.fold(self.mdts_bytes.max(64 << 10), u32::max) as usize);
         within(
             "connection_memory_bytes",
             self.connection_memory_bytes,
@@ -233,16 +337,47 @@ impl TargetConfig {
             self.connection_memory_bytes,
             1 << 44,
         )?;
+        let portals = self.portal_names();
+        if let Some(twice) = portals
+            .iter()
+            .enumerate()
+            .find(|(i, n)| portals[..*i].contains(n))
+        {
+            return Err(format!("two portals have the name {:?}", twice.1));
+        }
+        if self.listen.iter().all(|listen| listen.discovery) && !self.subsystems.is_empty() {
+            return Err("every portal is for discovery only: no subsystem could be reached".into());
+        }
         let mut nqns = HashSet::new();
         let mut paths = HashSet::new();
-        for (index, subsystem) in self.subsystems.iter().enumerate() {
-            let place = format!("subsystems[{index}]");
+        for subsystem in &self.subsystems {
             if !nqns.insert(subsystem.nqn.as_str()) {
-                return Err(format!("{place}.nqn {:?} is given twice", subsystem.nqn));
+                return Err(format!("subsystem {:?} is given twice", subsystem.nqn));
             }
-            subsystem.validate(&place, &mut paths)?;
+            subsystem.validate(&portals, &mut paths)?;
+            subsystem
+                .limits(self)
+                .validate(&format!("subsystem {}: ", subsystem.nqn))?;
         }
         Ok(())
+    }
+
+    pub(crate) fn limits(&self) -> QueueLimits {
+        QueueLimits {
+            mdts_bytes: self.mdts_bytes,
+            in_capsule_bytes: self.in_capsule_bytes,
+            max_queue_entries: self.max_queue_entries,
+            max_io_queues: self.max_io_queues,
+        }
+    }
+
+    /// What ANA groups and the control plane call the listeners.
+    pub(crate) fn portal_names(&self) -> Vec<String> {
+        let name = |(index, listen): (usize, &ListenConfig)| match listen.name.as_str() {
+            "" => (index + 1).to_string(),
+            name => name.to_string(),
+        };
+        self.listen.iter().enumerate().map(name).collect()
     }
 
     pub(crate) fn engine(&self) -> Engine {
@@ -255,85 +390,173 @@ impl TargetConfig {
 }
 
 impl SubsystemConfig {
-    fn validate<'a>(&'a self, place: &str, paths: &mut HashSet<&'a PathBuf>) -> Result<(), String> {
+    fn validate<'a>(&'a self, portals: &[String], paths: &mut HashSet<&'a PathBuf>) -> Result<(), String> {
         if !is_nqn(&self.nqn) || self.nqn == DISCOVERY_NQN {
             return Err(format!(
-                "{place}.nqn must begin with \"nqn.\", be printable, at most {NQN_MAX} bytes, and not the discovery \
+                "a subsystem's nqn must begin with \"nqn.\", be printable, at most {NQN_MAX} bytes, and not the discovery \
                  subsystem's, found {:?}",
                 self.nqn
             ));
         }
+        let place = format!("subsystem {}", self.nqn);
         if !printable(&self.serial, 20) {
             return Err(format!(
-                "{place}.serial must be at most 20 printable characters, found {:?}",
+                "{place}: serial must be at most 20 printable characters, found {:?}",
                 self.serial
             ));
         }
         if !printable(&self.model, 40) {
             return Err(format!(
-                "{place}.model must be at most 40 printable characters, found {:?}",
+                "{place}: model must be at most 40 printable characters, found {:?}",
                 self.model
             ));
         }
-        if let Some(bad) = self.allow_hosts.iter().find(|host| !is_nqn(host)) {
-            return Err(format!("{place}.allow_hosts must be host NQNs, found {bad:?}"));
-        }
-        if self.namespaces.is_empty() {
-            return Err(format!("{place}.namespaces must not be empty"));
-        }
-        let mut nsids = HashSet::new();
-        for (index, namespace) in self.namespaces.iter().enumerate() {
-            let place = format!("{place}.namespaces[{index}]");
-            within(
-                &format!("{place}.nsid"),
-                namespace.nsid,
-                1,
-                crate::subsystem::MAX_NAMESPACES,
-            )?;
-            if !nsids.insert(namespace.nsid) {
-                return Err(format!("{place}.nsid {} is given twice", namespace.nsid));
+        let mut hosts = HashSet::new();
+        for host in &self.allow_hosts {
+            if !is_nqn(&host.nqn) {
+                return Err(format!("{place}: hosts must be host NQNs, found {:?}", host.nqn));
             }
-            if namespace.block_bytes != 512 && namespace.block_bytes != 4096 {
+            if !hosts.insert(&host.nqn) {
+                return Err(format!("{place}: host {} is given twice", host.nqn));
+            }
+        }
+        let mut groups = HashSet::new();
+        for group in &self.ana_groups {
+            let place = format!("{place}, ANA group {}", group.id);
+            within(&format!("{place}: id"), group.id, 1, MAX_ANA_GROUPS)?;
+            if !groups.insert(group.id) {
+                return Err(format!("{place} is given twice"));
+            }
+            if let Some(portal) = group.states.keys().find(|name| !portals.contains(name)) {
                 return Err(format!(
-                    "{place}.block_bytes must be 512 or 4096, found {}",
-                    namespace.block_bytes
+                    "{place}: there is no portal {portal:?}, only {}",
+                    portals.join(", ")
                 ));
             }
-            if let Some(uuid) = &namespace.uuid {
-                parse_uuid(uuid)
-                    .ok_or_else(|| format!("{place}.uuid must be 32 hexadecimal digits, found {uuid:?}"))?;
+            if let Some(bad) = group
+                .states
+                .values()
+                .chain([&group.state])
+                .find(|state| ana_state(state).is_none())
+            {
+                return Err(format!(
+                    "{place}: a state must be optimized, non-optimized, inaccessible, persistent-loss or change, \
+                     found {bad:?}"
+                ));
             }
-            match &namespace.media {
-                MediaConfig::Memory { size_bytes } => {
-                    check_geometry(*size_bytes, namespace.block_bytes)
-                        .map_err(|e| format!("{place}.media: {e}"))?;
-                }
-                MediaConfig::File {
-                    path,
-                    size_bytes,
-                    create,
-                } => {
-                    if !paths.insert(path) {
-                        return Err(format!("{place}.media.path {} is given twice", path.display()));
-                    }
-                    if *create && size_bytes.is_none() {
-                        return Err(format!(
-                            "{place}.media needs size_bytes to create {}",
-                            path.display()
-                        ));
-                    }
-                    if let Some(size) = size_bytes {
-                        check_geometry(*size, namespace.block_bytes)
-                            .map_err(|e| format!("{place}.media: {e}"))?;
-                    }
+        }
+        if groups.is_empty() {
+            groups.insert(default_group());
+        }
+        if self.namespaces.len() > MAX_NAMESPACES {
+            return Err(format!(
+                "{place}: at most {MAX_NAMESPACES} namespaces, found {}",
+                self.namespaces.len()
+            ));
+        }
+        let mut nsids = HashSet::new();
+        for namespace in &self.namespaces {
+            if !nsids.insert(namespace.nsid) {
+                return Err(format!("{place}: namespace {} is given twice", namespace.nsid));
+            }
+            namespace.validate().map_err(|e| format!("{place}, {e}"))?;
+            if !groups.contains(&namespace.ana_group) {
+                return Err(format!(
+                    "{place}, namespace {}: there is no ANA group {}",
+                    namespace.nsid, namespace.ana_group
+                ));
+            }
+            if let MediaConfig::File { path, .. } = &namespace.media {
+                if !paths.insert(path) {
+                    return Err(format!(
+                        "{place}, namespace {}: {} is given twice",
+                        namespace.nsid,
+                        path.display()
+                    ));
                 }
             }
         }
         Ok(())
     }
+
+    pub(crate) fn limits(&self, target: &TargetConfig) -> QueueLimits {
+        let all = target.limits();
+        QueueLimits {
+            mdts_bytes: self.mdts_bytes.unwrap_or(all.mdts_bytes),
+            in_capsule_bytes: self.in_capsule_bytes.unwrap_or(all.in_capsule_bytes),
+            max_queue_entries: self.max_queue_entries.unwrap_or(all.max_queue_entries),
+            max_io_queues: self.max_io_queues.unwrap_or(all.max_io_queues),
+        }
+    }
+
+    pub(crate) fn hosts(&self) -> Hosts {
+        let everybody = self.allow_hosts.is_empty().then_some(HostAccess::ReadWrite);
+        Hosts {
+            others: self.other_hosts.or(everybody),
+            named: self
+                .allow_hosts
+                .iter()
+                .map(|host| (host.nqn.clone(), host.access))
+                .collect(),
+        }
+    }
+
+    /// With a state for each portal.
+    pub(crate) fn groups(&self, portals: &[String]) -> BTreeMap<u32, Group> {
+        let state = |name: &str| ana_state(name).unwrap_or(AnaState::Optimized);
+        let given = self.ana_groups.iter().map(|group| {
+            let states = portals
+                .iter()
+                .map(|portal| state(group.states.get(portal).unwrap_or(&group.state)))
+                .collect();
+            (group.id, Group { states, changes: 0 })
+        });
+        let mut groups: BTreeMap<u32, Group> = given.collect();
+        if groups.is_empty() {
+            let states = vec![AnaState::Optimized; portals.len()];
+            groups.insert(default_group(), Group { states, changes: 0 });
+        }
+        groups
+    }
 }
 
 impl NamespaceConfig {
+    /// Everything that can be said without its subsystem.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let place = format!("namespace {}", self.nsid);
+        within(&format!("{place}: nsid"), self.nsid, 1, MAX_NSID)?;
+        if self.block_bytes != 512 && self.block_bytes != 4096 {
+            return Err(format!(
+                "{place}: a block must have 512 or 4096 bytes, found {}",
+                self.block_bytes
+            ));
+        }
+        for (what, id) in [("uuid", &self.uuid), ("nguid", &self.nguid)] {
+            if let Some(id) = id.as_ref().filter(|id| parse_uuid(id).is_none()) {
+                return Err(format!(
+                    "{place}: {what} must be 32 hexadecimal digits, found {id:?}"
+                ));
+            }
+        }
+        let geometry = |size: u64| {
+            check_geometry(size, self.block_bytes).map_err(|_| {
+                format!(
+                    "{place}: the size must be a positive multiple of the block, {} bytes, found {size}",
+                    self.block_bytes
+                )
+            })
+        };
+        match &self.media {
+            MediaConfig::Memory { size_bytes } => geometry(*size_bytes),
+            MediaConfig::File {
+                path,
+                create,
+                size_bytes: None,
+            } if *create => Err(format!("{place}: a size is needed to create {}", path.display())),
+            MediaConfig::File { size_bytes, .. } => size_bytes.map_or(Ok(()), geometry),
+        }
+    }
+
     /// Open, or create, what holds the bytes.
     pub(crate) fn open(&self, engine: Engine) -> Result<Box<dyn Media>, String> {
         let media: Box<dyn Media> = match &self.media {
@@ -404,13 +627,15 @@ mod tests {
     #[test]
     fn each_mistake_has_one_sentence() {
         for (find, replace, says) in [
-            ("\"nqn.2026-01.io.x:a\"", "\"a\"", "subsystems[0].nqn"),
+            ("\"nqn.2026-01.io.x:a\"", "\"a\"", "nqn must begin"),
             (
                 "\"nqn.2026-01.io.x:a\"",
                 "\"nqn.2014-08.org.nvmexpress.discovery\"",
                 "discovery",
             ),
-            ("\"nsid\": 1", "\"nsid\": 0", "nsid must be from 1"),
+            ("\"nsid\": 1", "\"nsid\": 0", "nsid must be from 1 to"),
+            ("\"nsid\": 1", "\"nsid\": 1, \"ana_group\": 2", "no ANA group 2"),
+            ("\"nsid\": 1", "\"nsid\": 1, \"nguid\": \"12\"", "nguid must be"),
             ("1048576", "1048577", "multiple of the block"),
             ("\"nsid\": 1", "\"nsid\": 1, \"block_bytes\": 1024", "512 or 4096"),
             ("\"nsid\": 1", "\"nsid\": 1, \"uuid\": \"12\"", "uuid"),

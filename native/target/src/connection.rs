@@ -39,11 +39,13 @@ use crate::output::Output;
 use crate::receive::Receiver;
 use crate::shared::Shared;
 use crate::subsystem::count;
+use crate::view::Reach;
 use crate::worker::{Job, Reply};
 use headrace_wire::pdu::{fes_name, DataHeader, Digests, IcReq, IcResp, Pdu, PduError, R2t, TermReq};
 use headrace_wire::{crc32c, Cqe, Sgl, Sqe, Status};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +70,7 @@ pub(crate) struct Queue {
     /// SQ flow control: SQHD moves; without it SUCCESS may stand for a completion.
     pub(crate) flow_control: bool,
     pub(crate) sqhd: u16,
+    pub(crate) reach: Reach,
 }
 
 pub(crate) struct Connection {
@@ -130,7 +133,30 @@ impl Connection {
 
     /// Whether more of the stream may be read now. A host that does not take its answers is not read from.
     pub(crate) fn wants_input(&self) -> bool {
-        !self.receiver.is_stalled() && self.output.chunk_count() < 4 * self.entries() + 64
+        !self.receiver.is_stalled() && !self.refrains() && self.output.chunk_count() < 4 * self.entries() + 64
+    }
+
+    /// The target drains, and this queue takes no new commands: it reads on only for data that commands wait for. The admin
+    /// queue lives until the other queues of its controller are gone.
+    fn refrains(&self) -> bool {
+        self.shared.draining.load(Ordering::Relaxed)
+            && !self.receiver.is_inside_pdu()
+            && self.commands.count(State::Receiving) == 0
+            && self.queue.as_ref().is_none_or(|queue| queue.qid > 0)
+    }
+
+    /// The target drains: end when nothing is under way any more and all answers are sent.
+    pub(crate) fn leave(&mut self) {
+        if self.is_ending()
+            || !self.output.is_empty()
+            || self.commands.len() > self.commands.count(State::Held)
+        {
+            return;
+        }
+        let last = |queue: &Queue| queue.qid > 0 || queue.controller.state().queues.len() <= 1;
+        if self.queue.as_ref().is_none_or(last) && !self.receiver.is_inside_pdu() {
+            self.end();
+        }
     }
 
     /// Something here goes on when memory is given back, or when an old association has drained.
@@ -269,13 +295,14 @@ impl Connection {
     }
 
     fn io(&mut self, sqe: Sqe, data: Option<Buffer>) -> Result<(), Status> {
-        let Some(queue) = &self.queue else {
+        let Some(queue) = &mut self.queue else {
             return Err(Status::SEQUENCE_ERROR.do_not_retry());
         };
         if !queue.controller.enabled() {
             return Err(Status::SEQUENCE_ERROR.do_not_retry());
         }
-        let plan = nvm::plan(&sqe, &queue.controller, self.shared.limits.mdts_bytes)?;
+        queue.reach.renew(&queue.controller);
+        let plan = nvm::plan(&sqe, &queue.controller, &queue.reach)?;
         let pull = check_transfer(
             &sqe,
             plan.bytes_from_host(),
@@ -372,6 +399,13 @@ impl Connection {
             if let Some(command) = self.commands.remove(slot) {
                 self.respond(&command.sqe, Status::SUCCESS, event.dw0());
             }
+        }
+    }
+
+    /// The subsystem changed: hold on to nothing of what it was.
+    pub(crate) fn renew(&mut self) {
+        if let Some(queue) = &mut self.queue {
+            queue.reach.renew(&queue.controller);
         }
     }
 

@@ -4,9 +4,13 @@
 use crate::gate::Gate;
 use crate::mailbox::{Mailbox, Message};
 use crate::subsystem::Subsystem;
+use crate::view::PortalId;
+use headrace_wire::event::{config, kind, notice, ChangedNamespaces};
 use headrace_wire::fabrics::{Cc, Csts};
+use headrace_wire::log::lid;
 use headrace_wire::Status;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -15,6 +19,8 @@ pub(crate) const AER_LIMIT: usize = 4;
 /// Entries of the error log (ELPE + 1).
 pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
 pub(crate) const HOST_BEHAVIOUR_BYTES: usize = 512;
+/// Entries of the Changed Namespace List.
+const CHANGED_MAX: usize = ChangedNamespaces::BYTES / 4;
 /// KAS: keep-alive granularity in units of 100 ms.
 pub(crate) const KAS: u16 = 1;
 
@@ -43,9 +49,26 @@ pub(crate) struct Event {
 impl Event {
     /// A namespace lost answered writes: "NVM subsystem reliability" of the SMART log.
     pub(crate) const RELIABILITY: Event = Event {
-        kind: 1,
+        kind: kind::SMART,
         info: 0,
-        lid: headrace_wire::log::lid::SMART,
+        lid: lid::SMART,
+    };
+    /// A namespace came, went or is another size; which ones is in the list.
+    pub(crate) const NAMESPACES: Event = Event {
+        kind: kind::NOTICE,
+        info: notice::NAMESPACE_ATTRIBUTE,
+        lid: lid::CHANGED_NAMESPACES,
+    };
+    pub(crate) const ANA: Event = Event {
+        kind: kind::NOTICE,
+        info: notice::ANA,
+        lid: lid::ANA,
+    };
+    /// To discovery controllers: their log page is another.
+    pub(crate) const DISCOVERY: Event = Event {
+        kind: kind::NOTICE,
+        info: notice::DISCOVERY,
+        lid: lid::DISCOVERY,
     };
 
     pub(crate) fn dw0(self) -> u32 {
@@ -54,9 +77,12 @@ impl Event {
 
     /// The bit of the Asynchronous Event Configuration feature that lets it out.
     fn config_bit(self) -> u32 {
-        match (self.kind, self.lid) {
+        match (self.kind, self.info) {
             // SMART: the critical warning bit, here reliability.
-            (1, _) => 1 << 2,
+            (kind::SMART, _) => 1 << 2,
+            (kind::NOTICE, notice::NAMESPACE_ATTRIBUTE) => config::NAMESPACE_ATTRIBUTE,
+            (kind::NOTICE, notice::ANA) => config::ANA,
+            (kind::NOTICE, notice::DISCOVERY) => config::DISCOVERY,
             _ => 0,
         }
     }
@@ -78,6 +104,8 @@ pub(crate) struct State {
     events: VecDeque<Event>,
     /// Log pages whose event was sent and whose page was not read since.
     masked: Vec<u8>,
+    /// Namespaces that changed since their list was read; one more than it can hold means that they are too many.
+    changed: BTreeSet<u32>,
     pub(crate) errors: VecDeque<ErrorEntry>,
     pub(crate) error_count: u64,
     pub(crate) queues_granted: u16,
@@ -91,6 +119,9 @@ pub(crate) struct Controller {
     pub(crate) cntlid: u16,
     pub(crate) subsystem: Arc<Subsystem>,
     pub(crate) host: HostKey,
+    /// Where its admin connection comes in, and from.
+    pub(crate) portal: PortalId,
+    pub(crate) peer: Option<SocketAddr>,
     pub(crate) kato_ms: AtomicU32,
     /// Time of the last command on any queue, in ms since the target began.
     seen_ms: AtomicU64,
@@ -98,6 +129,9 @@ pub(crate) struct Controller {
     shutdown_done: AtomicBool,
     /// Off: every write behaves as with FUA.
     pub(crate) write_cache: AtomicBool,
+    /// Whether this host was told of a write cache (VWC). A namespace with one that is added later must not surprise it:
+    /// its writes go to the medium at once, since nobody will flush them.
+    cached: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -111,8 +145,11 @@ impl Controller {
     ) -> Self {
         Controller {
             cntlid,
+            cached: AtomicBool::new(subsystem.volatile()),
             subsystem,
             host,
+            portal: 0,
+            peer: None,
             kato_ms: AtomicU32::new(round_kato(kato_ms)),
             seen_ms: AtomicU64::new(now_ms),
             cc: AtomicU32::new(0),
@@ -123,6 +160,7 @@ impl Controller {
                 async_config: 0,
                 events: VecDeque::new(),
                 masked: Vec::new(),
+                changed: BTreeSet::new(),
                 errors: VecDeque::new(),
                 error_count: 0,
                 queues_granted: 0,
@@ -131,6 +169,13 @@ impl Controller {
                 ended: false,
             }),
         }
+    }
+
+    /// Whose admin connection comes in through `portal`, from `peer`.
+    pub(crate) fn at(mut self, portal: PortalId, peer: SocketAddr) -> Self {
+        self.portal = portal;
+        self.peer = Some(peer);
+        self
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -199,6 +244,7 @@ impl Controller {
             state.queues_granted = 0;
             state.events.clear();
             state.masked.clear();
+            state.changed.clear();
             state.host_behaviour.fill(0);
             let io: Vec<u16> = state.queues.range(1..).map(|(&qid, _)| qid).collect();
             let gone: Vec<QueueLink> = io.iter().filter_map(|qid| state.queues.remove(qid)).collect();
@@ -210,6 +256,7 @@ impl Controller {
             gone
         };
         self.write_cache.store(true, Ordering::Relaxed);
+        self.cached.store(self.subsystem.volatile(), Ordering::Relaxed);
         gone
     }
 
@@ -277,6 +324,50 @@ impl Controller {
         let event = state.events.pop_front()?;
         state.masked.push(event.lid);
         Some(event)
+    }
+
+    /// What VWC says to this host, until its next reset.
+    pub(crate) fn cached(&self) -> bool {
+        self.cached.load(Ordering::Relaxed)
+    }
+
+    /// Writes must be durable when they are answered.
+    pub(crate) fn writes_through(&self) -> bool {
+        !self.cached() || !self.write_cache.load(Ordering::Relaxed)
+    }
+
+    /// These namespaces are not what they were.
+    pub(crate) fn namespaces_changed(&self, nsids: impl IntoIterator<Item = u32>) {
+        let mut state = self.state();
+        for nsid in nsids {
+            if state.changed.len() <= CHANGED_MAX {
+                state.changed.insert(nsid);
+            }
+        }
+        drop(state);
+        self.raise(Event::NAMESPACES);
+    }
+
+    /// The Changed Namespace List; with `clear` it begins anew, and so may its event.
+    pub(crate) fn changed_namespaces(&self, clear: bool) -> ChangedNamespaces {
+        let mut state = self.state();
+        let list = if state.changed.len() > CHANGED_MAX {
+            ChangedNamespaces::TooMany
+        } else {
+            ChangedNamespaces::List(state.changed.iter().copied().collect())
+        };
+        if clear {
+            state.changed.clear();
+            state.masked.retain(|&masked| masked != lid::CHANGED_NAMESPACES);
+        }
+        list
+    }
+
+    /// Its queues must look at the subsystem again.
+    pub(crate) fn renew(&self) {
+        for link in self.state().queues.values() {
+            link.mailbox.post(Message::Renew { token: link.token });
+        }
     }
 
     /// The log page was read with RAE = 0.

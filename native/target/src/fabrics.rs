@@ -7,6 +7,7 @@ use crate::controller::{Controller, HostKey, QueueLink};
 use crate::identify::VERSION;
 use crate::memory::Buffer;
 use crate::nvm::Work;
+use crate::view::Reach;
 use crate::worker::Job;
 use headrace_wire::fabrics::{
     fctype, property, Cap, Cc, Connect, ConnectData, ConnectResponse, PropertyAccess, CATTR_NO_SQ_FLOW,
@@ -141,10 +142,14 @@ impl Connection {
         let Some(subsystem) = self.shared.subsystem(&data.subnqn).cloned() else {
             return Err(invalid(IPO_DATA_SUBNQN, true));
         };
-        if !subsystem.allows(&data.hostnqn) {
+        let portal = self.shared.portal_of(self.local);
+        if self.shared.portals.get(portal).is_some_and(|p| p.discovery) && !subsystem.discovery {
+            return Err(invalid(IPO_DATA_SUBNQN, true));
+        }
+        if subsystem.view().hosts.access(&data.hostnqn).is_none() {
             return Err((Status::CONNECT_INVALID_HOST.do_not_retry(), 0));
         }
-        if connect.sqsize == 0 || connect.sqsize >= self.shared.limits.max_queue_entries {
+        if connect.sqsize == 0 || connect.sqsize >= subsystem.limits.max_queue_entries {
             return Err(invalid(IPO_SQE_SQSIZE, false));
         }
         let host = HostKey {
@@ -156,7 +161,9 @@ impl Connection {
                 return Err(invalid(IPO_DATA_CNTLID, true));
             }
             let now_ms = self.shared.ms(self.now);
-            let create = |cntlid| Controller::new(cntlid, subsystem, host, connect.kato_ms, now_ms);
+            let peer = self.peer;
+            let create =
+                |cntlid| Controller::new(cntlid, subsystem, host, connect.kato_ms, now_ms).at(portal, peer);
             self.shared
                 .registry
                 .create(create)
@@ -173,7 +180,7 @@ impl Connection {
             }
             let granted = controller.state().queues_granted;
             let granted = if granted == 0 {
-                self.shared.limits.max_io_queues
+                subsystem.limits.max_io_queues
             } else {
                 granted
             };
@@ -199,7 +206,19 @@ impl Connection {
             controller.detach(connect.qid, self.token);
             return Err((Status::CONNECT_CONTROLLER_BUSY, 0));
         }
+        // After it was attached: a change from here on finds this queue, one before is in the view.
+        let reach = Reach::new(&controller, portal);
+        if reach.view().hosts.access(&controller.host.hostnqn).is_none() {
+            controller.detach(connect.qid, self.token);
+            if connect.qid == 0 {
+                self.shared
+                    .registry
+                    .end(&controller, "the host may not connect any more");
+            }
+            return Err((Status::CONNECT_INVALID_HOST.do_not_retry(), 0));
+        }
         self.queue = Some(Queue {
+            reach,
             controller: controller.clone(),
             qid: connect.qid,
             entries: connect.sqsize + 1,
@@ -216,7 +235,13 @@ impl Connection {
         };
         let access = PropertyAccess::decode(sqe);
         let value = match (access.offset, access.eight_bytes) {
-            (property::CAP, true) => Cap::new(self.shared.limits.max_queue_entries - 1, READY_TIMEOUT).0,
+            (property::CAP, true) => {
+                Cap::new(
+                    queue.controller.subsystem.limits.max_queue_entries - 1,
+                    READY_TIMEOUT,
+                )
+                .0
+            }
             (property::VS, false) => u64::from(VERSION),
             (property::CC, false) => u64::from(queue.controller.cc().0),
             (property::CSTS, false) => u64::from(queue.controller.csts()),

@@ -1,32 +1,41 @@
 //! Identify data (Base Specification 5.1.13): what this target is, said truthfully.
 
 use crate::controller::{Controller, AER_LIMIT, ERROR_LOG_ENTRIES, KAS};
-use crate::shared::Limits;
-use crate::subsystem::{Namespace, MAX_NAMESPACES};
+use crate::subsystem::{Namespace, MAX_ANA_GROUPS, MAX_NAMESPACES, MAX_NSID};
+use crate::view::HostAccess;
 use headrace_wire::command::NSID_ALL;
+use headrace_wire::event::{config, encode_nsids};
 use headrace_wire::identify::{
-    cns, encode_descriptors, oncs, IdentifyController, IdentifyNamespace, LbaFormat, NamespaceId,
-    IDENTIFY_BYTES, SGLS_TCP,
+    cmic, cns, ctratt, encode_descriptors, oncs, IdentifyController, IdentifyNamespace, IndependentNamespace,
+    LbaFormat, NamespaceId, IDENTIFY_BYTES, SGLS_TCP,
 };
 use headrace_wire::{Sqe, Status};
+use std::sync::Arc;
 
 /// NVMe 2.0.
 pub(crate) const VERSION: u32 = 0x0002_0000;
 const SHUTDOWN_US: u32 = 60_000_000;
+/// ANATT: nothing here takes that long; whoever sets the state "change" has as long to set the next.
+const ANA_TRANSITION_S: u8 = 30;
+/// ANACAP: all five states are reported, and ANAGRPID of a namespace stays while it is there.
+const ANA_STATES: u8 = 0x1F;
+const GROUPS_FIXED: u8 = 1 << 6;
+/// NMIC: may be attached to several controllers.
+const SHARED: u8 = 1;
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-pub(crate) fn identify(sqe: &Sqe, controller: &Controller, limits: &Limits) -> Result<Vec<u8>, Status> {
+pub(crate) fn identify(sqe: &Sqe, controller: &Controller) -> Result<Vec<u8>, Status> {
     let csi = (sqe.cdw(11) >> 24) as u8;
     let refuse = |status: Status| Err(status.do_not_retry());
     let subsystem = &controller.subsystem;
     match sqe.cdw(10) as u8 {
-        cns::CONTROLLER => Ok(describe_controller(controller, limits)),
+        cns::CONTROLLER => Ok(describe_controller(controller)),
         // Nothing else exists in a discovery controller.
         _ if subsystem.discovery => refuse(Status::INVALID_FIELD),
         // What all namespaces have in common: the formats are not the same, so nothing.
         cns::NAMESPACE if sqe.nsid() == NSID_ALL => refuse(Status::INVALID_NAMESPACE),
         cns::NAMESPACE => Ok(match find(controller, sqe.nsid())? {
-            Some(namespace) => describe_namespace(namespace),
+            Some(namespace) => describe_namespace(&namespace, protected(controller, &namespace)),
             None => vec![0; IDENTIFY_BYTES],
         }),
         cns::ACTIVE_NAMESPACES => active_namespaces(controller, sqe.nsid()),
@@ -46,7 +55,14 @@ pub(crate) fn identify(sqe: &Sqe, controller: &Controller, limits: &Limits) -> R
         },
         cns::CSI_CONTROLLER if csi == 0 => Ok(vec![0; IDENTIFY_BYTES]),
         cns::INDEPENDENT_NAMESPACE => match find(controller, sqe.nsid())? {
-            Some(namespace) => Ok(independent_namespace(namespace)),
+            Some(namespace) => Ok(IndependentNamespace {
+                nmic: SHARED,
+                rescap: 0,
+                anagrpid: namespace.ana_group,
+                nsattr: u8::from(protected(controller, &namespace)),
+                ready: true,
+            }
+            .encode()),
             None => refuse(Status::INVALID_NAMESPACE),
         },
         cns::COMMAND_SETS => {
@@ -60,30 +76,36 @@ pub(crate) fn identify(sqe: &Sqe, controller: &Controller, limits: &Limits) -> R
 }
 
 /// `Ok(None)`: a possible nsid that is not in use.
-fn find(controller: &Controller, nsid: u32) -> Result<Option<&Namespace>, Status> {
-    if nsid == 0 || nsid > MAX_NAMESPACES {
+fn find(controller: &Controller, nsid: u32) -> Result<Option<Arc<Namespace>>, Status> {
+    if nsid == 0 || nsid > MAX_NSID {
         return Err(Status::INVALID_NAMESPACE.do_not_retry());
     }
-    Ok(controller.subsystem.namespace(nsid).map(|n| n.as_ref()))
+    Ok(controller.subsystem.view().namespace(nsid).cloned())
+}
+
+/// Whether this host may not write it.
+fn protected(controller: &Controller, namespace: &Namespace) -> bool {
+    let hosts = &controller.subsystem.view().hosts;
+    namespace.media.read_only() || hosts.access(&controller.host.hostnqn) != Some(HostAccess::ReadWrite)
 }
 
 fn active_namespaces(controller: &Controller, after: u32) -> Result<Vec<u8>, Status> {
     if after >= 0xFFFF_FFFE {
         return Err(Status::INVALID_NAMESPACE.do_not_retry());
     }
-    let mut list: Vec<u8> = controller
-        .subsystem
-        .namespaces()
-        .filter(|namespace| namespace.nsid > after)
-        .take(IDENTIFY_BYTES / 4)
-        .flat_map(|namespace| namespace.nsid.to_le_bytes())
+    let view = controller.subsystem.view();
+    let nsids: Vec<u32> = view
+        .namespaces
+        .keys()
+        .copied()
+        .filter(|&nsid| nsid > after)
         .collect();
-    list.resize(IDENTIFY_BYTES, 0);
-    Ok(list)
+    Ok(encode_nsids(&nsids))
 }
 
-fn describe_controller(controller: &Controller, limits: &Limits) -> Vec<u8> {
+fn describe_controller(controller: &Controller) -> Vec<u8> {
     let subsystem = &controller.subsystem;
+    let limits = &subsystem.limits;
     let common = IdentifyController {
         serial: subsystem.serial.clone(),
         model: subsystem.model.clone(),
@@ -92,7 +114,7 @@ fn describe_controller(controller: &Controller, limits: &Limits) -> Vec<u8> {
         cntlid: controller.cntlid,
         ver: VERSION,
         // 128-bit host identifiers; traffic keeps alive as the command does.
-        ctratt: 1 | 1 << 6,
+        ctratt: 1 | ctratt::TBKAS,
         aerl: (AER_LIMIT - 1) as u8,
         // One firmware slot, read-only.
         frmw: 1 << 1 | 1,
@@ -109,21 +131,27 @@ fn describe_controller(controller: &Controller, limits: &Limits) -> Vec<u8> {
     let described = if subsystem.discovery {
         IdentifyController {
             cntrltype: 2,
+            oaes: config::DISCOVERY,
             ioccsz: 4,
             ..common
         }
     } else {
         IdentifyController {
             // Several ports, several controllers.
-            cmic: 1 | 1 << 1,
+            cmic: 1 | 1 << 1 | cmic::ANA,
+            oaes: config::NAMESPACE_ATTRIBUTE | config::ANA,
+            anatt: ANA_TRANSITION_S,
+            anacap: ANA_STATES | GROUPS_FIXED,
+            anagrpmax: MAX_ANA_GROUPS,
+            nanagrpid: subsystem.view().groups.len() as u32,
             cntrltype: 1,
             // Four aborts at a time.
             acl: 3,
-            nn: MAX_NAMESPACES,
-            mnan: MAX_NAMESPACES,
+            nn: MAX_NSID,
+            mnan: MAX_NAMESPACES as u32,
             oncs: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES,
             // Flush takes all namespaces at once; a volatile cache where any namespace has one.
-            vwc: 3 << 1 | u8::from(subsystem.volatile()),
+            vwc: 3 << 1 | u8::from(controller.cached()),
             ioccsz: (64 + limits.in_capsule_bytes) / 16,
             ..common
         }
@@ -135,13 +163,14 @@ fn describe_controller(controller: &Controller, limits: &Limits) -> Vec<u8> {
     bytes
 }
 
-fn describe_namespace(namespace: &Namespace) -> Vec<u8> {
+fn describe_namespace(namespace: &Namespace, protected: bool) -> Vec<u8> {
     let blocks = namespace.blocks();
     IdentifyNamespace {
         nsze: blocks,
         ncap: blocks,
         nuse: blocks,
-        nmic: 1,
+        nmic: SHARED,
+        anagrpid: namespace.ana_group,
         // Zeros after deallocation where that is certain; a file system may not have holes.
         dlfeat: u8::from(namespace.mapping.is_some()),
         nguid: namespace.nguid,
@@ -149,18 +178,8 @@ fn describe_namespace(namespace: &Namespace) -> Vec<u8> {
             ms: 0,
             lbads: namespace.media.block_bytes().trailing_zeros() as u8,
         }],
-        nsattr: u8::from(namespace.media.read_only()),
+        nsattr: u8::from(protected),
         ..IdentifyNamespace::default()
     }
     .encode()
-}
-
-/// CNS 08h: NSFEAT 0, NMIC 1, RESCAP 2, FPI 3, ANAGRPID 4 (4), NSATTR 8, NVMSETID 10 (2), ENDGID 12 (2), NSTAT 14.
-fn independent_namespace(namespace: &Namespace) -> Vec<u8> {
-    let mut bytes = vec![0; IDENTIFY_BYTES];
-    bytes[1] = 1;
-    bytes[8] = u8::from(namespace.media.read_only());
-    // NSTAT: ready.
-    bytes[14] = 1;
-    bytes
 }

@@ -8,6 +8,7 @@
 //!
 //! * [`reactor`]: threads that move bytes; memory media are served right there, from where they lie
 //! * [`connection`], [`receive`], [`direct`], [`commands`], [`output`]: one queue, without I/O
+//! * [`subsystem`], [`view`], [`control`]: what is served, and how that changes while it is
 //! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean
 //! * [`controller`], [`registry`], [`gate`]: associations, and what their end guarantees
 //! * [`worker`]: threads that wait for files
@@ -20,6 +21,7 @@ mod admin;
 mod commands;
 mod config;
 mod connection;
+mod control;
 mod controller;
 mod direct;
 mod fabrics;
@@ -37,6 +39,7 @@ mod shared;
 mod subsystem;
 mod system;
 mod target;
+mod view;
 mod worker;
 
 #[cfg(test)]
@@ -51,5 +54,11 @@ extern crate self as headrace_target;
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-pub use config::{IoEngine, ListenConfig, MediaConfig, NamespaceConfig, SubsystemConfig, TargetConfig};
+pub use config::{
+    AnaGroupConfig, HostConfig, IoEngine, ListenConfig, MediaConfig, NamespaceConfig, SubsystemConfig,
+    TargetConfig,
+};
+pub use control::ControlError;
+
 pub use target::Target;
+pub use view::HostAccess;

@@ -21,6 +21,12 @@ pub(crate) enum Message {
     Events {
         token: u64,
     },
+    /// What this queue's subsystem holds has changed.
+    Renew {
+        token: u64,
+    },
+    /// Listen no more, and end each connection when its commands are through.
+    Drain,
     Stop,
 }
 

@@ -4,6 +4,7 @@ use crate::controller::{Controller, Event};
 use crate::direct::Direct;
 use crate::memory::Buffer;
 use crate::subsystem::{count, Namespace};
+use crate::view::Reach;
 use headrace_media::Mapping;
 use headrace_wire::command::{DsmRange, CDW11_DEALLOCATE, NSID_ALL};
 use headrace_wire::{io, Sgl, Sqe, Status};
@@ -97,16 +98,15 @@ impl Plan {
     }
 }
 
-/// Decode and check a command of an I/O queue. `mdts_bytes` bounds what travels.
-pub(crate) fn plan(sqe: &Sqe, controller: &Controller, mdts_bytes: u32) -> Result<Plan, Status> {
+/// Decode and check a command of an I/O queue, which goes where `reach` says.
+pub(crate) fn plan(sqe: &Sqe, controller: &Controller, reach: &Reach) -> Result<Plan, Status> {
     let refuse = |status: Status| Err(status.do_not_retry());
     if sqe.fuse() != 0 {
         return refuse(Status::INVALID_FIELD);
     }
-    let subsystem = &controller.subsystem;
     let opcode = sqe.opcode();
     if opcode == io::FLUSH && sqe.nsid() == NSID_ALL {
-        return Ok(Plan::Flush(subsystem.namespaces().cloned().collect()));
+        return Ok(Plan::Flush(reach.view().namespaces().cloned().collect()));
     }
     let known = [
         io::FLUSH,
@@ -119,11 +119,9 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Controller, mdts_bytes: u32) -> Resul
     if !known.contains(&opcode) {
         return refuse(Status::INVALID_OPCODE);
     }
-    let Some(namespace) = subsystem.namespace(sqe.nsid()).cloned() else {
-        return refuse(Status::INVALID_NAMESPACE);
-    };
+    let namespace = reach.namespace(sqe.nsid())?.clone();
     let writes = matches!(opcode, io::WRITE | io::WRITE_ZEROES | io::DATASET_MANAGEMENT);
-    if writes && namespace.media.read_only() {
+    if writes && !reach.may_write(&namespace) {
         return refuse(Status::WRITE_PROTECTED);
     }
     match opcode {
@@ -148,7 +146,7 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Controller, mdts_bytes: u32) -> Resul
         _ => {}
     }
     let (offset, length) = range(&namespace, sqe.slba(), sqe.nlb())?;
-    let fua = sqe.fua() || (writes && !controller.write_cache.load(Ordering::Relaxed));
+    let fua = sqe.fua() || (writes && controller.writes_through());
     if opcode == io::WRITE_ZEROES {
         return Ok(Plan::Zero {
             namespace,
@@ -159,7 +157,7 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Controller, mdts_bytes: u32) -> Resul
     }
     // A command's length in bytes is at most 65536 blocks of 4096, which u32 holds.
     let length = match u32::try_from(length) {
-        Ok(length) if length <= mdts_bytes => length,
+        Ok(length) if length <= controller.subsystem.limits.mdts_bytes => length,
         _ => return refuse(Status::INVALID_FIELD),
     };
     Ok(match opcode {
@@ -347,7 +345,7 @@ impl Work {
                 controller,
             } => flush(namespaces.iter(), controller),
             Work::Shutdown { controller } => {
-                let status = flush(controller.subsystem.namespaces(), controller);
+                let status = flush(controller.subsystem.view().namespaces(), controller);
                 controller.shutdown_done();
                 status
             }

@@ -3,9 +3,11 @@
 use crate::controller::Controller;
 use crate::identify::VERSION;
 use crate::shared::Shared;
+use headrace_wire::ana::GROUPS_ONLY;
 use headrace_wire::log::{lid, DiscoveryEntry, DiscoveryHeader, LogRequest};
 use headrace_wire::{admin, io, Sqe, Status};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
 
 /// Longest piece of a log page in one command; hosts read longer ones by offset.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -22,22 +24,27 @@ pub(crate) fn get_log_page(
     if request.length > PIECE_BYTES {
         return refuse(Status::INVALID_FIELD);
     }
+    // First, so that what changes while the page is made has its event again.
+    if !request.rae {
+        controller.page_read(request.lid);
+    }
     let page = match (request.lid, controller.subsystem.discovery) {
         (lid::DISCOVERY, true) => discovery(controller, shared, local),
         (lid::ERROR, _) => errors(controller),
         (lid::SMART, false) => smart(controller, shared),
         (lid::FIRMWARE, false) => firmware(),
-        // Namespaces do not change while this target runs, so the list is empty.
-        (lid::CHANGED_NAMESPACES, false) => vec![0; 4096],
+        (lid::CHANGED_NAMESPACES, false) => controller.changed_namespaces(!request.rae).encode(),
+        (lid::ANA, false) => controller
+            .subsystem
+            .view()
+            .ana_log(controller.portal, request.lsp & GROUPS_ONLY != 0)
+            .encode(),
         (lid::EFFECTS, false) => effects(),
         _ => return refuse(Status::INVALID_LOG_PAGE),
     };
     // Offsets are of dwords, within the page.
     if request.offset % 4 != 0 || request.offset > page.len() as u64 {
         return refuse(Status::INVALID_FIELD);
-    }
-    if !request.rae {
-        controller.page_read(request.lid);
     }
     let start = request.offset as usize;
     let end = page.len().min(start + request.length as usize);
@@ -121,24 +128,26 @@ fn effects() -> Vec<u8> {
     page
 }
 
-/// One record a subsystem that this host may use and address that it is served at.
+/// One record a subsystem that this host may use and portal that it is served at, in addresses that it can reach.
 fn discovery(controller: &Controller, shared: &Shared, local: SocketAddr) -> Vec<u8> {
     debug_assert_eq!(VERSION >> 16, 2);
+    // Before the entries: a change meanwhile makes another number, and the host reads again.
+    let genctr = shared.discovery_generation.load(Ordering::Acquire);
     let mut entries = Vec::new();
     let own = std::iter::once((&controller.subsystem, 3));
     let others = shared
         .subsystems
         .iter()
-        .filter(|s| s.allows(&controller.host.hostnqn))
+        .filter(|s| s.view().hosts.access(&controller.host.hostnqn).is_some())
         .map(|s| (s, 2));
     for (subsystem, subtype) in own.chain(others) {
-        for (index, listen) in shared.addresses().iter().enumerate() {
-            // A wildcard is no address to connect to; the one that this host used is.
-            let ip = if listen.ip().is_unspecified() {
-                local.ip().to_canonical()
-            } else {
-                listen.ip()
+        for (index, portal) in shared.portals.iter().enumerate() {
+            let Some(ip) = reachable(portal.address.ip(), local.ip().to_canonical()) else {
+                continue;
             };
+            if portal.discovery && !subsystem.discovery {
+                continue;
+            }
             entries.push(DiscoveryEntry {
                 trtype: 3,
                 adrfam: if ip.is_ipv4() { 1 } else { 2 },
@@ -149,7 +158,7 @@ fn discovery(controller: &Controller, shared: &Shared, local: SocketAddr) -> Vec
                 cntlid: 0xFFFF,
                 asqsz: 32,
                 eflags: 0,
-                trsvcid: listen.port().to_string(),
+                trsvcid: portal.address.port().to_string(),
                 subnqn: subsystem.nqn.clone(),
                 traddr: ip.to_string(),
                 sectype: 0,
@@ -157,7 +166,7 @@ fn discovery(controller: &Controller, shared: &Shared, local: SocketAddr) -> Vec
         }
     }
     let header = DiscoveryHeader {
-        genctr: 1,
+        genctr,
         numrec: entries.len() as u64,
     };
     let mut page = header.encode().to_vec();
@@ -165,4 +174,43 @@ fn discovery(controller: &Controller, shared: &Shared, local: SocketAddr) -> Vec
         .iter()
         .for_each(|entry| page.extend_from_slice(&entry.encode()));
     page
+}
+
+/// What a host that reached us at `local` can connect to, to reach a listener at `listen`.
+fn reachable(listen: IpAddr, local: IpAddr) -> Option<IpAddr> {
+    if listen.is_unspecified() {
+        // A wildcard is no address to connect to; the one that this host used is, if the listener takes its family. The
+        // wildcard of IPv6 takes both.
+        return (listen.is_ipv6() || local.is_ipv4()).then_some(local);
+    }
+    // Another machine's loopback leads to that machine itself.
+    (!listen.is_loopback() || local.is_loopback()).then_some(listen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_as_the_host_can_reach_them() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        for (listen, local, told) in [
+            ("10.0.0.1", "10.0.0.1", Some("10.0.0.1")),
+            ("10.0.0.1", "192.168.0.1", Some("10.0.0.1")),
+            ("0.0.0.0", "10.0.0.1", Some("10.0.0.1")),
+            ("0.0.0.0", "2001:db8::1", None),
+            ("::", "10.0.0.1", Some("10.0.0.1")),
+            ("::", "2001:db8::1", Some("2001:db8::1")),
+            ("127.0.0.1", "127.0.0.1", Some("127.0.0.1")),
+            ("127.0.0.1", "::1", Some("127.0.0.1")),
+            ("127.0.0.1", "10.0.0.1", None),
+            ("::1", "10.0.0.1", None),
+        ] {
+            assert_eq!(
+                reachable(ip(listen), ip(local)),
+                told.map(ip),
+                "{listen} by {local}"
+            );
+        }
+    }
 }

@@ -134,6 +134,12 @@ impl Reactor {
                             touched.push(token);
                         }
                     }
+                    Message::Renew { token } => {
+                        if let Some(peer) = self.peer(token) {
+                            peer.connection.renew();
+                        }
+                    }
+                    Message::Drain => self.drain(),
                     Message::Events { token } => {
                         if let Some(peer) = self.peer(token) {
                             peer.connection.events();
@@ -333,6 +339,9 @@ impl Reactor {
             }
             self.drop_peer(token, Some(why));
         }
+        if self.shared.draining.load(Ordering::Relaxed) {
+            self.drain();
+        }
         // One clock for all controllers.
         if self.index == 0 {
             let now_ms = self.shared.ms(self.now);
@@ -344,6 +353,16 @@ impl Reactor {
                 ));
             }
         }
+    }
+
+    /// Closed listeners refuse; each connection ends in the turn in which nothing of it is under way.
+    fn drain(&mut self) {
+        self.listeners.clear();
+        let tokens = self.peers.iter().flatten().map(|peer| peer.connection.token);
+        tokens
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|token| self.serve(token, 0));
     }
 
     fn drop_peer(&mut self, token: u64, why: Option<&str>) {
@@ -399,6 +418,9 @@ impl Peer {
             if sent == before || self.connection.output.is_empty() || sent >= TURN_BYTES {
                 break;
             }
+        }
+        if self.connection.shared.draining.load(Ordering::Relaxed) {
+            self.connection.leave();
         }
         if self.connection.is_ending() && self.connection.output.is_empty() && !self.shut {
             self.shut = true;

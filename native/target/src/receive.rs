@@ -174,7 +174,7 @@ impl Connection {
             other if !other.from_host() => return Err(PduError::field(0, format!("{other:?} from a host"))),
             other if fresh => return Err(PduError::sequence(format!("{other:?} before ICReq"))),
             PduType::CapsuleCmd => match &self.queue {
-                Some(queue) if queue.qid > 0 => self.shared.limits.in_capsule_bytes as usize,
+                Some(queue) if queue.qid > 0 => queue.controller.subsystem.limits.in_capsule_bytes as usize,
                 _ => ADMIN_CAPSULE_BYTES,
             },
             // H2CData; how much of it the command wants is checked with the rest of the header.

@@ -151,7 +151,7 @@ mod tests {
             hostnqn: "host".into(),
             hostid: [1; 16],
         };
-        let subsystem = Arc::new(Subsystem::discovery());
+        let subsystem = Arc::new(Subsystem::discovery(crate::config::QueueLimits::default()));
         let create = |cntlid| Controller::new(cntlid, subsystem, host.clone(), 0, 0);
         let controller = registry.create(create).unwrap();
         let mailbox = Arc::new(Mailbox::new().unwrap());

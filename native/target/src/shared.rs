@@ -4,25 +4,32 @@ use crate::mailbox::Mailbox;
 use crate::memory::Memory;
 use crate::registry::Registry;
 use crate::subsystem::Subsystem;
+use crate::view::PortalId;
 use crate::worker::Workers;
+use headrace_media::Engine;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The configuration's numbers, as the data path needs them.
+/// The configuration's numbers, as the data path needs them; those of a subsystem's controllers are with the subsystem.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    pub(crate) mdts_bytes: u32,
-    pub(crate) in_capsule_bytes: u32,
     pub(crate) max_h2c_data_bytes: u32,
     pub(crate) max_connections: usize,
-    pub(crate) max_queue_entries: u16,
-    pub(crate) max_io_queues: u16,
     pub(crate) connection_memory_bytes: usize,
     pub(crate) connect_timeout: Duration,
     pub(crate) progress_timeout: Duration,
+}
+
+/// Where the target listens.
+#[derive(Clone, Debug)]
+pub(crate) struct Portal {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    /// Only the discovery subsystem is served here.
+    pub(crate) discovery: bool,
 }
 
 /// Lines kept for `status`.
@@ -36,7 +43,13 @@ pub(crate) struct Shared {
     pub(crate) memory: Arc<Memory>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
-    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) portals: Vec<Portal>,
+    /// GENCTR: moves with every change of what discovery tells somebody.
+    pub(crate) discovery_generation: AtomicU64,
+    /// No new connections, no new commands: those under way end.
+    pub(crate) draining: AtomicBool,
+    /// For files that are opened while it runs.
+    pub(crate) engine: Engine,
     pub(crate) started: Instant,
     pub(crate) connections: AtomicUsize,
     pub(crate) totals: Totals,
@@ -55,8 +68,22 @@ pub(crate) struct Totals {
 }
 
 impl Shared {
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    /// Which listener a connection came to, by its local address.
+    pub(crate) fn portal_of(&self, local: SocketAddr) -> PortalId {
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+        let exact = |portal: &Portal| {
+            SocketAddr::new(portal.address.ip().to_canonical(), portal.address.port()) == local
+        };
+        let wildcard =
+            |portal: &Portal| portal.address.ip().is_unspecified() && portal.address.port() == local.port();
+        let found = self.portals.iter().position(exact);
+        found
+            .or_else(|| self.portals.iter().position(wildcard))
+            .unwrap_or(0)
+    }
+
+    pub(crate) fn portal_names(&self) -> Vec<String> {
+        self.portals.iter().map(|portal| portal.name.clone()).collect()
     }
 
     pub(crate) fn subsystem(&self, nqn: &str) -> Option<&Arc<Subsystem>> {

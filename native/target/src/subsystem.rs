@@ -1,15 +1,20 @@
 //! What is served: subsystems and their namespaces.
 
-use crate::config::{parse_uuid, SubsystemConfig};
+use crate::config::{parse_uuid, NamespaceConfig, QueueLimits, SubsystemConfig};
+use crate::view::{HostAccess, Hosts, View};
 use headrace_media::{Engine, Mapping, Media};
 use headrace_wire::DISCOVERY_NQN;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-/// NN and MNAN: the largest nsid.
-pub(crate) const MAX_NAMESPACES: u32 = 1024;
+/// NN: the largest nsid.
+pub(crate) const MAX_NSID: u32 = 4096;
+/// MNAN: how many namespaces a subsystem may have.
+pub(crate) const MAX_NAMESPACES: usize = 1024;
+/// ANAGRPMAX: the largest ANA group identifier, and how many groups there may be.
+pub(crate) const MAX_ANA_GROUPS: u32 = 64;
 
 #[derive(Default)]
 pub(crate) struct Counters {
@@ -32,22 +37,34 @@ pub(crate) struct Namespace {
     pub(crate) mapping: Option<Arc<Mapping>>,
     pub(crate) uuid: [u8; 16],
     pub(crate) nguid: [u8; 16],
+    pub(crate) ana_group: u32,
     pub(crate) counters: Counters,
     /// A sync failed: answered writes may be lost, and no flush succeeds any more.
     pub(crate) degraded: AtomicBool,
 }
 
 impl Namespace {
-    pub(crate) fn new(nsid: u32, nqn: &str, uuid: Option<[u8; 16]>, media: Box<dyn Media>) -> Self {
+    pub(crate) fn new(nsid: u32, nqn: &str, media: Box<dyn Media>) -> Self {
         Namespace {
             nsid,
             mapping: media.mapping(),
             media,
-            uuid: uuid.unwrap_or_else(|| derived_id(nqn, nsid, "uuid")),
+            uuid: derived_id(nqn, nsid, "uuid"),
             nguid: derived_id(nqn, nsid, "nguid"),
+            ana_group: 1,
             counters: Counters::default(),
             degraded: AtomicBool::new(false),
         }
+    }
+
+    /// Open its media.
+    pub(crate) fn open(config: &NamespaceConfig, nqn: &str, engine: Engine) -> Result<Self, String> {
+        let mut namespace = Namespace::new(config.nsid, nqn, config.open(engine)?);
+        let given = |text: &Option<String>| text.as_deref().and_then(parse_uuid);
+        namespace.uuid = given(&config.uuid).unwrap_or(namespace.uuid);
+        namespace.nguid = given(&config.nguid).unwrap_or(namespace.nguid);
+        namespace.ana_group = config.ana_group;
+        Ok(namespace)
     }
 
     pub(crate) fn block_bytes(&self) -> u64 {
@@ -57,26 +74,55 @@ impl Namespace {
     pub(crate) fn blocks(&self) -> u64 {
         self.media.size_bytes() / self.block_bytes()
     }
+
+    fn status(&self) -> serde_json::Value {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        json!({
+            "nsid": self.nsid,
+            "uuid": hex(&self.uuid),
+            "nguid": hex(&self.nguid),
+            "size_bytes": self.media.size_bytes(),
+            "block_bytes": self.media.block_bytes(),
+            "engine": self.media.engine(),
+            "volatile_cache": self.media.volatile_cache(),
+            "read_only": self.media.read_only(),
+            "degraded": self.degraded.load(Ordering::Relaxed),
+            "ana_group": self.ana_group,
+            "reads": get(&self.counters.reads),
+            "read_bytes": get(&self.counters.read_bytes),
+            "writes": get(&self.counters.writes),
+            "written_bytes": get(&self.counters.written_bytes),
+            "flushes": get(&self.counters.flushes),
+            "media_errors": get(&self.counters.media_errors),
+        })
+    }
 }
 
 pub(crate) struct Subsystem {
     pub(crate) nqn: String,
     pub(crate) serial: String,
     pub(crate) model: String,
-    allow_hosts: Vec<String>,
+    pub(crate) limits: QueueLimits,
     pub(crate) discovery: bool,
-    namespaces: BTreeMap<u32, Arc<Namespace>>,
+    view: RwLock<Arc<View>>,
+    /// That of the current view; to be compared without taking the lock.
+    pub(crate) generation: AtomicU64,
+    /// Removed, with commands still under way.
+    pub(crate) retired: Mutex<Vec<Arc<Namespace>>>,
 }
 
 impl Subsystem {
-    pub(crate) fn open(config: &SubsystemConfig, engine: Engine) -> Result<Self, String> {
+    /// `portals`: the names of the target's listeners.
+    pub(crate) fn open(
+        config: &SubsystemConfig,
+        limits: QueueLimits,
+        engine: Engine,
+        portals: &[String],
+    ) -> Result<Self, String> {
         let mut namespaces = BTreeMap::new();
         for namespace in &config.namespaces {
-            let media = namespace
-                .open(engine)
+            let opened = Namespace::open(namespace, &config.nqn, engine)
                 .map_err(|e| format!("subsystem {}: {e}", config.nqn))?;
-            let uuid = namespace.uuid.as_deref().and_then(parse_uuid);
-            let opened = Namespace::new(namespace.nsid, &config.nqn, uuid, media);
             namespaces.insert(namespace.nsid, Arc::new(opened));
         }
         let serial = if config.serial.is_empty() {
@@ -84,98 +130,133 @@ impl Subsystem {
         } else {
             config.serial.clone()
         };
-        Ok(Subsystem {
-            nqn: config.nqn.clone(),
-            serial,
-            model: config.model.clone(),
-            allow_hosts: config.allow_hosts.clone(),
-            discovery: false,
+        let view = View {
+            generation: 1,
             namespaces,
-        })
+            groups: config.groups(portals),
+            ana_changes: 0,
+            hosts: config.hosts(),
+        };
+        Ok(Self::with_view(&config.nqn, &serial, &config.model, limits, view))
+    }
+
+    fn with_view(nqn: &str, serial: &str, model: &str, limits: QueueLimits, view: View) -> Self {
+        Subsystem {
+            nqn: nqn.into(),
+            serial: serial.into(),
+            model: model.into(),
+            limits,
+            discovery: nqn == DISCOVERY_NQN,
+            generation: AtomicU64::new(view.generation),
+            view: RwLock::new(Arc::new(view)),
+            retired: Mutex::default(),
+        }
     }
 
     #[cfg(test)]
     pub(crate) fn with_media(nqn: &str, media: Box<dyn Media>) -> Self {
-        let namespace = Arc::new(Namespace::new(1, nqn, None, media));
-        Subsystem {
-            nqn: nqn.into(),
+        let namespace = Arc::new(Namespace::new(1, nqn, media));
+        let view = View {
             namespaces: BTreeMap::from([(1, namespace)]),
-            discovery: false,
-            ..Self::discovery()
-        }
+            ..View::clone(&Self::discovery(QueueLimits::default()).view())
+        };
+        Self::with_view(nqn, "", "", QueueLimits::default(), view)
     }
 
     /// The well-known one, which every target has.
-    pub(crate) fn discovery() -> Self {
-        Subsystem {
-            nqn: DISCOVERY_NQN.into(),
-            serial: "headrace-discovery".into(),
-            model: "headrace discovery".into(),
-            allow_hosts: Vec::new(),
-            discovery: true,
+    pub(crate) fn discovery(limits: QueueLimits) -> Self {
+        let view = View {
+            generation: 1,
             namespaces: BTreeMap::new(),
-        }
+            groups: BTreeMap::new(),
+            ana_changes: 0,
+            hosts: Hosts {
+                others: Some(HostAccess::ReadWrite),
+                named: BTreeMap::new(),
+            },
+        };
+        Self::with_view(
+            DISCOVERY_NQN,
+            "headrace-discovery",
+            "headrace discovery",
+            limits,
+            view,
+        )
     }
 
-    pub(crate) fn allows(&self, hostnqn: &str) -> bool {
-        self.allow_hosts.is_empty() || self.allow_hosts.iter().any(|host| host == hostnqn)
+    /// What is there now.
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.view.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    pub(crate) fn namespace(&self, nsid: u32) -> Option<&Arc<Namespace>> {
-        self.namespaces.get(&nsid)
-    }
-
-    pub(crate) fn namespaces(&self) -> impl Iterator<Item = &Arc<Namespace>> {
-        self.namespaces.values()
+    /// Make the next view. Everything is checked by `change` under the lock, so two changes never meet.
+    pub(crate) fn change<T, E>(&self, change: impl FnOnce(&mut View) -> Result<T, E>) -> Result<T, E> {
+        let mut current = self.view.write().unwrap_or_else(|e| e.into_inner());
+        let mut next = View::clone(&current);
+        let outcome = change(&mut next)?;
+        next.generation += 1;
+        let generation = next.generation;
+        *current = Arc::new(next);
+        // After the view: who sees the new number finds the new view.
+        self.generation.store(generation, Ordering::Release);
+        Ok(outcome)
     }
 
     /// Any namespace whose writes need a flush: what VWC says.
     pub(crate) fn volatile(&self) -> bool {
-        self.namespaces()
+        self.view()
+            .namespaces()
             .any(|namespace| namespace.media.volatile_cache())
     }
 
     pub(crate) fn degraded(&self) -> bool {
-        self.namespaces()
+        self.view()
+            .namespaces()
             .any(|namespace| namespace.degraded.load(Ordering::Relaxed))
     }
 
     /// The sum of one counter over the namespaces.
     pub(crate) fn total(&self, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
-        self.namespaces()
+        self.view()
+            .namespaces()
             .map(|namespace| counter(&namespace.counters).load(Ordering::Relaxed))
             .sum()
     }
 
-    pub(crate) fn status(&self) -> serde_json::Value {
-        let namespaces: Vec<_> = self
-            .namespaces()
-            .map(|n| {
-                let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-                json!({
-                    "nsid": n.nsid,
-                    "uuid": hex(&n.uuid),
-                    "size_bytes": n.media.size_bytes(),
-                    "block_bytes": n.media.block_bytes(),
-                    "engine": n.media.engine(),
-                    "volatile_cache": n.media.volatile_cache(),
-                    "read_only": n.media.read_only(),
-                    "degraded": n.degraded.load(Ordering::Relaxed),
-                    "reads": get(&n.counters.reads),
-                    "read_bytes": get(&n.counters.read_bytes),
-                    "writes": get(&n.counters.writes),
-                    "written_bytes": get(&n.counters.written_bytes),
-                    "flushes": get(&n.counters.flushes),
-                    "media_errors": get(&n.counters.media_errors),
-                })
+    pub(crate) fn retired(&self) -> MutexGuard<'_, Vec<Arc<Namespace>>> {
+        self.retired.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// `portals`: the names of the listeners.
+    pub(crate) fn status(&self, portals: &[String]) -> serde_json::Value {
+        let view = self.view();
+        let groups: Vec<_> = view
+            .groups
+            .iter()
+            .map(|(id, group)| {
+                let states: BTreeMap<_, _> = portals
+                    .iter()
+                    .zip(&group.states)
+                    .map(|(name, state)| (name, state.name()))
+                    .collect();
+                json!({"id": id, "states": states, "changes": group.changes})
             })
+            .collect();
+        let hosts: BTreeMap<_, _> = view
+            .hosts
+            .named
+            .iter()
+            .map(|(nqn, access)| (nqn, access.name()))
             .collect();
         json!({
             "nqn": self.nqn,
             "serial": self.serial,
             "model": self.model,
-            "allow_hosts": self.allow_hosts,
-            "namespaces": namespaces,
+            "hosts": hosts,
+            "other_hosts": view.hosts.others.map(HostAccess::name),
+            "ana_groups": groups,
+            "namespaces": view.namespaces().map(|n| n.status()).collect::<Vec<_>>(),
+            "closing": self.retired().iter().map(|n| n.nsid).collect::<Vec<_>>(),
         })
     }
 }

@@ -5,19 +5,19 @@ use crate::mailbox::{Mailbox, Message};
 use crate::memory::Memory;
 use crate::reactor::Reactor;
 use crate::registry::Registry;
-use crate::shared::{Limits, Shared, Totals};
+use crate::shared::{Limits, Portal, Shared, Totals};
 use crate::subsystem::{hex, Subsystem};
 use crate::worker::Workers;
 use serde_json::{json, Value};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// An NVMe/TCP target that serves from its own threads until it is stopped or dropped.
 pub struct Target {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     threads: Mutex<Vec<(String, JoinHandle<()>)>>,
 }
 
@@ -25,10 +25,11 @@ impl Target {
     /// Check the configuration, open all media, listen, serve. An error names the one thing that is wrong.
     pub fn start(config: TargetConfig) -> Result<Target, String> {
         config.validate()?;
-        let engine = config.engine();
+        let (engine, portals) = (config.engine(), config.portal_names());
         let mut subsystems = Vec::with_capacity(config.subsystems.len());
         for subsystem in &config.subsystems {
-            subsystems.push(Arc::new(Subsystem::open(subsystem, engine)?));
+            let limits = subsystem.limits(&config);
+            subsystems.push(Arc::new(Subsystem::open(subsystem, limits, engine, &portals)?));
         }
         Self::serve(&config, subsystems)
     }
@@ -36,13 +37,17 @@ impl Target {
     /// Serve subsystems whose media are open.
     pub(crate) fn serve(config: &TargetConfig, subsystems: Vec<Arc<Subsystem>>) -> Result<Target, String> {
         let mut listeners = Vec::with_capacity(config.listen.len());
-        let mut addresses = Vec::with_capacity(config.listen.len());
-        for listen in &config.listen {
+        let mut portals = Vec::with_capacity(config.listen.len());
+        for (listen, name) in config.listen.iter().zip(config.portal_names()) {
             let error =
                 |e: std::io::Error| format!("cannot listen on {} port {}: {e}", listen.host, listen.port);
             let listener = TcpListener::bind((listen.host.as_str(), listen.port)).map_err(error)?;
             listener.set_nonblocking(true).map_err(error)?;
-            addresses.push(listener.local_addr().map_err(error)?);
+            portals.push(Portal {
+                name,
+                address: listener.local_addr().map_err(error)?,
+                discovery: listen.discovery,
+            });
             listeners.push(listener);
         }
         let reactors = match config.reactor_threads {
@@ -56,23 +61,22 @@ impl Target {
         let (workers, handles) = Workers::start(config.worker_threads)?;
         let shared = Arc::new(Shared {
             limits: Limits {
-                mdts_bytes: config.mdts_bytes,
-                in_capsule_bytes: config.in_capsule_bytes,
                 max_h2c_data_bytes: config.max_h2c_data_bytes,
                 max_connections: config.max_connections,
-                max_queue_entries: config.max_queue_entries,
-                max_io_queues: config.max_io_queues,
                 connection_memory_bytes: config.connection_memory_bytes,
                 connect_timeout: Duration::from_millis(config.connect_timeout_ms),
                 progress_timeout: Duration::from_millis(config.progress_timeout_ms),
             },
             subsystems,
-            discovery: Arc::new(Subsystem::discovery()),
+            discovery: Arc::new(Subsystem::discovery(config.limits())),
             registry: Registry::default(),
             memory: Memory::new(config.memory_bytes),
             workers,
             mailboxes,
-            addresses,
+            portals,
+            discovery_generation: AtomicU64::new(1),
+            draining: AtomicBool::new(false),
+            engine: config.engine(),
             started: Instant::now(),
             connections: AtomicUsize::new(0),
             totals: Totals::default(),
@@ -110,12 +114,24 @@ impl Target {
 
     /// Where it listens, in the order of the configuration, with the ports that were found.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.shared.addresses.clone()
+        self.shared.portals.iter().map(|portal| portal.address).collect()
     }
 
     /// Subsystems with their namespaces and engines, controllers with hosts and queues, counters, the last notes.
     pub fn status(&self) -> Value {
         let shared = &self.shared;
+        let portals = shared.portal_names();
+        let listening: Vec<Value> = shared
+            .portals
+            .iter()
+            .map(|portal| {
+                json!({
+                    "name": portal.name,
+                    "address": portal.address.to_string(),
+                    "discovery": portal.discovery,
+                })
+            })
+            .collect();
         let controllers: Vec<Value> = shared
             .registry
             .all()
@@ -127,6 +143,8 @@ impl Target {
                     "subsystem": controller.subsystem.nqn,
                     "hostnqn": controller.host.hostnqn,
                     "hostid": hex(&controller.host.hostid),
+                    "address": controller.peer.map(|peer| peer.to_string()),
+                    "portal": portals.get(controller.portal),
                     "enabled": controller.enabled(),
                     "keep_alive_ms": controller.kato_ms.load(Ordering::Relaxed),
                     "queues": queues,
@@ -136,9 +154,12 @@ impl Target {
         let totals = &shared.totals;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         json!({
-            "addresses": shared.addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>(),
+            "addresses": shared.portals.iter().map(|p| p.address.to_string()).collect::<Vec<_>>(),
+            "portals": listening,
+            "draining": shared.draining.load(Ordering::Relaxed),
+            "discovery_generation": get(&shared.discovery_generation),
             "uptime_s": shared.started.elapsed().as_secs_f64(),
-            "subsystems": shared.subsystems.iter().map(|s| s.status()).collect::<Vec<_>>(),
+            "subsystems": shared.subsystems.iter().map(|s| s.status(&portals)).collect::<Vec<_>>(),
             "controllers": controllers,
             "connections": shared.connections.load(Ordering::Relaxed),
             "buffer_bytes": shared.memory.used_bytes(),
@@ -187,19 +208,18 @@ impl Target {
             return Err(error);
         }
         // An orderly end is a drive's shutdown: its cache goes down first.
-        for namespace in self
-            .shared
-            .subsystems
-            .iter()
-            .flat_map(|subsystem| subsystem.namespaces())
-        {
-            let nsid = namespace.nsid;
-            namespace
-                .media
-                .flush()
-                .map_err(|e| format!("namespace {nsid}: flush at the end: {e}"))?;
+        let mut lost = None;
+        for subsystem in &self.shared.subsystems {
+            let view = subsystem.view();
+            let retired = std::mem::take(&mut *subsystem.retired());
+            for namespace in view.namespaces().chain(&retired) {
+                if let Err(error) = namespace.media.flush() {
+                    let what = format!("namespace {}: flush at the end: {error}", namespace.nsid);
+                    lost.get_or_insert(what);
+                }
+            }
         }
-        Ok(())
+        lost.map_or(Ok(()), Err)
     }
 }
 

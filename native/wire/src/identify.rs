@@ -290,6 +290,45 @@ impl IdentifyNamespace {
     }
 }
 
+/// What every namespace has, whatever its command set (CNS 08h).
+///
+/// ```text
+/// 0 NSFEAT   1 NMIC   2 RESCAP   3 FPI   4 ANAGRPID (4)   8 NSATTR   10 NVMSETID (2)   12 ENDGID (2)   14 NSTAT
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndependentNamespace {
+    pub nmic: u8,
+    pub rescap: u8,
+    pub anagrpid: u32,
+    /// Bit 0: write protected.
+    pub nsattr: u8,
+    /// NSTAT.NRDY.
+    pub ready: bool,
+}
+
+impl IndependentNamespace {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut b = vec![0; IDENTIFY_BYTES];
+        b[1] = self.nmic;
+        b[2] = self.rescap;
+        put(&mut b, 4, &self.anagrpid.to_le_bytes());
+        b[8] = self.nsattr;
+        b[14] = u8::from(self.ready);
+        b
+    }
+
+    /// `None` unless `b` is 4096 bytes.
+    pub fn decode(b: &[u8]) -> Option<Self> {
+        (b.len() == IDENTIFY_BYTES).then(|| IndependentNamespace {
+            nmic: b[1],
+            rescap: b[2],
+            anagrpid: u32_at(b, 4),
+            nsattr: b[8],
+            ready: b[14] & 1 != 0,
+        })
+    }
+}
+
 /// Namespace identification descriptors (CNS 03): type, length, two reserved bytes, identifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamespaceId {
@@ -398,6 +437,24 @@ mod tests {
         assert_eq!(&b[92..96], &[1, 2, 0, 0]);
         let back = IdentifyNamespace::decode(&b).unwrap();
         assert_eq!((back.format().unwrap().lbads, &back), (12, &n));
+    }
+
+    #[test]
+    fn independent_namespace() {
+        let n = IndependentNamespace {
+            nmic: 1,
+            rescap: 0xFF,
+            anagrpid: 0x0102_0304,
+            nsattr: 1,
+            ready: true,
+        };
+        let b = n.encode();
+        assert_eq!(
+            (b.len(), &b[..16]),
+            (4096, &[0, 1, 0xFF, 0, 4, 3, 2, 1, 1, 0, 0, 0, 0, 0, 1, 0][..])
+        );
+        assert_eq!(IndependentNamespace::decode(&b), Some(n));
+        assert_eq!(IndependentNamespace::decode(&b[..4095]), None);
     }
 
     #[test]
