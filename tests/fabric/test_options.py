@@ -49,7 +49,7 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                 "nqn": NQN,
                 "serial": "",
                 "model": "headrace",
-                "allow_hosts": ["nqn.host"],
+                "allow_hosts": [{"nqn": "nqn.host"}],
                 "namespaces": [
                     {
                         "nsid": 1,

@@ -118,7 +118,7 @@ class SubsystemOptions:
             "nqn": self.nqn,
             "serial": self.serial,
             "model": self.model,
-            "allow_hosts": list(self.allow_hosts),
+            "allow_hosts": [{"nqn": nqn} for nqn in self.allow_hosts],
             "namespaces": [namespace._json() for namespace in self.namespaces],
         }
 
