@@ -106,7 +106,7 @@ impl HostLoad {
         let host = HostOptions {
             portals: vec![Portal::new("127.0.0.1", port)],
             subsysnqn: nqn.into(),
-            nsid: options.nsid,
+            namespace: headrace_host::NamespaceKey::Nsid(options.nsid),
             hostnqn: "nqn.2024-01.headrace:bench".into(),
             hostid: [7; 16],
             header_digest: options.digests,

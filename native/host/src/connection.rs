@@ -4,9 +4,11 @@
 //! in `readable` (`writable`) that we have not got there yet. A turn is bounded, so that one busy connection does not keep
 //! the thread from the others; who has more to do says so.
 
-use crate::queue::{Fault, QueuePair};
+use crate::options::Route;
+use crate::queue::{Asked, Fault, QueuePair};
+use crate::socket::{connect, socket};
 use crate::transmit::PIECES_MAX;
-use headrace_wire::pdu::Digests;
+use headrace_transfer::IoError;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -25,6 +27,8 @@ pub(crate) enum Broken {
     /// The peer closed it.
     Closed,
     Io(io::Error),
+    /// Our own machine does not let us.
+    Ours(IoError),
     Fault(Fault),
 }
 
@@ -33,6 +37,7 @@ impl std::fmt::Display for Broken {
         match self {
             Broken::Closed => write!(f, "the controller closed the connection"),
             Broken::Io(error) => write!(f, "{error}"),
+            Broken::Ours(error) => write!(f, "{error}"),
             Broken::Fault(fault) => write!(f, "{fault}"),
         }
     }
@@ -52,19 +57,23 @@ pub(crate) struct Connection<T> {
 impl<T> Connection<T> {
     /// Begin to connect; ICReq follows by itself.
     pub fn open(
-        address: SocketAddr,
+        (route, address): (&Route, SocketAddr),
         registry: &Registry,
         token: Token,
         depth: u16,
-        digests: Digests,
+        asked: Asked,
         in_capsule: usize,
-    ) -> io::Result<Self> {
-        let mut stream = TcpStream::connect(address)?;
-        registry.register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
+    ) -> Result<Self, Broken> {
+        let socket = socket(route, address).map_err(Broken::Ours)?;
+        let mut stream = TcpStream::from_std(connect(socket, address).map_err(Broken::Io)?);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        registry
+            .register(&mut stream, token, interest)
+            .map_err(Broken::Io)?;
         Ok(Connection {
             stream,
             token,
-            queue: QueuePair::new(depth, digests, in_capsule),
+            queue: QueuePair::new(depth, asked, in_capsule),
             connected: false,
             readable: false,
             writable: false,

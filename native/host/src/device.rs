@@ -8,6 +8,7 @@ use crate::resolve::resolve;
 use crate::shared::{Latch, Shared};
 use crate::work::reject;
 use headrace_transfer::{BlockDevice, DeviceInfo, ErrorKind, IoError, Request};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,10 @@ impl NvmeTcpDevice {
 
 impl BlockDevice for NvmeTcpDevice {
     fn info(&self) -> DeviceInfo {
-        self.info.clone()
+        DeviceInfo {
+            size_bytes: self.shared.size_bytes.load(Ordering::Relaxed),
+            ..self.info.clone()
+        }
     }
 
     fn loss_count(&self) -> u64 {

@@ -5,7 +5,7 @@
 
 use crate::errors::{connect_refused, step_failed, unreachable, ConnectPlace};
 use crate::options::{authority, DiscoverOptions};
-use crate::queue::{Data, End, QueuePair, ADMIN_IN_CAPSULE};
+use crate::queue::{Asked, Data, End, QueuePair, ADMIN_IN_CAPSULE};
 use crate::resolve::resolve;
 use crate::transmit::PIECES_MAX;
 use headrace_transfer::{Buffer, ErrorKind, IoError};
@@ -14,7 +14,6 @@ use headrace_wire::fabrics::{
     CNTLID_DYNAMIC,
 };
 use headrace_wire::log::{get_log_page, lid, DiscoveryEntry, DiscoveryHeader, DISCOVERY_ENTRY_BYTES};
-use headrace_wire::pdu::Digests;
 use headrace_wire::{Cqe, Sqe, DISCOVERY_NQN};
 use std::io::{IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -72,7 +71,7 @@ impl<'a> Session<'a> {
                         place: authority(&options.host, options.port),
                         deadline,
                         stream,
-                        queue: QueuePair::new(ADMIN_DEPTH, Digests::default(), ADMIN_IN_CAPSULE),
+                        queue: QueuePair::new(ADMIN_DEPTH, Asked::default(), ADMIN_IN_CAPSULE),
                         scratch: vec![0; 16 * 1024],
                     })
                 }

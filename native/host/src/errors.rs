@@ -15,6 +15,13 @@ pub(crate) fn refused(options: &HostOptions, what: impl Into<String>) -> IoError
     IoError::new(ErrorKind::Refused, what).at(options.address())
 }
 
+pub(crate) fn namespace_missing(options: &HostOptions, found: &str) -> IoError {
+    refused(options, format!("{} is not there", options.namespace.words()))
+        .expected("an active namespace")
+        .found(found)
+        .next("check its number; on the target, check that the namespace is attached for this host")
+}
+
 /// TCP did not come about, or broke during the bring-up.
 pub(crate) fn unreachable(host: &str, port: u16, error: &std::io::Error) -> IoError {
     let kind = match error.kind() {
@@ -101,7 +108,7 @@ pub(crate) fn step_failed(place: &str, step: &str, status: Status) -> IoError {
 
 /// Where a part was to move bytes.
 pub(crate) fn place_of(part: &Part, options: &HostOptions) -> String {
-    let mut place = format!("subsystem {}, namespace {}", options.subsysnqn, options.nsid);
+    let mut place = format!("subsystem {}, {}", options.subsysnqn, options.namespace.words());
     if part.blocks > 0 {
         place += &format!(", LBA {} to {}", part.slba, part.slba + part.blocks - 1);
     }

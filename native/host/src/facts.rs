@@ -1,10 +1,13 @@
 //! What a controller and its namespace say about themselves, as far as the host believes and uses it.
 
-use crate::errors::{bad_answer, refused};
+use crate::errors::{bad_answer, namespace_missing, refused};
 use crate::options::HostOptions;
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError};
+use headrace_wire::ana::AnaState;
 use headrace_wire::fabrics::Cap;
-use headrace_wire::identify::{decode_descriptors, oncs, IdentifyController, IdentifyNamespace, NamespaceId};
+use headrace_wire::identify::{
+    cmic, ctratt, decode_descriptors, oncs, IdentifyController, IdentifyNamespace, NamespaceId,
+};
 use std::time::Duration;
 
 /// Our own limit of one command: large enough to be as fast as larger ones, small enough to share a connection.
@@ -53,18 +56,42 @@ pub(crate) struct Facts {
     /// Command retry delays, in 100 ms.
     pub crdt: [u16; 3],
     pub maxh2cdata: usize,
+    /// OAES: the asynchronous events on offer; AERL; and the bits of the feature that we set.
+    pub oaes: u32,
+    pub aerl: u8,
+    pub events: u32,
+    /// Any command keeps the controller alive (TBKAS); KAS, the granularity of KATO.
+    pub traffic_keep_alive: bool,
+    pub keep_alive_unit: Duration,
+    /// ANATT, NANAGRPID, and how many namespaces there may be at most.
+    pub anatt: Duration,
+    pub nanagrpid: u32,
+    pub namespaces_max: u32,
     pub volatile_cache: bool,
     pub deallocation: Deallocation,
     /// I/O queues granted, and commands on each.
     pub queues: u16,
     pub depth: u16,
     // Of the namespace.
+    pub nsid: u32,
+    /// `None`: the controller reports no asymmetric access.
+    pub ana: Option<Ana>,
     pub size_bytes: u64,
     pub block_bytes: u32,
     pub read_only: bool,
     /// Optimal I/O boundary in blocks; 0: none.
     pub noiob: u64,
     pub ids: NamespaceIds,
+}
+
+/// How the controller reaches the namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ana {
+    pub group: u32,
+    /// `None`: the log does not say; the controller's statuses decide.
+    pub state: Option<AnaState>,
+    /// Moves with every change of the log.
+    pub chgcnt: u64,
 }
 
 /// By which a namespace is the same one after a reconnect. All zeros where the controller gives none.
@@ -110,6 +137,12 @@ impl Facts {
         self.ioccsz = c.ioccsz;
         self.maxcmd = c.maxcmd;
         self.crdt = c.crdt;
+        (self.oaes, self.aerl) = (c.oaes, c.aerl);
+        self.traffic_keep_alive = c.ctratt & ctratt::TBKAS != 0;
+        self.keep_alive_unit = Duration::from_millis(100) * c.kas.into();
+        self.ana = (c.cmic & cmic::ANA != 0).then(Ana::default);
+        self.anatt = Duration::from_secs(c.anatt.into());
+        (self.nanagrpid, self.namespaces_max) = (c.nanagrpid, if c.mnan > 0 { c.mnan } else { c.nn });
         self.volatile_cache = c.vwc & 1 != 0;
         self.deallocation = if c.oncs & oncs::DATASET_MANAGEMENT != 0 {
             Deallocation::DatasetManagement
@@ -126,12 +159,7 @@ impl Facts {
         let n = IdentifyNamespace::decode(bytes)
             .ok_or_else(|| bad_answer(options, "Identify Namespace is cut short"))?;
         if n.nsze == 0 {
-            return Err(
-                refused(options, format!("namespace {} is not there", options.nsid))
-                    .expected("an active namespace")
-                    .found("a size of 0")
-                    .next("check nsid; on the target, check that the namespace is attached"),
-            );
+            return Err(namespace_missing(options, "a size of 0"));
         }
         let format = n.format().ok_or_else(|| {
             bad_answer(options, "FLBAS names a format that is not there").found(format!("FLBAS {}", n.flbas))
@@ -163,6 +191,9 @@ impl Facts {
             self.deallocation = Deallocation::None;
         }
         self.noiob = n.noiob.into();
+        if let Some(ana) = &mut self.ana {
+            ana.group = n.anagrpid;
+        }
         self.ids = NamespaceIds {
             uuid: [0; 16],
             nguid: n.nguid,
@@ -220,10 +251,11 @@ impl Facts {
 
     /// Why `now` is not the namespace that `self` was, if it is not.
     pub fn differs(&self, now: &Facts) -> Option<String> {
-        if now.size_bytes != self.size_bytes || now.block_bytes != self.block_bytes {
+        // Its size may change: a request beyond the end is refused as ever, and what was within it stays where it was.
+        if now.block_bytes != self.block_bytes {
             return Some(format!(
-                "it had {} bytes in blocks of {}, now {} in blocks of {}",
-                self.size_bytes, self.block_bytes, now.size_bytes, now.block_bytes
+                "it had blocks of {} bytes, now of {}",
+                self.block_bytes, now.block_bytes
             ));
         }
         (now.ids != self.ids).then(|| {

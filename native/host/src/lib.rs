@@ -47,9 +47,12 @@ mod reactor;
 mod receive;
 mod resolve;
 mod shared;
+mod socket;
 mod transmit;
 mod work;
 
 pub use device::NvmeTcpDevice;
 pub use discovery::discover;
-pub use options::{DiscoverOptions, HostOptions, Policy, Portal, DEPTH_MAX, PORTALS_MAX, QUEUES_MAX};
+pub use options::{
+    DiscoverOptions, HostOptions, NamespaceKey, Policy, Portal, Route, DEPTH_MAX, PORTALS_MAX, QUEUES_MAX,
+};

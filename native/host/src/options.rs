@@ -1,7 +1,9 @@
 //! What a caller chooses, checked before anything is opened.
 
+use crate::facts::hex;
 use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::{command::NSID_ALL, NQN_MAX};
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Most I/O queues of one controller that we would ever ask for.
@@ -9,6 +11,8 @@ pub const QUEUES_MAX: u16 = 128;
 /// Most commands under way on one queue.
 pub const DEPTH_MAX: u16 = 1024;
 
+/// Longest that the I/O thread may spin for more.
+pub const POLL_MAX: Duration = Duration::from_millis(100);
 /// Most portals of one device.
 pub const PORTALS_MAX: usize = 16;
 
@@ -53,14 +57,76 @@ impl Policy {
     }
 }
 
+/// Which namespace of the subsystem. A UUID or NGUID is looked for when the association comes up, among the active ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamespaceKey {
+    Nsid(u32),
+    Uuid([u8; 16]),
+    Nguid([u8; 16]),
+}
+
+impl NamespaceKey {
+    /// In a sentence.
+    pub(crate) fn words(&self) -> String {
+        match self {
+            NamespaceKey::Nsid(nsid) => format!("namespace {nsid}"),
+            other => format!("namespace {other}"),
+        }
+    }
+}
+
+/// As in an address: `nsid=1`, `uuid=...`.
+impl std::fmt::Display for NamespaceKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NamespaceKey::Nsid(nsid) => write!(f, "nsid={nsid}"),
+            NamespaceKey::Uuid(id) => {
+                let h = hex(id);
+                let (a, b, c, d, e) = (&h[..8], &h[8..12], &h[12..16], &h[16..20], &h[20..]);
+                write!(f, "uuid={a}-{b}-{c}-{d}-{e}")
+            }
+            NamespaceKey::Nguid(id) => write!(f, "nguid={}", hex(id)),
+        }
+    }
+}
+
+/// How the sockets of a device are made: from which address, by which interface, with which mark on their packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// [host_traddr] Our end of each connection.
+    pub host_traddr: Option<IpAddr>,
+    /// [host_iface] The network interface that packets must leave by (SO_BINDTODEVICE).
+    pub host_iface: Option<String>,
+    /// IP_TOS or IPV6_TCLASS: the whole byte, DSCP and ECN.
+    pub tos: Option<u8>,
+}
+
+impl Route {
+    fn check(&self) -> Result<(), IoError> {
+        if let Some(iface) = &self.host_iface {
+            // IFNAMSIZ counts a closing NUL.
+            let sound = (1..16).contains(&iface.len()) && !iface.bytes().any(|b| b <= b' ' || b == b'/');
+            if !sound {
+                return Err(usage(
+                    "host_iface",
+                    "the name of an interface, 1 to 15 bytes",
+                    format!("{iface:?}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// How to reach one namespace over NVMe/TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostOptions {
     /// Of one subsystem: each is a path to the same namespace.
     pub portals: Vec<Portal>,
     pub policy: Policy,
+    pub route: Route,
     pub subsysnqn: String,
-    pub nsid: u32,
+    pub namespace: NamespaceKey,
     pub hostnqn: String,
     pub hostid: [u8; 16],
     /// Ask for CRC32C over PDU headers; a controller that does not agree is refused.
@@ -71,6 +137,12 @@ pub struct HostOptions {
     pub queues: u16,
     /// Commands under way a queue, 1 to 1024; the controller's CAP.MQES may lower it.
     pub depth: u16,
+    /// HPDA: data of C2HData begin at a multiple of (hpda + 1) * 4 bytes of the PDU; 0 to 31.
+    pub hpda: u8,
+    /// MAXR2T: R2Ts of one command that the controller may have outstanding, less one; 0 to 255.
+    pub maxr2t: u8,
+    /// How long the I/O thread looks for more before it sleeps; zero: not at all.
+    pub poll: Duration,
     /// KATO; a Keep Alive goes out at half of it. Zero: none.
     pub keep_alive: Duration,
     /// For the whole bring-up: name, TCP, controller, queues, namespace.
@@ -87,14 +159,18 @@ impl Default for HostOptions {
         HostOptions {
             portals: Vec::new(),
             policy: Policy::default(),
+            route: Route::default(),
             subsysnqn: String::new(),
-            nsid: 1,
+            namespace: NamespaceKey::Nsid(1),
             hostnqn: String::new(),
             hostid: [0; 16],
             header_digest: false,
             data_digest: false,
             queues: 1,
             depth: 128,
+            hpda: 0,
+            maxr2t: 0,
+            poll: Duration::ZERO,
             keep_alive: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(10),
             io_timeout: Duration::from_secs(30),
@@ -108,6 +184,7 @@ impl Default for HostOptions {
 pub struct DiscoverOptions {
     pub host: String,
     pub port: u16,
+    pub route: Route,
     pub hostnqn: String,
     pub hostid: [u8; 16],
     pub connect_timeout: Duration,
@@ -161,14 +238,39 @@ impl HostOptions {
         }
         check_nqn("subsysnqn", &self.subsysnqn)?;
         check_nqn("hostnqn", &self.hostnqn)?;
-        if self.nsid == 0 || self.nsid == NSID_ALL {
-            return Err(usage("nsid", "1 to 0xfffffffe", self.nsid));
+        self.route.check()?;
+        match self.namespace {
+            NamespaceKey::Nsid(0 | NSID_ALL) => {
+                return Err(usage("nsid", "1 to 0xfffffffe", self.namespace));
+            }
+            NamespaceKey::Uuid(id) | NamespaceKey::Nguid(id) if id == [0; 16] => {
+                return Err(usage(
+                    "namespace",
+                    "an identifier that is not zero",
+                    self.namespace,
+                ));
+            }
+            _ => {}
         }
         if !(1..=QUEUES_MAX).contains(&self.queues) {
             return Err(usage("queues", "1 to 128", self.queues));
         }
         if !(1..=DEPTH_MAX).contains(&self.depth) {
             return Err(usage("depth", "1 to 1024", self.depth));
+        }
+        if self.hpda > 31 {
+            return Err(usage("hpda", "0 to 31", self.hpda));
+        }
+        if self.poll > POLL_MAX {
+            return Err(usage("poll", "at most 100 ms", format!("{:?}", self.poll)));
+        }
+        // In milliseconds on the wire, where 0 would mean none.
+        if !self.keep_alive.is_zero() && self.keep_alive < Duration::from_millis(100) {
+            return Err(usage(
+                "keep_alive",
+                "0, or at least 0.1 s",
+                format!("{:?}", self.keep_alive),
+            ));
         }
         if self.keep_alive > Duration::from_millis(u32::MAX.into()) {
             return Err(usage(
@@ -186,14 +288,14 @@ impl HostOptions {
     /// What a person would call this device; the address by which Python opens it again.
     pub fn address(&self) -> String {
         format!(
-            "nvme+tcp://{}/{}?nsid={}",
+            "nvme+tcp://{}/{}?{}",
             self.portals
                 .iter()
                 .map(Portal::to_string)
                 .collect::<Vec<_>>()
                 .join(","),
             self.subsysnqn,
-            self.nsid
+            self.namespace
         )
     }
 }
@@ -201,6 +303,7 @@ impl HostOptions {
 impl DiscoverOptions {
     pub fn check(&self) -> Result<(), IoError> {
         check_place(&self.host, self.port)?;
+        self.route.check()?;
         check_nqn("hostnqn", &self.hostnqn)?;
         check_time("connect_timeout", self.connect_timeout)
     }

@@ -48,11 +48,14 @@ pub(crate) struct Receive {
     head: [u8; HEAD_BYTES],
     have: usize,
     need: usize,
+    /// What we asked for: data begin at a multiple of it.
+    hpda: u8,
 }
 
 impl Receive {
-    pub fn new() -> Self {
+    pub fn new(hpda: u8) -> Self {
         Receive {
+            hpda,
             state: State::Head(None),
             head: [0; HEAD_BYTES],
             have: 0,
@@ -74,8 +77,7 @@ impl Receive {
     pub fn common(&mut self, digests: Digests) -> Result<(), PduError> {
         let mut first = [0; COMMON_HEADER_BYTES];
         first.copy_from_slice(&self.head[..COMMON_HEADER_BYTES]);
-        // HPDA 0 is what we ask for.
-        let common = CommonHeader::decode(&first, digests, 0)?;
+        let common = CommonHeader::decode(&first, digests, self.hpda)?;
         if common.pdu_type.from_host() {
             return Err(PduError::field(
                 0,

@@ -1,6 +1,6 @@
 //! What a device's handle and its core on the I/O thread both see.
 
-use crate::facts::{hex, Facts};
+use crate::facts::{hex, Ana, Facts};
 use crate::options::HostOptions;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -32,12 +32,17 @@ pub(crate) struct Status {
     pub reconnect_attempts: u64,
     pub reconnects: u64,
     pub last_error: String,
+    /// Asynchronous events so far, and the last one in words.
+    pub events: u64,
+    pub last_event: String,
 }
 
 pub(crate) struct Shared {
     pub options: Arc<HostOptions>,
     pub place: String,
     pub counters: Counters,
+    /// Of the namespace, as of now: it may change while the device is open.
+    pub size_bytes: AtomicU64,
     losses: AtomicU64,
     status: Mutex<Status>,
 }
@@ -49,6 +54,7 @@ impl Shared {
             options: Arc::new(options),
             place,
             counters: Counters::default(),
+            size_bytes: AtomicU64::new(0),
             losses: AtomicU64::new(0),
             status: Mutex::new(Status {
                 state: "connecting",
@@ -73,7 +79,6 @@ impl Shared {
     pub fn describe(&self) -> serde_json::Value {
         let status = self.status().clone();
         let (options, facts, counters) = (&self.options, &status.facts, &self.counters);
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         serde_json::json!({
             "transport": "nvme+tcp",
             "engine": "headrace-host",
@@ -82,7 +87,7 @@ impl Shared {
             "host": options.portals[0].to_string(),
             "subsysnqn": options.subsysnqn,
             "hostnqn": options.hostnqn,
-            "nsid": options.nsid,
+            "nsid": facts.nsid,
             "cntlid": facts.cntlid,
             "model": facts.model,
             "serial": facts.serial,
@@ -97,6 +102,8 @@ impl Shared {
             "ioccsz": facts.ioccsz,
             "in_capsule_bytes": facts.in_capsule,
             "maxh2cdata": facts.maxh2cdata,
+            "link": link(options, facts),
+            "ana": facts.ana.map(ana),
             "keep_alive_s": options.keep_alive.as_secs_f64(),
             "volatile_cache": facts.volatile_cache,
             "deallocate": facts.deallocation.name(),
@@ -105,19 +112,47 @@ impl Shared {
             "reconnect_attempts": status.reconnect_attempts,
             "reconnects": status.reconnects,
             "last_error": status.last_error,
-            "counters": {
-                "reads": of(&counters.reads),
-                "read_bytes": of(&counters.read_bytes),
-                "writes": of(&counters.writes),
-                "written_bytes": of(&counters.written_bytes),
-                "flushes": of(&counters.flushes),
-                "deallocates": of(&counters.deallocates),
-                "errors": of(&counters.errors),
-                "retries": of(&counters.retries),
-                "resends": of(&counters.resends),
-            },
+            "events": { "count": status.events, "last": status.last_event, "asked_for": facts.events },
+            "counters": counted(counters),
         })
     }
+}
+
+fn counted(counters: &Counters) -> serde_json::Value {
+    let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    serde_json::json!({
+        "reads": of(&counters.reads),
+        "read_bytes": of(&counters.read_bytes),
+        "writes": of(&counters.writes),
+        "written_bytes": of(&counters.written_bytes),
+        "flushes": of(&counters.flushes),
+        "deallocates": of(&counters.deallocates),
+        "errors": of(&counters.errors),
+        "retries": of(&counters.retries),
+        "resends": of(&counters.resends),
+    })
+}
+
+/// How the connections are made.
+fn link(options: &HostOptions, facts: &Facts) -> serde_json::Value {
+    let route = &options.route;
+    serde_json::json!({
+        "hpda": options.hpda,
+        "maxr2t": options.maxr2t,
+        "host_traddr": route.host_traddr.map(|address| address.to_string()),
+        "host_iface": route.host_iface,
+        "tos": route.tos,
+        "keep_alive_unit_s": facts.keep_alive_unit.as_secs_f64(),
+        "traffic_keep_alive": facts.traffic_keep_alive,
+    })
+}
+
+fn ana(ana: Ana) -> serde_json::Value {
+    serde_json::json!({
+        "group": ana.group,
+        "state": ana.state.map_or("unknown", |state| state.name()),
+        "change_count": ana.chgcnt,
+    })
 }
 
 /// One value, set once, waited for with a deadline.

@@ -6,7 +6,7 @@ mod fake;
 
 use calls::{close, flush, pattern, read, write};
 use fake::{Action, Fake, Script, BLOCK, BLOCKS};
-use headrace_host::NvmeTcpDevice;
+use headrace_host::{NamespaceKey, NvmeTcpDevice};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, Op};
 use headrace_wire::fabrics::ConnectResponse;
 use headrace_wire::{admin, io, Status};
@@ -47,13 +47,18 @@ fn bring_up_is_the_specified_sequence() {
         (0, 0x7F, 4, 0x1C),
         (0, 0x06, 0, 1),
         (0, 0x09, 0, 0),
+        (0, 0x09, 0, 0x1F),
         (1, 0x7F, 1, 0),
         (0, 0x06, 0, 0),
         (0, 0x06, 0, 3),
     ];
-    assert_eq!(steps, expected);
+    // Behind them come the event requests, at some time.
+    assert_eq!(steps[..expected.len().min(steps.len())], expected);
+    assert!(steps[expected.len()..]
+        .iter()
+        .all(|step| step.1 == admin::ASYNC_EVENT_REQUEST));
     // Connect of the I/O queue names the controller that the first Connect gave.
-    assert_eq!(&fake.seen()[9].data[16..18], &[0x55, 0]);
+    assert_eq!(&fake.seen()[10].data[16..18], &[0x55, 0]);
     let info = device.info();
     assert_eq!(
         (info.size_bytes, info.block_bytes, info.volatile_cache),
@@ -315,7 +320,7 @@ fn an_io_queue_may_be_refused_too() {
 fn wrong_ports_namespaces_and_formats_are_named() {
     let fake = Fake::start(Script::default());
     let mut options = fake.options();
-    options.nsid = 2;
+    options.namespace = NamespaceKey::Nsid(2);
     let error = NvmeTcpDevice::open(options).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Refused);
     assert!(error.to_string().contains("namespace 2"), "{error}");
@@ -342,7 +347,7 @@ fn bad_options_are_named() {
     let fake = Fake::start(Script::default());
     type Break = fn(&mut headrace_host::HostOptions);
     let cases: [(&str, Break); 9] = [
-        ("nsid", |o| o.nsid = 0),
+        ("nsid", |o| o.namespace = NamespaceKey::Nsid(0)),
         ("queues", |o| o.queues = 0),
         ("depth", |o| o.depth = 2000),
         ("subsysnqn", |o| o.subsysnqn = "n".repeat(224)),

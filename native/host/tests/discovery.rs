@@ -3,7 +3,7 @@
 mod fake;
 
 use fake::{Action, Fake, Script};
-use headrace_host::{discover, DiscoverOptions};
+use headrace_host::{discover, DiscoverOptions, Route};
 use headrace_transfer::ErrorKind;
 use headrace_wire::log::{DiscoveryEntry, DiscoveryHeader, LogRequest};
 use headrace_wire::pdu::{DataHeader, Digests, Pdu};
@@ -15,6 +15,7 @@ fn options(fake: &Fake) -> DiscoverOptions {
     DiscoverOptions {
         host: "127.0.0.1".into(),
         port: fake.port,
+        route: Route::default(),
         hostnqn: "nqn.2026-01.test:host".into(),
         hostid: [1; 16],
         connect_timeout: Duration::from_secs(5),

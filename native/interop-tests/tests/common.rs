@@ -41,7 +41,6 @@ pub fn options(port: u16) -> HostOptions {
     HostOptions {
         portals: vec![Portal::new("127.0.0.1", port)],
         subsysnqn: NQN.into(),
-        nsid: 1,
         hostnqn: "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555".into(),
         hostid: [0x11; 16],
         depth: 32,

@@ -164,7 +164,7 @@ fn refusals_name_the_subsystem_and_the_namespace() {
         "{error}"
     );
     let mut wrong = options(port);
-    wrong.nsid = 9;
+    wrong.namespace = headrace_host::NamespaceKey::Nsid(9);
     let error = NvmeTcpDevice::open(wrong).err().unwrap();
     assert!(error.to_string().contains("9"), "{error}");
 }
@@ -174,6 +174,7 @@ fn discovery_names_what_the_target_serves() {
     let (_target, port) = start(config(0, memory(MIB), json!({})));
     let asked = DiscoverOptions {
         host: "127.0.0.1".into(),
+        route: Default::default(),
         port,
         hostnqn: options(port).hostnqn,
         hostid: [1; 16],

@@ -3,7 +3,7 @@
 use crate::errors;
 use crate::open_nvme_tcp::hostid;
 use crate::wait::{interruptible, seconds};
-use headrace_host::DiscoverOptions;
+use headrace_host::{DiscoverOptions, Route};
 use pyo3::prelude::*;
 
 #[pyfunction]
@@ -19,6 +19,7 @@ pub fn discover(
     let options = DiscoverOptions {
         host,
         port,
+        route: Route::default(),
         hostnqn,
         hostid: self::hostid(hostid)?,
         connect_timeout: seconds("connect_timeout_s", connect_timeout_s)?,

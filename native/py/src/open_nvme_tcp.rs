@@ -2,7 +2,7 @@
 
 use crate::device::{opened, Device};
 use crate::wait::{interruptible, seconds};
-use headrace_host::{HostOptions, NvmeTcpDevice, Portal};
+use headrace_host::{HostOptions, NamespaceKey, NvmeTcpDevice, Portal};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -37,7 +37,7 @@ pub fn open_nvme_tcp(
     let options = HostOptions {
         portals: vec![Portal { host, port }],
         subsysnqn,
-        nsid,
+        namespace: NamespaceKey::Nsid(nsid),
         hostnqn,
         hostid: self::hostid(hostid)?,
         header_digest,

@@ -1,11 +1,14 @@
 //! The steps of the bring-up and of the shutdown: what each answer leads to.
 
+use super::events::wanted;
 use super::{is_transient, Association, Failure, Step, Tag, ADMIN_DEPTH, POLL_INTERVAL};
 use crate::errors::{bad_answer, connect_refused, refused, step_failed, ConnectPlace};
 use crate::queue::{Completion, Data, End};
 use crate::reactor::Turn;
 use headrace_transfer::{Buffer, ErrorKind, IoError};
+use headrace_wire::ana::AnaLog;
 use headrace_wire::command::feature;
+use headrace_wire::event::config;
 use headrace_wire::fabrics::{
     property, property_get, property_set, Cap, Connect, ConnectData, ConnectResponse, Csts, CATTR_NO_SQ_FLOW,
     CC_ENABLE, CNTLID_DYNAMIC,
@@ -64,7 +67,7 @@ impl Association {
         now: Instant,
     ) -> Result<(), Failure> {
         let deadline = now + self.patience;
-        self.submit(at, sqe, data, tag, deadline)
+        self.submit(at, sqe, data, tag, Some(deadline))
             .map_err(|_| bad_answer(&self.options, "the admin queue is full").into())
     }
 
@@ -74,10 +77,10 @@ impl Association {
         sqe: Sqe,
         data: Data,
         tag: Tag,
-        deadline: Instant,
+        deadline: Option<Instant>,
     ) -> Result<(), (Tag, Data)> {
         self.connections[at].queue.submit(sqe, data, tag, deadline)?;
-        self.check_at = Some(self.check_at.map_or(deadline, |at| at.min(deadline)));
+        self.check_at = self.check_at.into_iter().chain(deadline).min();
         Ok(())
     }
 
@@ -86,7 +89,7 @@ impl Association {
         self.command(0, sqe, Data::None, Tag::Step, now)
     }
 
-    fn identify(&mut self, step: Step, cns: u8, nsid: u32, now: Instant) -> Result<(), Failure> {
+    pub(super) fn identify(&mut self, step: Step, cns: u8, nsid: u32, now: Instant) -> Result<(), Failure> {
         self.step = step;
         let sqe = Sqe::new(admin::IDENTIFY, 0, nsid).with_cdw(10, cns.into());
         self.command(0, sqe, Data::Read(Buffer::zeroed(IDENTIFY_BYTES)), Tag::Step, now)
@@ -136,9 +139,17 @@ impl Association {
             return match self.step {
                 Step::Connect => Err(self.connect_failure(cqe)),
                 // Optional in old controllers.
-                Step::Identifiers => {
-                    self.step = Step::Running;
-                    Ok(())
+                Step::Identifiers => self.identified(now),
+                Step::Candidate => self.no_candidate(now),
+                // Linux's target refuses the SMART bits; without any, events of errors still come.
+                Step::Events
+                    if self.facts.events & !config::SMART != 0 && self.facts.events & config::SMART != 0 =>
+                {
+                    self.ask_for_events(self.facts.events & !config::SMART, now)
+                }
+                Step::Events => {
+                    self.facts.events = 0;
+                    self.connect_queues(turn)
                 }
                 step => {
                     let error = step_failed(&self.options.address(), step.name(), cqe.status);
@@ -162,7 +173,7 @@ impl Association {
                 }
                 self.facts.cntlid = response.cntlid();
                 if !self.options.keep_alive.is_zero() {
-                    self.keep_alive_at = Some(now + self.options.keep_alive / 2);
+                    self.keep_alive_at = Some(now + self.keep_alive_interval());
                 }
                 self.step(Step::Capabilities, property_get(0, property::CAP, true), now)
             }
@@ -214,26 +225,28 @@ impl Association {
                     depth = depth.min(self.facts.maxcmd);
                 }
                 self.facts.depth = depth;
-                self.step = Step::IoQueues;
-                self.awaited = self.facts.queues;
-                for _ in 0..self.facts.queues {
-                    self.connect_tcp(depth, self.facts.in_capsule.max(1024), turn)?;
-                }
-                Ok(())
+                self.ask_for_events(wanted(self.facts.oaes), now)
             }
+            Step::Events => self.connect_queues(turn),
+            Step::ActiveNamespaces => self.active(&bytes, now),
+            Step::Candidate => self.candidate(&bytes, now),
             Step::IdentifyNamespace => {
                 self.facts.namespace(&bytes, &self.options)?;
-                self.identify(
-                    Step::Identifiers,
-                    cns::NAMESPACE_DESCRIPTORS,
-                    self.options.nsid,
-                    now,
-                )
+                let nsid = self.facts.nsid;
+                self.identify(Step::Identifiers, cns::NAMESPACE_DESCRIPTORS, nsid, now)
             }
             Step::Identifiers => {
                 self.facts.descriptors(&bytes);
-                self.step = Step::Running;
-                Ok(())
+                self.identified(now)
+            }
+            Step::Ana => {
+                let log = AnaLog::decode(&bytes).ok_or_else(|| {
+                    bad_answer(&self.options, "the ANA log does not hold what its header says")
+                })?;
+                self.heed_ana(&log);
+                // That is how it begins, not a change.
+                self.take_events();
+                self.run(now)
             }
             Step::Shutdown => self.step(Step::ShutdownStatus, property_get(0, property::CSTS, false), now),
             Step::ShutdownStatus => {
@@ -268,8 +281,35 @@ impl Association {
             .set_in_capsule(self.facts.in_capsule);
         self.awaited -= 1;
         if self.awaited == 0 {
-            self.identify(Step::IdentifyNamespace, cns::NAMESPACE, self.options.nsid, now)?;
+            self.find(now)?;
         }
         Ok(())
+    }
+
+    fn ask_for_events(&mut self, events: u32, now: Instant) -> Result<(), Failure> {
+        self.facts.events = events;
+        let sqe = Sqe::new(admin::SET_FEATURES, 0, 0)
+            .with_cdw(10, feature::ASYNC_EVENT_CONFIG.into())
+            .with_cdw(11, events);
+        self.step(Step::Events, sqe, now)
+    }
+
+    fn connect_queues(&mut self, turn: &Turn<'_>) -> Result<(), Failure> {
+        self.step = Step::IoQueues;
+        self.awaited = self.facts.queues;
+        for _ in 0..self.facts.queues {
+            self.connect_tcp(self.facts.depth, self.facts.in_capsule.max(1024), turn)?;
+        }
+        Ok(())
+    }
+
+    /// The namespace is known; where access is asymmetric, so is its state before anything is sent to it.
+    fn identified(&mut self, now: Instant) -> Result<(), Failure> {
+        if self.facts.ana.is_none() {
+            return self.run(now);
+        }
+        let (sqe, length) = self.ana_log();
+        self.step = Step::Ana;
+        self.command(0, sqe, Data::Read(Buffer::zeroed(length)), Tag::Step, now)
     }
 }

@@ -3,27 +3,35 @@
 //! # Bring-up
 //!
 //! ```text
-//! admin:  TCP -> ICReq/ICResp -> Connect -> CAP -> VS -> CC.EN=1 -> CSTS.RDY? -> Identify controller -> Set Features queues
+//! admin:  TCP -> ICReq/ICResp -> Connect -> CAP -> VS -> CC.EN=1 -> CSTS.RDY? -> Identify controller
+//!         -> Set Features queues -> Set Features asynchronous events
 //! I/O n:  TCP -> ICReq/ICResp -> Connect QID n            (all at once)
-//! admin:  Identify namespace -> identifiers -> ready
+//! admin:  [search by UUID or NGUID ->] Identify namespace -> identifiers -> [ANA log ->] ready, with event requests
 //! ```
 //!
 //! Each arrow is an event; nothing here ever waits. Whoever owns the association has the deadline of the whole.
 //!
 //! # Keep Alive
 //!
-//! From the admin Connect on, a Keep Alive goes out every KATO/2, whether or not other commands run, and must be answered
-//! within KATO. It is sent by the I/O thread, which never takes the GIL and never waits for another controller.
+//! From the admin Connect on, a Keep Alive goes out every KATO/2 (KATO/4 where the controller counts traffic), whether or not
+//! other commands run, and must be answered within KATO. The controller may round KATO up to its granularity (KAS); what we
+//! asked for is the shorter time, and the one that we keep. It is sent by the I/O thread, which never takes the GIL and never waits for another controller.
 
 mod bringup;
+mod events;
+mod find;
+
+pub(crate) use events::{Event, Look};
 
 use crate::connection::{Broken, Connection};
 use crate::errors::{refused, unreachable};
 use crate::facts::Facts;
 use crate::options::HostOptions;
-use crate::queue::{Completion, Data, End, ADMIN_IN_CAPSULE};
+use crate::queue::{Asked, Completion, Data, End, ADMIN_IN_CAPSULE};
 use crate::reactor::Turn;
 use crate::work::Part;
+use events::Watch;
+use find::Search;
 use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::fabrics::{property, property_get, property_set, Cc, CC_ENABLE};
 use headrace_wire::pdu::Digests;
@@ -33,7 +41,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Commands under way on the admin queue: one step, one Keep Alive, and room for what comes later.
+/// Commands under way on the admin queue: one step, one look, Keep Alives, the event requests, and room.
 const ADMIN_DEPTH: u16 = 31;
 /// Between two looks at CSTS.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -45,6 +53,9 @@ pub(crate) enum Tag {
     /// Connect of an I/O queue.
     Connect(u16),
     KeepAlive,
+    /// Asynchronous Event Request.
+    Event,
+    Look(Look),
     Part(Part),
 }
 
@@ -58,9 +69,13 @@ pub(crate) enum Step {
     Ready,
     IdentifyController,
     Queues,
+    Events,
     IoQueues,
+    ActiveNamespaces,
+    Candidate,
     IdentifyNamespace,
     Identifiers,
+    Ana,
     Running,
     Shutdown,
     ShutdownStatus,
@@ -78,6 +93,10 @@ impl Step {
             Step::Ready => "waiting for CSTS.RDY",
             Step::IdentifyController => "Identify Controller",
             Step::Queues => "Set Features Number of Queues",
+            Step::Events => "Set Features Asynchronous Event Configuration",
+            Step::ActiveNamespaces => "Identify Active Namespaces",
+            Step::Candidate => "Identify Namespace Identification Descriptors of each namespace",
+            Step::Ana => "Get Log Page (ANA)",
             Step::IoQueues => "Connect of the I/O queues",
             Step::IdentifyNamespace => "Identify Namespace",
             Step::Identifiers => "Identify Namespace Identification Descriptors",
@@ -131,6 +150,8 @@ pub(crate) struct Association {
     round_robin: usize,
     /// For commands of the bring-up.
     patience: Duration,
+    search: Search,
+    watch: Watch,
 }
 
 impl Association {
@@ -153,6 +174,8 @@ impl Association {
             check_at: None,
             first_token,
             round_robin: 0,
+            search: Search::default(),
+            watch: Watch::default(),
         };
         association.connect_tcp(ADMIN_DEPTH, ADMIN_IN_CAPSULE, turn)?;
         Ok(association)
@@ -167,9 +190,14 @@ impl Association {
 
     fn connect_tcp(&mut self, depth: u16, in_capsule: usize, turn: &Turn<'_>) -> Result<(), Failure> {
         let token = Token(self.first_token + self.connections.len());
-        let digests = self.digests();
-        let connection = Connection::open(self.address, turn.registry, token, depth, digests, in_capsule)
-            .map_err(|error| self.broken(Broken::Io(error)))?;
+        let asked = Asked {
+            digests: self.digests(),
+            hpda: self.options.hpda,
+            maxr2t: self.options.maxr2t,
+        };
+        let way = (&self.options.route, self.address);
+        let connection = Connection::open(way, turn.registry, token, depth, asked, in_capsule)
+            .map_err(|broken| self.broken(broken))?;
         self.connections.push(connection);
         Ok(())
     }
@@ -203,6 +231,8 @@ impl Association {
                 match completion.tag {
                     Tag::Part(_) => completed(completion),
                     Tag::KeepAlive => self.kept_alive(&completion)?,
+                    Tag::Event => self.heard(&completion, turn.now),
+                    Tag::Look(look) => self.looked(look, completion, turn.now),
                     Tag::Connect(qid) => self.io_connected(qid, &completion, turn.now)?,
                     Tag::Step => {
                         let (cqe, data) = self.answer(completion)?;
@@ -219,6 +249,7 @@ impl Association {
             }
             at += 1;
         }
+        self.look(turn.now);
         self.send().map(|again| more | again)
     }
 
@@ -244,6 +275,11 @@ impl Association {
                     options.portals[0].port,
                     &error,
                 ))
+            },
+            // Another address of the same name may be one that we can reach from here.
+            Broken::Ours(error) => Failure {
+                transport: true,
+                ..Failure::from(error)
             },
             Broken::Fault(fault) => Failure::from(
                 IoError::new(ErrorKind::Protocol, fault.to_string())
@@ -290,14 +326,21 @@ impl Association {
             if self.connections[at].queue.room() == 0 {
                 continue;
             }
-            let sqe = part.sqe(self.options.nsid);
+            let sqe = part.sqe(self.facts.nsid);
             let deadline = now + self.options.io_timeout;
-            return match self.submit(at, sqe, data, Tag::Part(part), deadline) {
+            return match self.submit(at, sqe, data, Tag::Part(part), Some(deadline)) {
                 Err((Tag::Part(part), data)) => Err((part, data)),
                 _ => Ok(()),
             };
         }
         Err((part, data))
+    }
+
+    /// KATO/2; KATO/4 where traffic counts (TBKAS): such a controller looks once a KATO whether anything came since it
+    /// last looked, so that what arrives right after a look must not be all until the one after the next.
+    fn keep_alive_interval(&self) -> Duration {
+        let parts = if self.facts.traffic_keep_alive { 4 } else { 2 };
+        self.options.keep_alive / parts
     }
 
     fn kept_alive(&mut self, completion: &Completion<Tag>) -> Result<(), Failure> {
@@ -326,10 +369,17 @@ impl Association {
     // Time.
 
     pub fn wake_at(&self) -> Option<Instant> {
-        [self.poll_at, self.keep_alive_at, self.check_at]
-            .into_iter()
-            .flatten()
-            .min()
+        let [reconcile_at, resume_at] = self.watch.wake_at();
+        [
+            self.poll_at,
+            self.keep_alive_at,
+            self.check_at,
+            reconcile_at,
+            resume_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Do what is due. An overdue command is a failure.
@@ -346,11 +396,12 @@ impl Association {
         }
         if self.keep_alive_at.is_some_and(|at| at <= now) {
             let kato = self.options.keep_alive;
-            self.keep_alive_at = Some(now + kato / 2);
+            self.keep_alive_at = Some(now + self.keep_alive_interval());
             let sqe = Sqe::new(admin::KEEP_ALIVE, 0, 0);
             // No room means that none was answered for long; those have deadlines of their own.
-            let _ = self.submit(0, sqe, Data::None, Tag::KeepAlive, now + kato);
+            let _ = self.submit(0, sqe, Data::None, Tag::KeepAlive, Some(now + kato));
         }
+        self.tick_watch(now);
         if self.check_at.is_some_and(|at| at <= now) {
             self.check_at = self
                 .connections

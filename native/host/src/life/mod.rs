@@ -30,6 +30,7 @@
 //! fails before it is ready carried no I/O and is not counted.
 
 mod ending;
+mod heed;
 mod outcome;
 
 use crate::association::{Association, Failure, Step, Tag};
@@ -43,6 +44,7 @@ use crate::work::{reject, Ended, Work};
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Request};
 use std::hash::{BuildHasher, Hasher};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -314,6 +316,8 @@ impl Core {
         } else {
             self.facts = facts.clone();
         }
+        self.facts.size_bytes = facts.size_bytes;
+        self.shared.size_bytes.store(facts.size_bytes, Ordering::Relaxed);
         {
             let mut status = self.shared.status();
             status.state = "connected";
@@ -348,6 +352,11 @@ impl Core {
             }
         }
         self.completed = completed;
+        if let Err(error) = self.heed(&mut association) {
+            association.end(turn);
+            self.end(error, turn);
+            return false;
+        }
         let result = result.and_then(|again| {
             self.pump(&mut association, turn.now);
             let more = association.send()?;

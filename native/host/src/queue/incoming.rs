@@ -1,7 +1,7 @@
 //! The receiving half of a queue pair: what each byte, and each PDU, means.
 
 use super::{complete, send_data, send_part, Agreed, Command, Data, End, Fault, QueuePair};
-use super::{LARGE_IO, R2T_UNSERVED_MAX, TAIL_LARGE_IO, TAIL_SMALL_IO};
+use super::{LARGE_IO, TAIL_LARGE_IO, TAIL_SMALL_IO};
 use crate::memory;
 use crate::receive::{Incoming, State};
 use headrace_wire::digest::Digester;
@@ -169,8 +169,12 @@ impl<T> QueuePair<T> {
             return Err(PduError::sequence("a second ICResp"));
         }
         for (asked, given, name) in [
-            (self.asked.header, response.digests.header, "header digest"),
-            (self.asked.data, response.digests.data, "data digest"),
+            (
+                self.asked.digests.header,
+                response.digests.header,
+                "header digest",
+            ),
+            (self.asked.digests.data, response.digests.data, "data digest"),
         ] {
             if asked != given {
                 let what = if asked { "refuses the" } else { "insists on a" };
@@ -246,6 +250,8 @@ impl<T> QueuePair<T> {
             return Err(PduError::sequence("R2T before ICResp"));
         };
         let cid = r2t.cccid;
+        // One more than we asked for: the next may overtake our own sending.
+        let most = u16::from(self.asked.maxr2t) + 2;
         let command = self.command(cid, PduType::R2t)?;
         let Data::Write(buffer) = &command.data else {
             return Err(PduError::field(
@@ -273,11 +279,11 @@ impl<T> QueuePair<T> {
                 at + length
             )));
         }
-        if command.unsent >= R2T_UNSERVED_MAX {
+        if command.unsent >= most {
             return Err(PduError::new(
                 Fes::LimitExceeded,
                 0,
-                format!("a third R2T for CID {cid} unserved"),
+                format!("R2T for CID {cid} while {most} are unserved"),
             ));
         }
         command.moved = at + length;

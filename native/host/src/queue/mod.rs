@@ -42,8 +42,6 @@ use std::time::Instant;
 
 /// Admin and Fabrics commands may carry this much in the capsule on every controller.
 pub(crate) const ADMIN_IN_CAPSULE: usize = 8192;
-/// R2Ts of one command whose data are not sent yet. We ask for one (MAXR2T 0); the next may overtake our own sending.
-const R2T_UNSERVED_MAX: u8 = 2;
 /// Answers are parsed from a scratch this large, where transfers are small or absent.
 const TAIL_SMALL_IO: usize = 64 * 1024;
 /// Where transfers are large: what may follow the data, but little of the next PDU's data, which would be copied.
@@ -116,11 +114,12 @@ impl std::fmt::Display for Fault {
 struct Command<T> {
     tag: T,
     data: Data,
-    deadline: Instant,
+    /// `None`: answered when something happens, as an Asynchronous Event Request is.
+    deadline: Option<Instant>,
     /// Bytes received (read) or asked for by R2T or sent in the capsule (write).
     moved: usize,
     /// Data segments that wait to be sent.
-    unsent: u8,
+    unsent: u16,
     last_seen: bool,
     digest_wrong: bool,
     /// The answer, while `unsent > 0`.
@@ -135,8 +134,17 @@ pub(crate) struct Agreed {
     pub maxh2cdata: usize,
 }
 
+/// What a connection asks for in its ICReq.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub digests: Digests,
+    pub hpda: u8,
+    /// Zero-based.
+    pub maxr2t: u8,
+}
+
 pub(crate) struct QueuePair<T> {
-    asked: Digests,
+    asked: Asked,
     agreed: Option<Agreed>,
     in_capsule: usize,
     commands: Vec<Option<Command<T>>>,
@@ -150,13 +158,13 @@ pub(crate) struct QueuePair<T> {
 
 impl<T> QueuePair<T> {
     /// A fresh connection; ICReq waits to be sent. `depth`: commands under way at most.
-    pub fn new(depth: u16, asked: Digests, in_capsule: usize) -> Self {
+    pub fn new(depth: u16, asked: Asked, in_capsule: usize) -> Self {
         let mut transmit = Transmit::default();
         let request = Pdu::IcReq(IcReq {
             pfv: 0,
-            hpda: 0,
-            digests: asked,
-            maxr2t: 0,
+            hpda: asked.hpda,
+            digests: asked.digests,
+            maxr2t: asked.maxr2t.into(),
         });
         transmit.head(|out| request.encode(0, Digests::default(), 0, out));
         QueuePair {
@@ -168,7 +176,7 @@ impl<T> QueuePair<T> {
             reading: 0,
             read_bytes: 0,
             transmit,
-            receive: Receive::new(),
+            receive: Receive::new(asked.hpda),
             completions: VecDeque::new(),
         }
     }
@@ -193,7 +201,13 @@ impl<T> QueuePair<T> {
     }
 
     /// Queue a command; its CID and SGL are filled in here. Hands everything back where there is no room.
-    pub fn submit(&mut self, sqe: Sqe, data: Data, tag: T, deadline: Instant) -> Result<(), (T, Data)> {
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        data: Data,
+        tag: T,
+        deadline: impl Into<Option<Instant>>,
+    ) -> Result<(), (T, Data)> {
         let Some(agreed) = self.agreed else {
             return Err((tag, data));
         };
@@ -216,7 +230,7 @@ impl<T> QueuePair<T> {
         let mut command = Command {
             tag,
             data,
-            deadline,
+            deadline: deadline.into(),
             moved: 0,
             unsent: 0,
             last_seen: false,
@@ -250,7 +264,7 @@ impl<T> QueuePair<T> {
         self.commands
             .iter()
             .flatten()
-            .map(|command| command.deadline)
+            .filter_map(|command| command.deadline)
             .min()
     }
 
@@ -258,12 +272,15 @@ impl<T> QueuePair<T> {
     /// may touch the data from here on.
     pub fn abandon(&mut self, now: Instant) -> Vec<(T, Data, bool)> {
         self.transmit.clear();
-        self.receive = Receive::new();
+        self.receive = Receive::new(self.asked.hpda);
         self.free.clear();
         self.agreed = None;
         let commands = self.commands.drain(..).flatten();
         commands
-            .map(|command| (command.tag, command.data, command.deadline <= now))
+            .map(|command| {
+                let overdue = command.deadline.is_some_and(|deadline| deadline <= now);
+                (command.tag, command.data, overdue)
+            })
             .collect()
     }
 

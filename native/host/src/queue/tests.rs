@@ -69,7 +69,14 @@ fn sent<T>(queue: &mut QueuePair<T>, random: &mut Random) -> Vec<u8> {
 }
 
 fn ready(depth: u16, digests: Digests, maxh2cdata: u32) -> QueuePair<usize> {
-    let mut queue = QueuePair::new(depth, digests, 4096);
+    let mut queue = QueuePair::new(
+        depth,
+        Asked {
+            digests,
+            ..Default::default()
+        },
+        4096,
+    );
     sent(&mut queue, &mut Random(1));
     let response = IcResp {
         pfv: 0,

@@ -5,13 +5,16 @@
 
 mod peer;
 
-use headrace_host::{HostOptions, Portal};
+use headrace_host::{HostOptions, NamespaceKey, Portal};
+use headrace_wire::ana::AnaLog;
+use headrace_wire::event::{AsyncEvent, ChangedNamespaces};
 use headrace_wire::log::DiscoveryEntry;
-use headrace_wire::pdu::TermReq;
-use headrace_wire::{admin, Sqe, Status};
+use headrace_wire::pdu::{Digests, TermReq};
+use headrace_wire::{admin, Cqe, Pdu, Sqe, Status};
 use peer::Peer;
+use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -68,7 +71,14 @@ pub struct Script {
     pub vwc: u8,
     pub ready_after: usize,
     pub lbads: u8,
+    /// Of namespace 1; others by number.
     pub uuid: [u8; 16],
+    pub others: Vec<(u32, [u8; 16])>,
+    pub oaes: u32,
+    pub aerl: u8,
+    pub cmic: u8,
+    pub ctratt: u32,
+    pub ana: AnaLog,
     pub noiob: u16,
     pub refuse_digests: bool,
     pub entries: Vec<DiscoveryEntry>,
@@ -92,6 +102,12 @@ impl Default for Script {
             ready_after: 0,
             lbads: 9,
             uuid: [7; 16],
+            others: Vec::new(),
+            oaes: 0,
+            aerl: 3,
+            cmic: 0,
+            ctratt: 0,
+            ana: AnaLog::default(),
             noiob: 0,
             refuse_digests: false,
             entries: Vec::new(),
@@ -112,6 +128,16 @@ struct State {
     sockets: Mutex<Vec<TcpStream>>,
     stop: AtomicBool,
     connections: AtomicUsize,
+    ana: Mutex<AnaLog>,
+    blocks: AtomicU64,
+    changed: Mutex<ChangedNamespaces>,
+    held: Mutex<Vec<Held>>,
+}
+
+/// An Asynchronous Event Request that waits.
+struct Held {
+    stream: TcpStream,
+    cid: u16,
 }
 
 pub struct Fake {
@@ -129,6 +155,10 @@ impl Fake {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("bind");
         let port = listener.local_addr().expect("address").port();
         let state = Arc::new(State {
+            ana: Mutex::new(script.ana.clone()),
+            blocks: AtomicU64::new(BLOCKS as u64),
+            changed: Mutex::new(ChangedNamespaces::List(vec![])),
+            held: Mutex::default(),
             script,
             media: Mutex::new(media),
             seen: Mutex::default(),
@@ -193,7 +223,7 @@ impl Fake {
         HostOptions {
             portals: vec![Portal::new("127.0.0.1", self.port)],
             subsysnqn: NQN.into(),
-            nsid: 1,
+            namespace: NamespaceKey::Nsid(1),
             hostnqn: "nqn.2026-01.test:host".into(),
             hostid: [9; 16],
             depth: 16,
@@ -213,6 +243,31 @@ impl Fake {
     }
     pub fn set_media(&self, at: usize, bytes: &[u8]) {
         self.state.media.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    /// Answer a request of each controller's host that waits. `false`: none does.
+    pub fn raise(&self, event: AsyncEvent) -> bool {
+        let Some(mut held) = self.state.held.lock().unwrap().pop() else {
+            return false;
+        };
+        let cqe = Cqe {
+            dw0: event.dw0(),
+            ..Cqe::new(held.cid, Status::SUCCESS)
+        };
+        let mut bytes = Vec::new();
+        Pdu::CapsuleResp(cqe).encode(0, Digests::default(), 0, &mut bytes);
+        held.stream.write_all(&bytes).is_ok()
+    }
+    pub fn waiting_requests(&self) -> usize {
+        self.state.held.lock().unwrap().len()
+    }
+    pub fn set_ana(&self, log: AnaLog) {
+        *self.state.ana.lock().unwrap() = log;
+    }
+    pub fn set_blocks(&self, blocks: u64) {
+        self.state.blocks.store(blocks, Ordering::SeqCst);
+    }
+    pub fn set_changed(&self, changed: ChangedNamespaces) {
+        *self.state.changed.lock().unwrap() = changed;
     }
     pub fn shutdowns(&self) -> usize {
         self.state.shutdowns.load(Ordering::SeqCst)

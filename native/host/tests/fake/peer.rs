@@ -1,11 +1,13 @@
 //! One connection of the scripted controller.
 
-use super::{Action, Seen, State, BLOCK, BLOCKS, NQN};
+use super::{Action, Held, Seen, State, BLOCK, NQN};
+use headrace_wire::command::feature;
+use headrace_wire::event::encode_nsids;
 use headrace_wire::fabrics::{property, Cap, Connect, ConnectResponse, Csts, PropertyAccess};
 use headrace_wire::identify::{
     cns, encode_descriptors, IdentifyController, IdentifyNamespace, LbaFormat, NamespaceId, SGLS_TCP,
 };
-use headrace_wire::log::{DiscoveryHeader, LogRequest};
+use headrace_wire::log::{lid, DiscoveryHeader, LogRequest};
 use headrace_wire::pdu::{CommonHeader, DataHeader, Digests, IcResp, Pdu, R2t};
 use headrace_wire::{admin, io, Cqe, Sgl, Sqe, Status};
 use std::collections::VecDeque;
@@ -351,6 +353,11 @@ impl Peer {
                         cntrltype: 1,
                         oncs: 4,
                         vwc: script.vwc,
+                        oaes: script.oaes,
+                        aerl: script.aerl,
+                        cmic: script.cmic,
+                        ctratt: script.ctratt,
+                        nanagrpid: script.ana.groups.len() as u32,
                         sgls: SGLS_TCP,
                         ioccsz: script.ioccsz,
                         iorcsz: 1,
@@ -359,20 +366,40 @@ impl Peer {
                         ..Default::default()
                     }
                     .encode(),
-                    cns::NAMESPACE if sqe.nsid() == 1 => IdentifyNamespace {
-                        nsze: ((BLOCKS * BLOCK) >> script.lbads) as u64,
-                        noiob: script.noiob,
-                        formats: vec![LbaFormat {
-                            ms: 0,
-                            lbads: script.lbads,
-                        }],
-                        ..Default::default()
+                    cns::NAMESPACE if sqe.nsid() == 1 || script.others.iter().any(|o| o.0 == sqe.nsid()) => {
+                        IdentifyNamespace {
+                            nsze: (self.state.blocks.load(Ordering::SeqCst) * BLOCK as u64) >> script.lbads,
+                            anagrpid: script.ana.groups.first().map_or(0, |group| group.id),
+                            noiob: script.noiob,
+                            formats: vec![LbaFormat {
+                                ms: 0,
+                                lbads: script.lbads,
+                            }],
+                            ..Default::default()
+                        }
+                        .encode()
                     }
-                    .encode(),
-                    cns::NAMESPACE_DESCRIPTORS => encode_descriptors(&[NamespaceId::Uuid(script.uuid)]),
+                    cns::NAMESPACE_DESCRIPTORS => {
+                        let other = script.others.iter().find(|o| o.0 == sqe.nsid());
+                        let uuid = other.map_or(script.uuid, |o| o.1);
+                        encode_descriptors(&[NamespaceId::Uuid(uuid), NamespaceId::Nguid(uuid)])
+                    }
+                    cns::ACTIVE_NAMESPACES => {
+                        let all = std::iter::once(1).chain(script.others.iter().map(|o| o.0));
+                        let behind: Vec<u32> = all.filter(|&nsid| nsid > sqe.nsid()).collect();
+                        encode_nsids(&behind)
+                    }
                     _ => vec![0; 4096],
                 };
                 self.give(cid, &bytes, action)
+            }
+            admin::SET_FEATURES if sqe.cdw(10) as u8 == feature::ASYNC_EVENT_CONFIG => {
+                self.complete(cid, Status::SUCCESS, 0)
+            }
+            admin::ASYNC_EVENT_REQUEST => {
+                let stream = self.stream.try_clone()?;
+                self.state.held.lock().unwrap().push(Held { stream, cid });
+                Ok(())
             }
             admin::SET_FEATURES => {
                 let granted = script.queues - 1;
@@ -380,6 +407,17 @@ impl Peer {
             }
             admin::GET_LOG_PAGE => {
                 let request = LogRequest::decode(sqe);
+                let length = request.length as usize;
+                let fixed = match request.lid {
+                    lid::CHANGED_NAMESPACES => Some(self.state.changed.lock().unwrap().encode()),
+                    lid::ANA => Some(self.state.ana.lock().unwrap().encode()),
+                    lid::SMART => Some(vec![4; 512]),
+                    _ => None,
+                };
+                if let Some(mut bytes) = fixed {
+                    bytes.resize(length, 0);
+                    return self.give(cid, &bytes, action);
+                }
                 let mut log = DiscoveryHeader {
                     genctr: 3,
                     numrec: script.entries.len() as u64,
