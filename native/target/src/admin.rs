@@ -76,6 +76,11 @@ fn get_feature(sqe: &Sqe, controller: &Controller) -> Result<Outcome, Status> {
             Outcome::Value(queue_count(granted))
         }
         feature::HOST_BEHAVIOUR if io => Outcome::Bytes(state.host_behaviour.to_vec()),
+        feature::RESERVATION_NOTIFICATION_MASK if io => Outcome::Value(controller.notice_mask(sqe)?),
+        feature::RESERVATION_PERSISTENCE if io => match controller.subsystem.view().namespace(sqe.nsid()) {
+            Some(namespace) => Outcome::Value(u32::from(namespace.reservations.report().persistent)),
+            None => return refuse(Status::INVALID_NAMESPACE),
+        },
         feature::HOST_IDENTIFIER if io => {
             // EXHID: the 128-bit form, the only one over fabrics.
             if sqe.cdw(11) & 1 == 0 {
@@ -123,6 +128,8 @@ fn set_feature(sqe: &Sqe, data: &[u8], controller: &Controller) -> Result<Outcom
             };
             state.host_behaviour.copy_from_slice(bytes);
         }
+        // Feature 83h, persistence, is carried out elsewhere: it syncs a file.
+        feature::RESERVATION_NOTIFICATION_MASK if io => controller.set_notice_mask(sqe)?,
         // Accepted where it asks for what is so already.
         feature::POWER_MANAGEMENT if io && value & 0x1F == 0 => {}
         feature::ARBITRATION | feature::TEMPERATURE if io => return refuse(Status::FEATURE_NOT_CHANGEABLE),

@@ -317,3 +317,93 @@ fn a_panic_at_the_medium_is_one_commands_error() {
         "the workers are gone"
     );
 }
+
+/// A preempt and abort answers "success" only when nothing of the preempted host can land any more. While its writes hang at
+/// the medium the answer says so; and what stood in line behind them never begins.
+#[test]
+fn a_preempt_and_abort_does_not_promise_too_much() {
+    use headrace_wire::reservation::{AcquireAction, Change, RegisterAction, ReservationType};
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let host = |number: u8| {
+        let mut first = Client::open(address);
+        first.initialise(Digests::default(), 0);
+        let cqe = first.connect(0, CNTLID_DYNAMIC, |_, data| data.hostid = [number; 16]);
+        first.enable();
+        let mut queue = Client::open(address);
+        queue.initialise(Digests::default(), 0);
+        let status = queue
+            .connect(1, cqe.dw0 as u16, |_, data| data.hostid = [number; 16])
+            .status;
+        assert!(status.is_success());
+        (first, queue)
+    };
+    let change = |queue: &mut Client, change: Change| {
+        let (sqe, data) = change.command(queue.cid(), 1);
+        let length = data.len() as u32;
+        let sqe = sqe.with_sgl(Sgl::InCapsule { offset: 0, length });
+        queue.command(sqe, &data).cqe.status
+    };
+    let register = |new_key| Change::Register {
+        action: RegisterAction::Register,
+        ignore_existing: false,
+        persist: None,
+        key: 0,
+        new_key,
+    };
+    let acquire = |action, key, victim| Change::Acquire {
+        action,
+        kind: ReservationType::WriteExclusiveRegistrants,
+        key,
+        victim,
+    };
+    let (_admin, mut old) = host(1);
+    let (_other_admin, mut taker) = host(2);
+    assert!(change(&mut old, register(1)).is_success());
+    assert!(change(&mut old, acquire(AcquireAction::Acquire, 1, 0)).is_success());
+    assert!(change(&mut taker, register(2)).is_success());
+    switch.set(|state| state.hang = true);
+    // Four workers hang in four writes, three more stand in line.
+    (1..=7).for_each(|byte| write(&mut old, byte));
+    eventually("the writes do not begin", || {
+        switch.state.lock().unwrap().inside == 4
+    });
+    let preempt = acquire(AcquireAction::PreemptAndAbort, 2, 1);
+    assert_eq!(
+        change(&mut taker, preempt),
+        Status::INTERRUPTED.do_not_retry(),
+        "with four writes at the medium"
+    );
+    // Shut out it is all the same.
+    let report = headrace_wire::reservation::report_command(taker.cid(), 1, true, 256);
+    let report = taker.command(report, &[]).data;
+    assert_eq!((report[5], report[64 + 2], report[64 + 8]), (1, 1, 2));
+    switch.set(|state| state.hang = false);
+    let mut answers = [0; 2];
+    for _ in 0..7 {
+        match old.receive().unwrap().pdu {
+            headrace_wire::Pdu::CapsuleResp(cqe) if cqe.status.is_success() => answers[0] += 1,
+            headrace_wire::Pdu::CapsuleResp(cqe) => {
+                assert_eq!(cqe.status, Status::PREEMPT_ABORT.do_not_retry());
+                answers[1] += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(answers, [4, 3]);
+    let mut writes = switch.state.lock().unwrap().writes.clone();
+    writes.sort_unstable();
+    assert_eq!(
+        writes,
+        [1, 2, 3, 4],
+        "a write that stood in line reached the medium"
+    );
+    // Registered again, and idle: now it can be promised.
+    assert!(change(&mut old, register(1)).is_success());
+    write(&mut old, 9);
+    eventually("the write does not end", || {
+        let state = switch.state.lock().unwrap();
+        state.writes.contains(&9) && state.inside == 0
+    });
+    assert!(change(&mut taker, preempt).is_success());
+}

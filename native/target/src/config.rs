@@ -1,5 +1,6 @@
 //! What a target serves: one JSON object, checked as a whole before anything is opened.
 
+use crate::reservation::{store::Store, Reservations};
 use crate::subsystem::{MAX_ANA_GROUPS, MAX_NAMESPACES, MAX_NSID};
 use crate::view::{ana_state, Group, HostAccess, Hosts};
 use headrace_media::{check_geometry, Engine, FileMedia, Media, MemoryMedia, VolatileCache};
@@ -205,6 +206,10 @@ pub struct NamespaceConfig {
     pub nguid: Option<String>,
     #[serde(default = "default_group")]
     pub ana_group: u32,
+    /// Where reservations that survive a restart are kept. It must exist; an empty file is a beginning. Default: beside the
+    /// media file, made when it is first needed.
+    #[serde(default)]
+    pub reservations_path: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -547,6 +552,9 @@ impl NamespaceConfig {
             })
         };
         match &self.media {
+            MediaConfig::Memory { .. } if self.reservations_path.is_some() => Err(format!(
+                "{place}: reservations_path is for files and block devices"
+            )),
             MediaConfig::Memory { size_bytes } => geometry(*size_bytes),
             MediaConfig::File {
                 path,
@@ -555,6 +563,16 @@ impl NamespaceConfig {
             } if *create => Err(format!("{place}: a size is needed to create {}", path.display())),
             MediaConfig::File { size_bytes, .. } => size_bytes.map_or(Ok(()), geometry),
         }
+    }
+
+    /// What is known of who may write.
+    pub(crate) fn reservations(&self, uuid: [u8; 16]) -> Result<Reservations, String> {
+        let store = match &self.media {
+            MediaConfig::Memory { .. } => Store::default(),
+            MediaConfig::File { .. } if self.read_only => Store::None("the namespace is read-only".into()),
+            MediaConfig::File { path, .. } => Store::beside(path, self.reservations_path.as_deref(), uuid)?,
+        };
+        Reservations::open(store)
     }
 
     /// Open, or create, what holds the bytes.

@@ -37,11 +37,13 @@ use crate::memory::{Allowance, Buffer};
 use crate::nvm::{self, prepare, Plan, Prepared, Work};
 use crate::output::Output;
 use crate::receive::Receiver;
+use crate::reservation::desk::{persistence_feature, Request};
 use crate::shared::Shared;
 use crate::subsystem::count;
 use crate::view::Reach;
 use crate::worker::{Job, Reply};
 use headrace_wire::pdu::{fes_name, DataHeader, Digests, IcReq, IcResp, Pdu, PduError, R2t, TermReq};
+use headrace_wire::reservation::Change;
 use headrace_wire::{crc32c, Cqe, Sgl, Sqe, Status};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -326,6 +328,10 @@ impl Connection {
             self.wait_for_buffer(sqe, Task::Io(plan), 0);
             return Ok(());
         }
+        if let Plan::Report { .. } = &plan {
+            self.wait_for_buffer(sqe, Task::Io(plan), 0);
+            return Ok(());
+        }
         if pull {
             let from_host = plan.bytes_from_host();
             self.wait_for_buffer(sqe, Task::Io(plan), from_host);
@@ -344,6 +350,16 @@ impl Connection {
         };
         if !queue.controller.enabled() {
             return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        }
+        if let Some((claim, request)) = persistence_feature(&sqe, &queue.controller)? {
+            check_transfer(&sqe, 0, 0, data.as_deref())?;
+            let slot = self
+                .commands
+                .insert(Command::new(sqe, Task::Admin, State::Working));
+            if let Err(status) = self.submit_to_desk(slot, claim, request) {
+                self.complete(slot, status, None);
+            }
+            return Ok(());
         }
         let from_host = admin::from_host(&sqe);
         if check_transfer(&sqe, from_host, 0, data.as_deref())? {
@@ -512,9 +528,16 @@ impl Connection {
             return;
         };
         command.state = State::Working;
+        let sqe = command.sqe;
         match prepare(plan, buffer, controller) {
             Ok(Prepared::Read(buffer)) => self.complete(slot, Status::SUCCESS, Some(buffer)),
             Ok(Prepared::Work(work)) => self.launch(slot, work),
+            Ok(Prepared::Reserve(claim, data)) => {
+                let request = Change::decode(&sqe, &data).map(Request::Change);
+                if let Err(status) = request.and_then(|request| self.submit_to_desk(slot, claim, request)) {
+                    self.complete(slot, status, None);
+                }
+            }
             Err(status) => self.complete(slot, status, None),
         }
     }

@@ -3,6 +3,7 @@
 
 use crate::gate::Gate;
 use crate::mailbox::{Mailbox, Message};
+use crate::reservation::notice::Notices;
 use crate::subsystem::Subsystem;
 use crate::view::PortalId;
 use headrace_wire::event::{config, kind, notice, ChangedNamespaces};
@@ -133,6 +134,7 @@ pub(crate) struct Controller {
     /// its writes go to the medium at once, since nobody will flush them.
     cached: AtomicBool,
     state: Mutex<State>,
+    notices: Mutex<Notices>,
 }
 
 impl Controller {
@@ -168,6 +170,7 @@ impl Controller {
                 resetting: Vec::new(),
                 ended: false,
             }),
+            notices: Mutex::default(),
         }
     }
 
@@ -181,6 +184,10 @@ impl Controller {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         // Every critical section leaves the state consistent at each step, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn notices(&self) -> MutexGuard<'_, Notices> {
+        self.notices.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     pub(crate) fn seen(&self, now_ms: u64) {
@@ -308,7 +315,8 @@ impl Controller {
     /// Queue an event, if the host asked for its kind and has not one of the kind unread, and wake the admin queue.
     pub(crate) fn raise(&self, event: Event) {
         let mut state = self.state();
-        let wanted = state.async_config & event.config_bit() != 0;
+        // Those of reservations have their own mask (feature 82h).
+        let wanted = event == Event::RESERVATION || state.async_config & event.config_bit() != 0;
         if !wanted || state.masked.contains(&event.lid) || state.events.contains(&event) {
             return;
         }

@@ -57,7 +57,7 @@ pub(crate) fn identify(sqe: &Sqe, controller: &Controller) -> Result<Vec<u8>, St
         cns::INDEPENDENT_NAMESPACE => match find(controller, sqe.nsid())? {
             Some(namespace) => Ok(IndependentNamespace {
                 nmic: SHARED,
-                rescap: 0,
+                rescap: namespace.reservations.capabilities(),
                 anagrpid: namespace.ana_group,
                 nsattr: u8::from(protected(controller, &namespace)),
                 ready: true,
@@ -149,7 +149,7 @@ fn describe_controller(controller: &Controller) -> Vec<u8> {
             acl: 3,
             nn: MAX_NSID,
             mnan: MAX_NAMESPACES as u32,
-            oncs: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES,
+            oncs: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::RESERVATIONS,
             // Flush takes all namespaces at once; a volatile cache where any namespace has one.
             vwc: 3 << 1 | u8::from(controller.cached()),
             ioccsz: (64 + limits.in_capsule_bytes) / 16,
@@ -170,6 +170,7 @@ fn describe_namespace(namespace: &Namespace, protected: bool) -> Vec<u8> {
         ncap: blocks,
         nuse: blocks,
         nmic: SHARED,
+        rescap: namespace.reservations.capabilities(),
         anagrpid: namespace.ana_group,
         // Zeros after deallocation where that is certain; a file system may not have holes.
         dlfeat: u8::from(namespace.mapping.is_some()),

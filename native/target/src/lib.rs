@@ -11,6 +11,7 @@
 //! * [`subsystem`], [`view`], [`control`]: what is served, and how that changes while it is
 //! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean
 //! * [`controller`], [`registry`], [`gate`]: associations, and what their end guarantees
+//! * [`reservation`]: who may write
 //! * [`worker`]: threads that wait for files
 //! * [`memory`], [`system`]: bounded buffers; the unsafe part
 //!
@@ -35,6 +36,7 @@ mod pages;
 mod reactor;
 mod receive;
 mod registry;
+mod reservation;
 mod shared;
 mod subsystem;
 mod system;

@@ -3,49 +3,63 @@
 use crate::controller::{Controller, Event};
 use crate::direct::Direct;
 use crate::memory::Buffer;
+use crate::reservation::rules::Access;
+use crate::reservation::Claim;
 use crate::subsystem::{count, Namespace};
 use crate::view::Reach;
 use headrace_media::Mapping;
 use headrace_wire::command::{DsmRange, CDW11_DEALLOCATE, NSID_ALL};
+use headrace_wire::reservation::{report_request, Change};
 use headrace_wire::{io, Sgl, Sqe, Status};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// All 256 range descriptors of Dataset Management.
 const DSM_BYTES_MAX: u32 = 256 * DsmRange::BYTES as u32;
+/// Data of reservation commands: two keys, and what some hosts send behind them.
+const RESERVE_BYTES_MAX: u32 = 4096;
 
 /// What a command does, and with how many bytes in which direction.
 pub(crate) enum Plan {
     Read {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         length: u32,
     },
     Write {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         length: u32,
         fua: bool,
     },
     Compare {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         length: u32,
     },
     Zero {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         length: u64,
         fua: bool,
     },
+    /// Register, Acquire, Release: `bytes` come from the host.
+    Reserve {
+        namespace: Claim,
+        bytes: u32,
+    },
+    Report {
+        namespace: Claim,
+        length: u32,
+    },
     /// `ranges` range descriptors come from the host, in `bytes` that may be more: Linux always sends a whole page.
     Manage {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         ranges: usize,
         bytes: u32,
         deallocate: bool,
     },
-    Flush(Vec<Arc<Namespace>>),
+    Flush(Vec<Claim>),
 }
 
 impl Plan {
@@ -53,8 +67,8 @@ impl Plan {
     pub(crate) fn bytes_from_host(&self) -> u32 {
         match self {
             Plan::Write { length, .. } | Plan::Compare { length, .. } => *length,
-            Plan::Manage { bytes, .. } => *bytes,
-            Plan::Read { .. } | Plan::Zero { .. } | Plan::Flush(_) => 0,
+            Plan::Manage { bytes, .. } | Plan::Reserve { bytes, .. } => *bytes,
+            Plan::Read { .. } | Plan::Zero { .. } | Plan::Flush(_) | Plan::Report { .. } => 0,
         }
     }
 
@@ -79,6 +93,14 @@ impl Plan {
         Some(Direct::new(namespace.mapping.clone()?, *offset as usize, tail))
     }
 
+    /// Data go straight to the medium, now: may they still? With the connection's gate entered.
+    pub(crate) fn check_direct(&self) -> Result<(), Status> {
+        match self {
+            Plan::Write { namespace, .. } => namespace.check(Access::Write),
+            _ => Ok(()),
+        }
+    }
+
     /// Count a write whose data are in place.
     pub(crate) fn account_direct(&self) {
         if let Plan::Write {
@@ -92,21 +114,23 @@ impl Plan {
     /// Bytes that the host gets.
     pub(crate) fn bytes_to_host(&self) -> u32 {
         match self {
-            Plan::Read { length, .. } => *length,
+            Plan::Read { length, .. } | Plan::Report { length, .. } => *length,
             _ => 0,
         }
     }
 }
 
 /// Decode and check a command of an I/O queue, which goes where `reach` says.
-pub(crate) fn plan(sqe: &Sqe, controller: &Controller, reach: &Reach) -> Result<Plan, Status> {
+pub(crate) fn plan(sqe: &Sqe, controller: &Arc<Controller>, reach: &Reach) -> Result<Plan, Status> {
     let refuse = |status: Status| Err(status.do_not_retry());
     if sqe.fuse() != 0 {
         return refuse(Status::INVALID_FIELD);
     }
     let opcode = sqe.opcode();
     if opcode == io::FLUSH && sqe.nsid() == NSID_ALL {
-        return Ok(Plan::Flush(reach.view().namespaces().cloned().collect()));
+        let claim = |namespace| Claim::new(namespace, controller, Some(Access::Write));
+        let claims = reach.view().namespaces().map(claim);
+        return Ok(Plan::Flush(claims.collect::<Result<_, _>>()?));
     }
     let known = [
         io::FLUSH,
@@ -115,27 +139,47 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Controller, reach: &Reach) -> Result<
         io::COMPARE,
         io::WRITE_ZEROES,
         io::DATASET_MANAGEMENT,
+        io::RESERVATION_REGISTER,
+        io::RESERVATION_REPORT,
+        io::RESERVATION_ACQUIRE,
+        io::RESERVATION_RELEASE,
     ];
     if !known.contains(&opcode) {
         return refuse(Status::INVALID_OPCODE);
     }
-    let namespace = reach.namespace(sqe.nsid())?.clone();
+    let namespace = Claim::new(reach.namespace(sqe.nsid())?, controller, Access::of(opcode))?;
     let writes = matches!(opcode, io::WRITE | io::WRITE_ZEROES | io::DATASET_MANAGEMENT);
-    if writes && !reach.may_write(&namespace) {
+    // Who may only read must not shut out who may write.
+    if (writes || Change::data_bytes(opcode).is_some()) && !reach.may_write(&namespace) {
         return refuse(Status::WRITE_PROTECTED);
     }
     match opcode {
         io::FLUSH => return Ok(Plan::Flush(vec![namespace])),
+        io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE | io::RESERVATION_RELEASE => {
+            let needed = Change::data_bytes(opcode).map_or(0, |bytes| bytes as u32);
+            return Ok(Plan::Reserve {
+                namespace,
+                bytes: at_least(sqe, needed, RESERVE_BYTES_MAX),
+            });
+        }
+        io::RESERVATION_REPORT => {
+            let (length, extended) = report_request(sqe);
+            // Over fabrics host identifiers have 128 bits, which the short form does not hold.
+            if !extended {
+                return refuse(Status::HOST_ID_INCONSISTENT);
+            }
+            return match u32::try_from(length) {
+                Ok(length) if length <= controller.subsystem.limits.mdts_bytes => {
+                    Ok(Plan::Report { namespace, length })
+                }
+                _ => refuse(Status::INVALID_FIELD),
+            };
+        }
         io::DATASET_MANAGEMENT => {
             let deallocate = sqe.cdw(11) & CDW11_DEALLOCATE != 0;
             let ranges = (sqe.cdw(10) & 0xFF) + 1;
             let needed = ranges * DsmRange::BYTES as u32;
-            let bytes = match sqe.sgl() {
-                Sgl::InCapsule { length, .. } | Sgl::Transport { length } => {
-                    length.clamp(needed, DSM_BYTES_MAX)
-                }
-                _ => needed,
-            };
+            let bytes = at_least(sqe, needed, DSM_BYTES_MAX);
             return Ok(Plan::Manage {
                 namespace,
                 ranges: ranges as usize,
@@ -180,6 +224,14 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Controller, reach: &Reach) -> Result<
     })
 }
 
+/// The length of the host's data where it may send more than the command `needed`: Linux does.
+fn at_least(sqe: &Sqe, needed: u32, most: u32) -> u32 {
+    match sqe.sgl() {
+        Sgl::InCapsule { length, .. } | Sgl::Transport { length } => length.clamp(needed, most),
+        _ => needed,
+    }
+}
+
 /// Blocks to bytes, within the namespace.
 fn range(namespace: &Namespace, slba: u64, blocks: u32) -> Result<(u64, u64), Status> {
     let end = slba
@@ -198,33 +250,33 @@ fn range(namespace: &Namespace, slba: u64, blocks: u32) -> Result<(u64, u64), St
 /// A planned command with its data, ready to touch media.
 pub(crate) enum Work {
     Read {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         buffer: Buffer,
     },
     Write {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         buffer: Buffer,
         fua: bool,
     },
     Compare {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         buffer: Buffer,
     },
     Zero {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         offset: u64,
         length: u64,
         fua: bool,
     },
     Deallocate {
-        namespace: Arc<Namespace>,
+        namespace: Claim,
         ranges: Vec<(u64, u64)>,
     },
     Flush {
-        namespaces: Vec<Arc<Namespace>>,
+        namespaces: Vec<Claim>,
         controller: Arc<Controller>,
     },
     /// The normal shutdown of a controller: flush, then say so in CSTS.
@@ -233,11 +285,7 @@ pub(crate) enum Work {
 
 impl Work {
     /// The first `count` ranges of Dataset Management, all checked before the first is carried out.
-    pub(crate) fn manage(
-        namespace: Arc<Namespace>,
-        descriptors: &[u8],
-        count: usize,
-    ) -> Result<Work, Status> {
+    pub(crate) fn manage(namespace: Claim, descriptors: &[u8], count: usize) -> Result<Work, Status> {
         let mut ranges = Vec::with_capacity(count);
         for descriptor in descriptors.chunks_exact(DsmRange::BYTES).take(count) {
             let mut bytes = [0; DsmRange::BYTES];
@@ -275,8 +323,23 @@ impl Work {
         }
     }
 
-    /// Carry it out; waits as long as the media does.
+    /// May it still touch media? A reservation may have come since its capsule did.
+    fn check(&self) -> Result<(), Status> {
+        match self {
+            Work::Read { namespace, .. } | Work::Compare { namespace, .. } => namespace.check(Access::Read),
+            Work::Write { namespace, .. }
+            | Work::Zero { namespace, .. }
+            | Work::Deallocate { namespace, .. } => namespace.check(Access::Write),
+            Work::Flush { namespaces, .. } => namespaces.iter().try_for_each(|n| n.check(Access::Write)),
+            Work::Shutdown { .. } => Ok(()),
+        }
+    }
+
+    /// Carry it out; waits as long as the media does. With the connection's gate entered.
     pub(crate) fn run(&mut self) -> Status {
+        if let Err(status) = self.check() {
+            return status;
+        }
         match self {
             Work::Read {
                 namespace,
@@ -343,9 +406,10 @@ impl Work {
             Work::Flush {
                 namespaces,
                 controller,
-            } => flush(namespaces.iter(), controller),
+            } => flush(namespaces.iter().map(|claim| &**claim), controller),
             Work::Shutdown { controller } => {
-                let status = flush(controller.subsystem.view().namespaces(), controller);
+                let view = controller.subsystem.view();
+                let status = flush(view.namespaces().map(|n| &**n), controller);
                 controller.shutdown_done();
                 status
             }
@@ -362,7 +426,7 @@ impl Work {
 }
 
 /// Flush all, even if one fails; the first failure is the answer.
-fn flush<'a>(namespaces: impl Iterator<Item = &'a Arc<Namespace>>, controller: &Controller) -> Status {
+fn flush<'a>(namespaces: impl Iterator<Item = &'a Namespace>, controller: &Controller) -> Status {
     let mut answer = Status::SUCCESS;
     for namespace in namespaces {
         count(&namespace.counters.flushes, 1);
@@ -389,7 +453,7 @@ fn account_write(namespace: &Namespace, bytes: usize) {
 }
 
 /// A read that needs no work: its data are sent from where they lie.
-pub(crate) fn map(namespace: &Arc<Namespace>, length: u32) -> Option<Arc<Mapping>> {
+pub(crate) fn map(namespace: &Namespace, length: u32) -> Option<Arc<Mapping>> {
     let mapping = namespace.mapping.clone()?;
     account_read(namespace, length as usize);
     Some(mapping)
@@ -411,6 +475,8 @@ pub(crate) enum Prepared {
     /// A read that was done already.
     Read(Buffer),
     Work(Work),
+    /// For the namespace's desk.
+    Reserve(Claim, Buffer),
 }
 
 /// A plan and its data become work; a short read that the page cache can serve is done at once.
@@ -425,6 +491,7 @@ pub(crate) fn prepare(
             namespace, offset, ..
         } => {
             let mut buffer = need(buffer)?;
+            namespace.check(Access::Read)?;
             if read_now(&namespace, offset, &mut buffer) {
                 return Ok(Prepared::Read(buffer));
             }
@@ -478,6 +545,14 @@ pub(crate) fn prepare(
                 }));
             }
             work
+        }
+        Plan::Report { namespace, .. } => {
+            let mut buffer = need(buffer)?;
+            namespace.reservations.report().encode_into(true, &mut buffer);
+            return Ok(Prepared::Read(buffer));
+        }
+        Plan::Reserve { namespace, .. } => {
+            return Ok(Prepared::Reserve(namespace, need(buffer)?));
         }
         Plan::Flush(namespaces) => Work::Flush {
             namespaces,

@@ -1,6 +1,6 @@
 //! Log pages (Base Specification 5.1.12): each built whole, then cut to what was asked for.
 
-use crate::controller::Controller;
+use crate::controller::{Controller, Event};
 use crate::identify::VERSION;
 use crate::shared::Shared;
 use headrace_wire::ana::GROUPS_ONLY;
@@ -40,6 +40,14 @@ pub(crate) fn get_log_page(
             .ana_log(controller.portal, request.lsp & GROUPS_ONLY != 0)
             .encode(),
         (lid::EFFECTS, false) => effects(),
+        // Each page is handed out once, to who reads it from its beginning.
+        (lid::RESERVATION, false) => {
+            let page = controller.notice_page(request.offset == 0);
+            if controller.has_notices() {
+                controller.raise(Event::RESERVATION);
+            }
+            page
+        }
         _ => return refuse(Status::INVALID_LOG_PAGE),
     };
     // Offsets are of dwords, within the page.
@@ -119,7 +127,15 @@ fn effects() -> Vec<u8> {
     ] {
         put(0, opcode, 1);
     }
-    for opcode in [io::READ, io::FLUSH, io::COMPARE] {
+    for opcode in [
+        io::READ,
+        io::FLUSH,
+        io::COMPARE,
+        io::RESERVATION_REGISTER,
+        io::RESERVATION_REPORT,
+        io::RESERVATION_ACQUIRE,
+        io::RESERVATION_RELEASE,
+    ] {
         put(1024, opcode, 1);
     }
     for opcode in [io::WRITE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT] {

@@ -1,6 +1,6 @@
 //! The receiving half of a connection: bytes to PDUs, every length checked before it is believed.
 
-use crate::commands::State;
+use crate::commands::{State, Task};
 use crate::connection::{Connection, Phase};
 use crate::direct::Direct;
 use crate::memory::Buffer;
@@ -130,6 +130,9 @@ impl Connection {
             }
             Stage::Data { left, .. } => {
                 let taken = bytes.len().min(*left);
+                if passage.is_some() {
+                    self.recheck_direct();
+                }
                 if let Some((direct, at)) = self.direct() {
                     // A closed gate: the connection is about to end, and its data go nowhere.
                     if let Some(passage) = passage {
@@ -353,6 +356,28 @@ impl Connection {
             .is_some_and(|command| command.direct.is_some())
     }
 
+    /// Data come that go straight to the medium, and the gate is entered: a reservation may have shut their host out since
+    /// the R2T. Then they go nowhere, and the command is answered so when all have come.
+    fn recheck_direct(&mut self) {
+        let Stage::Data {
+            sink: Sink::Command(slot),
+            ..
+        } = &self.receiver.stage
+        else {
+            return;
+        };
+        let Some(command) = self.commands.get_mut(*slot) else {
+            return;
+        };
+        let (Task::Io(plan), Some(_)) = (&command.task, &command.direct) else {
+            return;
+        };
+        if let Err(status) = plan.check_direct() {
+            command.direct = None;
+            command.failed = Some(status);
+        }
+    }
+
     fn data_left(&self) -> usize {
         match &self.receiver.stage {
             Stage::Data { left, .. } => *left,
@@ -367,6 +392,7 @@ impl Connection {
             return (Vec::new(), 0);
         }
         let count = self.data_left().min(available);
+        self.recheck_direct();
         if self.is_direct() {
             return match self.direct() {
                 Some((direct, at)) => direct.space(at, count),

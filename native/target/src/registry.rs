@@ -64,19 +64,19 @@ impl Registry {
 
     /// Declare an association dead: when this returns, none of its commands begins to touch media any more.
     pub(crate) fn end(&self, controller: &Controller, why: &'static str) {
-        let Some(links) = controller.end() else { return };
-        for link in &links {
-            link.gate.close();
-        }
-        {
+        let links = {
+            // Over all steps, so that a gate is found with its controller or among those that drain.
             let mut inner = self.lock();
+            let Some(links) = controller.end() else { return };
             for link in &links {
+                link.gate.close();
                 if !link.gate.idle() {
                     inner.draining.push((controller.host.clone(), link.gate.clone()));
                 }
             }
             inner.controllers.remove(&controller.cntlid);
-        }
+            links
+        };
         for link in links {
             link.mailbox.post(Message::Close {
                 token: link.token,
@@ -117,6 +117,17 @@ impl Registry {
         let mut inner = self.lock();
         inner.draining.retain(|(_, gate)| !gate.idle());
         inner.draining.iter().any(|(other, _)| other == host)
+    }
+
+    /// The gates of all connections of these hosts, of lost ones too while commands of theirs are at the media.
+    pub(crate) fn gates(&self, host: impl Fn(&HostKey) -> bool) -> Vec<Arc<Gate>> {
+        let inner = self.lock();
+        let draining = inner.draining.iter().filter(|(whose, _)| host(whose));
+        let mut gates: Vec<Arc<Gate>> = draining.map(|(_, gate)| gate.clone()).collect();
+        for controller in inner.controllers.values().filter(|c| host(&c.host)) {
+            gates.extend(controller.state().queues.values().map(|link| link.gate.clone()));
+        }
+        gates
     }
 
     /// End the controllers whose keep-alive time has passed; returns them.

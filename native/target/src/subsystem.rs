@@ -1,6 +1,7 @@
 //! What is served: subsystems and their namespaces.
 
 use crate::config::{parse_uuid, NamespaceConfig, QueueLimits, SubsystemConfig};
+use crate::reservation::Reservations;
 use crate::view::{HostAccess, Hosts, View};
 use headrace_media::{Engine, Mapping, Media};
 use headrace_wire::DISCOVERY_NQN;
@@ -24,6 +25,8 @@ pub(crate) struct Counters {
     pub(crate) written_bytes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) media_errors: AtomicU64,
+    /// Commands that a reservation refused.
+    pub(crate) conflicts: AtomicU64,
 }
 
 pub(crate) fn count(counter: &AtomicU64, by: u64) {
@@ -41,6 +44,7 @@ pub(crate) struct Namespace {
     pub(crate) counters: Counters,
     /// A sync failed: answered writes may be lost, and no flush succeeds any more.
     pub(crate) degraded: AtomicBool,
+    pub(crate) reservations: Reservations,
 }
 
 impl Namespace {
@@ -54,6 +58,7 @@ impl Namespace {
             ana_group: 1,
             counters: Counters::default(),
             degraded: AtomicBool::new(false),
+            reservations: Reservations::default(),
         }
     }
 
@@ -64,6 +69,9 @@ impl Namespace {
         namespace.uuid = given(&config.uuid).unwrap_or(namespace.uuid);
         namespace.nguid = given(&config.nguid).unwrap_or(namespace.nguid);
         namespace.ana_group = config.ana_group;
+        namespace.reservations = config
+            .reservations(namespace.uuid)
+            .map_err(|e| format!("namespace {}: {e}", config.nsid))?;
         Ok(namespace)
     }
 
@@ -94,6 +102,8 @@ impl Namespace {
             "written_bytes": get(&self.counters.written_bytes),
             "flushes": get(&self.counters.flushes),
             "media_errors": get(&self.counters.media_errors),
+            "conflicts": get(&self.counters.conflicts),
+            "reservations": self.reservations.status(),
         })
     }
 }

@@ -5,6 +5,8 @@ use headrace_media::Mapping;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 /// One piece of memory for `sendmsg` or `recvmsg`, alive as long as `'a`.
@@ -230,4 +232,41 @@ impl Waker {
         // SAFETY: eight live bytes to read into. An empty counter is no error here.
         unsafe { libc::read(self.0.as_raw_fd(), counter.as_mut_ptr().cast(), counter.len()) };
     }
+}
+
+fn c_string(bytes: &[u8]) -> io::Result<std::ffi::CString> {
+    std::ffi::CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
+/// Whether the file has the extended attribute; an error where its file system has none.
+pub(crate) fn has_attribute(path: &Path, name: &str) -> io::Result<bool> {
+    let (path, name) = (c_string(path.as_os_str().as_bytes())?, c_string(name.as_bytes())?);
+    // SAFETY: both strings end with NUL and live through the call; with size 0 nothing is written.
+    let result = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) };
+    if result >= 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENODATA) {
+        return Ok(false);
+    }
+    Err(error)
+}
+
+pub(crate) fn set_attribute(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
+    let (path, name) = (c_string(path.as_os_str().as_bytes())?, c_string(name.as_bytes())?);
+    // SAFETY: both strings end with NUL, `value` is `value.len()` bytes, and all live through the call.
+    let result = unsafe {
+        libc::setxattr(
+            path.as_ptr(),
+            name.as_ptr(),
+            value.as_ptr().cast(),
+            value.len(),
+            0,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

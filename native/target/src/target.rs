@@ -192,6 +192,16 @@ impl Target {
             .for_each(|mailbox| mailbox.post(Message::Stop));
         self.shared.workers.stop();
         let mut late = Vec::new();
+        for subsystem in &self.shared.subsystems {
+            let view = subsystem.view();
+            let mut namespaces = view.namespaces();
+            if let Some(late) = namespaces.find(|n| !n.reservations.desk.stop(deadline)) {
+                return Err(format!(
+                    "the reservations of namespace {} did not end within {timeout:?}",
+                    late.nsid
+                ));
+            }
+        }
         for (name, handle) in threads.drain(..) {
             while !handle.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
