@@ -48,6 +48,8 @@ mod receive;
 mod resolve;
 mod shared;
 mod socket;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod transmit;
 mod work;
 

@@ -2,14 +2,9 @@
 //! and what it answers depends on the bytes only, not on the pieces.
 
 use crate::common::{pattern, HOST, NQN};
-use crate::config::QueueLimits;
 use crate::connection::Connection;
 use crate::mailbox::Mailbox;
-use crate::memory::Memory;
-use crate::registry::Registry;
-use crate::shared::{Limits, Shared, Totals};
-use crate::subsystem::Subsystem;
-use crate::worker::Workers;
+use crate::shared::Shared;
 use headrace_media::MemoryMedia;
 use headrace_wire::fabrics::{
     property_set, Connect, ConnectData, CATTR_NO_SQ_FLOW, CC_ENABLE, CNTLID_DYNAMIC,
@@ -17,41 +12,14 @@ use headrace_wire::fabrics::{
 use headrace_wire::pdu::{DataHeader, Digests, IcReq, Pdu};
 use headrace_wire::{crc32c, Sgl, Sqe};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 const MEMORY: usize = 4 << 20;
 
-/// A target without threads: memory media are served in the connection itself.
+/// Memory media are served in the connection itself.
 fn shared() -> Arc<Shared> {
-    let (workers, threads) = Workers::start(1).unwrap();
-    workers.stop();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    let media = MemoryMedia::new(8 << 20, 4096).unwrap();
-    Arc::new(Shared {
-        limits: Limits {
-            max_h2c_data_bytes: 128 << 10,
-            max_connections: 10,
-            connection_memory_bytes: MEMORY,
-            connect_timeout: Duration::from_secs(10),
-            progress_timeout: Duration::from_secs(10),
-        },
-        subsystems: vec![Arc::new(Subsystem::with_media(NQN, Box::new(media)))],
-        discovery: Arc::new(Subsystem::discovery(QueueLimits::default())),
-        registry: Registry::default(),
-        memory: Memory::new(MEMORY),
-        workers,
-        mailboxes: Vec::new(),
-        portals: Vec::new(),
-        discovery_generation: AtomicU64::new(1),
-        draining: AtomicBool::new(false),
-        engine: headrace_media::Engine::Auto,
-        started: Instant::now(),
-        connections: AtomicUsize::new(0),
-        totals: Totals::default(),
-        notes: Mutex::default(),
-    })
+    crate::testing::shared(NQN, Box::new(MemoryMedia::new(8 << 20, 4096).unwrap()), MEMORY)
 }
 
 fn connection(shared: &Arc<Shared>, token: u64) -> Connection {

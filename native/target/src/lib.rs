@@ -41,6 +41,8 @@ mod shared;
 mod subsystem;
 mod system;
 mod target;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod view;
 mod worker;
 

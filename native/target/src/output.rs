@@ -115,7 +115,7 @@ impl Output {
     }
 
     /// What `sendmsg` would take, copied; returns how much.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn copy_for_tests(&self, into: &mut Vec<u8>) -> usize {
         let mut small_at = self.small_at;
         let before = into.len();

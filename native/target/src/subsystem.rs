@@ -163,7 +163,7 @@ impl Subsystem {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn with_media(nqn: &str, media: Box<dyn Media>) -> Self {
         let namespace = Arc::new(Namespace::new(1, nqn, media));
         let view = View {

@@ -4,7 +4,7 @@
 //! it, so that reads and plain writes pass by a slow disk's sync. With one thread there is no passing. Where both lines
 //! have work they take turns: hosts that always have reads waiting keep nobody's flush waiting for ever, nor the other way.
 
-use crate::gate::Gate;
+use crate::gate::{Gate, Passage};
 use crate::mailbox::{Done, Mailbox, Message};
 use crate::nvm::Work;
 use std::collections::VecDeque;
@@ -116,6 +116,23 @@ impl Workers {
         self.wake.notify_all();
     }
 
+    /// Without threads: jobs wait until a test takes them, in whatever order it likes.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn idle() -> Arc<Self> {
+        Arc::new(Workers {
+            lines: Mutex::new(Lines::new(1)),
+            wake: Condvar::new(),
+        })
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn take_all(&self) -> Vec<Job> {
+        let mut lines = self.lines();
+        let mut jobs: Vec<Job> = lines.jobs.drain(..).collect();
+        jobs.extend(lines.syncs.drain(..));
+        jobs
+    }
+
     fn next(&self) -> Option<(Job, bool)> {
         let mut lines = self.lines();
         loop {
@@ -142,30 +159,56 @@ impl Workers {
 }
 
 fn run(job: Job) {
-    let Job {
-        mut work,
-        gate,
-        reply,
-    } = job;
-    let Some(passage) = gate.enter() else { return };
-    let status =
-        catch_unwind(AssertUnwindSafe(|| work.run())).unwrap_or(headrace_wire::Status::INTERNAL_ERROR);
-    drop(passage);
-    if let Some(Reply {
-        mailbox,
-        token,
-        slot,
-        generation,
-    }) = reply
-    {
-        let buffer = work.into_data();
-        mailbox.post(Message::Done(Done {
+    if let Some(running) = job.begin() {
+        running.finish();
+    }
+}
+
+/// A job that is at the media.
+pub(crate) struct Running {
+    work: Work,
+    reply: Option<Reply>,
+    passage: Passage,
+}
+
+impl Job {
+    /// `None`: its connection is dead, and it never gets to the media.
+    pub(crate) fn begin(self) -> Option<Running> {
+        let passage = self.gate.enter()?;
+        Some(Running {
+            work: self.work,
+            reply: self.reply,
+            passage,
+        })
+    }
+}
+
+impl Running {
+    pub(crate) fn finish(self) {
+        let Running {
+            mut work,
+            reply,
+            passage,
+        } = self;
+        let status =
+            catch_unwind(AssertUnwindSafe(|| work.run())).unwrap_or(headrace_wire::Status::INTERNAL_ERROR);
+        drop(passage);
+        if let Some(Reply {
+            mailbox,
             token,
             slot,
             generation,
-            status,
-            buffer,
-        }));
+        }) = reply
+        {
+            let buffer = work.into_data();
+            mailbox.post(Message::Done(Done {
+                token,
+                slot,
+                generation,
+                status,
+                buffer,
+            }));
+        }
     }
 }
 

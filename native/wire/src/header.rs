@@ -191,7 +191,8 @@ impl Layout {
         let has_data = data_bytes > 0;
         let unit = (usize::from(xpda) + 1) * 4;
         let unaligned = header_bytes + header_digest_bytes;
-        let pad_bytes = if has_data {
+        // The data of a TermReq follow its header directly.
+        let pad_bytes = if has_data && pdu_type.takes_hdgst() {
             unaligned.next_multiple_of(unit) - unaligned
         } else {
             0
