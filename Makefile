@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help ready demo test rig bench check format wheel clean
+.PHONY: help ready demo test rig fuzz bench check format wheel clean
 
 help:  ## this text
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: ready  ## every test but the kernel rig, Rust and Python, one summary
 
 rig: ready  ## the tests against a real Linux kernel (QEMU; Debian packages)
 	@HEADRACE_RIG=1 $(PYTHON) scripts/ready.py --run $(BIN)/python -m pytest -m rig $(ARGS)
+
+fuzz:  ## the receive paths under libFuzzer; ARGS='600 target_bytes' for seconds and targets
+	@$(PYTHON) scripts/ready.py --run $(PYTHON) scripts/fuzz.py $(ARGS)
 
 bench: ready  ## every figure, measured here
 	@$(PYTHON) scripts/ready.py --run $(BIN)/python -m benchmarks all $(ARGS)

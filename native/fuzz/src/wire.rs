@@ -1,20 +1,23 @@
 //! Invariant: a decoder of `headrace-wire` takes any bytes without a panic, and what it accepts means the same after it was
 //! encoded and decoded again.
 
+use headrace_wire::ana::AnaLog;
 use headrace_wire::command::{Cqe, DsmRange, Sqe};
+use headrace_wire::event::{decode_nsids, AsyncEvent, ChangedNamespaces};
 use headrace_wire::fabrics::{Connect, ConnectData, ConnectResponse, PropertyAccess, CONNECT_DATA_BYTES};
 use headrace_wire::identify::{
     decode_descriptors, encode_descriptors, IdentifyController, IdentifyNamespace, IDENTIFY_BYTES,
 };
 use headrace_wire::log::{DiscoveryEntry, DiscoveryHeader, LogRequest, DISCOVERY_ENTRY_BYTES};
 use headrace_wire::pdu::{CommonHeader, Digests, Pdu};
+use headrace_wire::reservation::{report_request, Change, Notification, Report};
 use headrace_wire::Status;
 
 pub fn run(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else {
         return;
     };
-    match kind % 8 {
+    match kind % 12 {
         0 => pdu(data),
         1 => sqe(data),
         2 => controller(data),
@@ -22,7 +25,11 @@ pub fn run(data: &[u8]) {
         4 => descriptors(data),
         5 => discovery(data),
         6 => connect(data),
-        _ => cqe(data),
+        7 => cqe(data),
+        8 => ana(data),
+        9 => events(data),
+        10 => reservation(data),
+        _ => report(data),
     }
 }
 
@@ -135,4 +142,51 @@ fn cqe(data: &[u8]) {
     assert_eq!(Cqe::decode(&cqe.encode()), cqe);
     let _ = (cqe.status.to_string(), ConnectResponse(cqe.dw0).field_name());
     assert_eq!(Status::from_field(cqe.status.to_field()), cqe.status);
+}
+
+fn ana(data: &[u8]) {
+    if let Some(log) = AnaLog::decode(data) {
+        let held: usize = log.groups.iter().map(|group| 32 + 4 * group.nsids.len()).sum();
+        assert!(16 + held <= data.len(), "more than was there");
+        let _ = log.group(1);
+        assert_eq!(AnaLog::decode(&log.encode()), Some(log));
+    }
+}
+
+fn events(data: &[u8]) {
+    let nsids = decode_nsids(data);
+    assert!(nsids.len() <= data.len() / 4 && !nsids.contains(&0));
+    let changed = ChangedNamespaces::decode(data);
+    if data.len() <= ChangedNamespaces::BYTES {
+        assert_eq!(ChangedNamespaces::decode(&changed.encode()), changed);
+    }
+    let event = AsyncEvent::from_dw0(u32::from_le_bytes(padded(data)));
+    assert_eq!(AsyncEvent::from_dw0(event.dw0()), event);
+}
+
+fn reservation(data: &[u8]) {
+    let sqe = Sqe(padded(data));
+    let rest = data.get(64..).unwrap_or_default();
+    let (length, _) = report_request(&sqe);
+    assert!((4..=1 << 34).contains(&length));
+    if let Ok(change) = Change::decode(&sqe, rest) {
+        let (again, bytes) = change.command(1, 2);
+        assert!(bytes.len() <= rest.len(), "more than was there");
+        assert_eq!(Change::decode(&again, &bytes), Ok(change));
+    }
+    if let Some(notification) = Notification::decode(rest) {
+        assert_eq!(Notification::decode(&notification.encode()), Some(notification));
+    }
+}
+
+fn report(data: &[u8]) {
+    for extended in [false, true] {
+        if let Some(report) = Report::decode(data, extended) {
+            let unit = Report::entry_bytes(extended);
+            assert!((report.registrants.len() + 1) * unit <= data.len());
+            let mut bytes = vec![0; (report.registrants.len() + 1) * unit];
+            report.encode_into(extended, &mut bytes);
+            assert_eq!(Report::decode(&bytes, extended), Some(report));
+        }
+    }
 }

@@ -2,14 +2,14 @@
 //! caller says.
 
 use crate::facts::Facts;
-use crate::options::HostOptions;
+use crate::options::{HostOptions, Portal};
 use crate::queue::{Data, End, Fault, QueuePair};
 use crate::transmit::PIECES_MAX;
 use headrace_transfer::{Buffer, IoError};
 use headrace_wire::pdu::Digests;
 use headrace_wire::{Cqe, Sqe};
 use std::io::IoSlice;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The data of a command.
 pub enum Payload {
@@ -48,6 +48,10 @@ impl Queue {
     /// ICResp came.
     pub fn is_agreed(&self) -> bool {
         self.0.agreed().is_some()
+    }
+
+    pub fn set_in_capsule(&mut self, bytes: usize) {
+        self.0.set_in_capsule(bytes);
     }
 
     pub fn room(&self) -> usize {
@@ -124,20 +128,14 @@ impl Queue {
 /// Options with which a test opens a namespace.
 pub fn options(subsysnqn: &str, hostnqn: &str) -> HostOptions {
     HostOptions {
-        host: "127.0.0.1".into(),
-        port: 4420,
+        portals: vec![Portal {
+            host: "127.0.0.1".into(),
+            port: 4420,
+        }],
         subsysnqn: subsysnqn.into(),
-        nsid: 1,
         hostnqn: hostnqn.into(),
         hostid: [7; 16],
-        header_digest: false,
-        data_digest: false,
-        queues: 1,
-        depth: 32,
-        keep_alive: Duration::from_secs(5),
-        connect_timeout: Duration::from_secs(5),
-        io_timeout: Duration::from_secs(10),
-        loss_timeout: Duration::from_secs(20),
+        ..HostOptions::default()
     }
 }
 

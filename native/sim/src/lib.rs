@@ -4,9 +4,11 @@
 
 pub mod client;
 pub mod media;
+pub mod pair;
 pub mod random;
 
 pub use client::{bring_up, Client, Received};
+pub use pair::Pair;
 pub use random::Random;
 
 pub const NQN: &str = "nqn.2026-01.test:sim";

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 /// A medium that others hold too.
-pub struct Handle<M>(pub Arc<M>);
+pub struct Handle<M: ?Sized>(pub Arc<M>);
 
-impl<M: Media> Media for Handle<M> {
+impl<M: Media + ?Sized> Media for Handle<M> {
     fn size_bytes(&self) -> u64 {
         self.0.size_bytes()
     }

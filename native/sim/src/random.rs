@@ -8,12 +8,12 @@ impl Random {
     pub fn new(seed: u64) -> Self {
         // Neighbouring seeds must not give similar beginnings, and zero would stay zero.
         let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        random.next();
-        random.next();
+        random.draw();
+        random.draw();
         random
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -22,7 +22,7 @@ impl Random {
 
     /// 0 to `n` - 1.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() >> 11) as usize % n.max(1)
+        (self.draw() >> 11) as usize % n.max(1)
     }
 
     /// With a chance of 1 in `n`.

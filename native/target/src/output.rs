@@ -135,9 +135,11 @@ impl Output {
                     offset,
                     length,
                 } => {
-                    let at = into.len();
-                    into.resize(at + length, 0);
-                    mapping.copy_out(*offset, &mut into[at..]);
+                    // Mappings are copied in whole words; what is left of one that was sent in part may begin inside of one.
+                    let first = offset / 8 * 8;
+                    let mut words = vec![0; (offset + length).next_multiple_of(8) - first];
+                    mapping.copy_out(first, &mut words);
+                    into.extend_from_slice(&words[offset - first..][..*length]);
                 }
             }
         }
