@@ -36,6 +36,7 @@ struct World {
     queue: Queue,
     digests: Digests,
     cpda: u8,
+    hpda: u8,
     issued: Vec<Issued>,
     /// CID to the command that has it, as seen in the capsules.
     cids: Vec<Option<usize>>,
@@ -53,7 +54,8 @@ pub fn run(data: &[u8]) {
         data: mode & 2 != 0,
     };
     let cpda = if mode & 4 != 0 { mode >> 3 } else { 0 };
-    let mut queue = Queue::new(DEPTH, digests, 1024);
+    let hpda = if mode & 32 != 0 { 3 } else { 0 };
+    let mut queue = Queue::new(DEPTH, digests, (hpda, mode >> 6), 1024);
     queue.output(usize::MAX);
     if mode == 0xFF {
         // From the very first byte.
@@ -72,6 +74,7 @@ pub fn run(data: &[u8]) {
         queue,
         digests,
         cpda,
+        hpda,
         issued: Vec::new(),
         cids: vec![None; DEPTH.into()],
         r2ts: Vec::new(),
@@ -138,7 +141,7 @@ impl World {
                 };
                 self.r2ts
                     .push((cid, r2t.ttag, r2t.r2to as usize, r2t.r2tl as usize));
-                encode(&Pdu::R2t(r2t), &[], self.digests, 0)
+                encode(&Pdu::R2t(r2t), &[], self.digests, self.hpda)
             }
             9 => {
                 let status = if below(input, 2)? == 0 {
@@ -147,14 +150,14 @@ impl World {
                     input.arbitrary()?
                 };
                 let cqe = Cqe::new(cid, Status::from_field(status));
-                encode(&Pdu::CapsuleResp(cqe), &[], self.digests, 0)
+                encode(&Pdu::CapsuleResp(cqe), &[], self.digests, self.hpda)
             }
             10 => {
                 let term = TermReq {
                     fes: input.arbitrary()?,
                     fei: input.arbitrary()?,
                 };
-                encode(&Pdu::C2hTermReq(term), &[1; 24], self.digests, 0)
+                encode(&Pdu::C2hTermReq(term), &[1; 24], self.digests, self.hpda)
             }
             _ => {
                 let length = below(input, 64)? as usize;

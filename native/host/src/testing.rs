@@ -3,7 +3,7 @@
 
 use crate::facts::Facts;
 use crate::options::{HostOptions, Portal};
-use crate::queue::{Data, End, Fault, QueuePair};
+use crate::queue::{Asked, Data, End, Fault, QueuePair};
 use crate::transmit::PIECES_MAX;
 use headrace_transfer::{Buffer, IoError};
 use headrace_wire::pdu::Digests;
@@ -41,8 +41,14 @@ pub enum Broken {
 pub struct Queue(QueuePair<u64>);
 
 impl Queue {
-    pub fn new(depth: u16, digests: Digests, in_capsule: usize) -> Self {
-        Queue(QueuePair::new(depth, digests, in_capsule))
+    /// `hpda` and `maxr2t` as they stand in ICReq, zero-based.
+    pub fn new(depth: u16, digests: Digests, (hpda, maxr2t): (u8, u8), in_capsule: usize) -> Self {
+        let asked = Asked {
+            digests,
+            hpda,
+            maxr2t,
+        };
+        Queue(QueuePair::new(depth, asked, in_capsule))
     }
 
     /// ICResp came.

@@ -27,11 +27,11 @@ impl Pair {
         bench: &mut Bench,
         (nqn, host): (&str, &str),
         (qid, cntlid): (u16, u16),
-        digests: Digests,
+        (digests, hpda): (Digests, u8),
         in_capsule: usize,
     ) -> (Pair, u16) {
         let mut pair = Pair {
-            queue: Queue::new(31, digests, in_capsule.max(1024)),
+            queue: Queue::new(31, digests, (hpda, 0), in_capsule.max(1024)),
             peer: bench.accept(),
         };
         pair.exchange(bench, None).expect("ICReq");
@@ -59,14 +59,14 @@ impl Pair {
         bench: &mut Bench,
         nqn: &str,
         host: &str,
-        digests: Digests,
+        asked: (Digests, u8),
         in_capsule: usize,
     ) -> (Pair, Pair) {
         let names = (nqn, host);
-        let (mut admin, cntlid) = Pair::connect(bench, names, (0, CNTLID_DYNAMIC), digests, 8192);
+        let (mut admin, cntlid) = Pair::connect(bench, names, (0, CNTLID_DYNAMIC), asked, 8192);
         let enable = property_set(0, 0x14, u64::from(CC_ENABLE), false);
         admin.command(bench, enable, Payload::None);
-        let (io, _) = Pair::connect(bench, names, (1, cntlid), digests, in_capsule);
+        let (io, _) = Pair::connect(bench, names, (1, cntlid), asked, in_capsule);
         (admin, io)
     }
 

@@ -74,6 +74,7 @@ fn taken_apart(memory: &Buffer) -> Vec<u8> {
 }
 
 fn carry_out(rounds: &[Round], mode: u8, seed: u64) {
+    let mut random = Random::new(seed);
     let size = (BLOCKS * BLOCK) as u64;
     let memory = MemoryMedia::new(size, BLOCK as u32).unwrap();
     let media: Arc<dyn Media> = if mode & 1 == 0 {
@@ -85,10 +86,10 @@ fn carry_out(rounds: &[Round], mode: u8, seed: u64) {
         header: mode & 2 != 0,
         data: mode & 4 != 0,
     };
+    let hpda = random.pick(&[0, 0, 1, 31]);
     let in_capsule = [0, 4096, 16384][usize::from(mode >> 3) % 3];
     let mut bench = Bench::new(NQN, Box::new(Handle(media.clone())));
-    let (_admin, mut pair) = Pair::bring_up(&mut bench, NQN, HOST, digests, in_capsule);
-    let mut random = Random::new(seed);
+    let (_admin, mut pair) = Pair::bring_up(&mut bench, NQN, HOST, (digests, hpda), in_capsule);
     let mut model = vec![0u8; BLOCKS * BLOCK];
     for round in rounds {
         let mut at = random.below(BLOCKS / 2);
