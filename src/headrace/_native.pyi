@@ -38,24 +38,33 @@ class Transfer:
     def failed_segment(self) -> int | None: ...
 
 def open_nvme_tcp(
-    host: str,
-    port: int,
+    portals: list[tuple[str, int]],
     subsysnqn: str,
     nsid: int,
     *,
+    uuid: bytes | None,
+    nguid: bytes | None,
     hostnqn: str,
     hostid: bytes,
     header_digest: bool,
     data_digest: bool,
     queues: int,
     depth: int,
+    policy: str,
+    host_traddr: str | None,
+    host_iface: str | None,
+    tos: int | None,
+    hpda: int,
+    maxr2t: int,
+    poll_us: int,
     keep_alive_s: float,
     connect_timeout_s: float,
     io_timeout_s: float,
     loss_timeout_s: float,
 ) -> Device:
-    """`io_timeout_s`: deadline of one command while connected. `loss_timeout_s`: how long I/O waits for a lost target
-    to come back (reconnecting all the while) before it fails with DeviceGone; then every later call fails at once."""
+    """`uuid`, `nguid`: in place of `nsid`. `io_timeout_s`: deadline of one command while connected. `loss_timeout_s`:
+    how long I/O waits for a lost target to come back (reconnecting all the while; infinity: for ever) before it fails
+    with DeviceGone; then every later call fails at once."""
 
 def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
     """An existing file or block device. `io_engine`: "auto", "io_uring" or "pread"."""

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.device import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, open_device, parse_address
+from headrace.device import (
+    FileAddress,
+    MemoryAddress,
+    NvmeTcpAddress,
+    NvmeTcpOptions,
+    Portal,
+    open_device,
+    parse_address,
+)
 from headrace.errors import HeadraceError, UsageError
 
 NQN = "nqn.2026-01.io.example:disk"
+UUID = uuid.UUID("01234567-89ab-cdef-0123-456789abcdef")
 
 
 @pytest.mark.parametrize(
@@ -23,20 +36,88 @@ NQN = "nqn.2026-01.io.example:disk"
 )
 def test_hosts_and_ports(uri: str, host: str, port: int) -> None:
     address = parse_address(uri)
-    assert address == NvmeTcpAddress(host=host, port=port, subsysnqn=NQN)
+    assert address == NvmeTcpAddress(portals=(Portal(host, port),), subsysnqn=NQN)
     assert parse_address(address.uri) == address
+
+
+def test_several_portals_of_every_kind() -> None:
+    address = parse_address(f"nvme+tcp://10.0.0.1:4420,[fe80::1%eth0]:4421,storage.example/{NQN}?uuid={UUID}")
+    assert isinstance(address, NvmeTcpAddress)
+    assert address.portals == (("10.0.0.1", 4420), ("fe80::1%eth0", 4421), ("storage.example", 4420))
+    assert address.options.uuid == UUID
+    assert address.uri == (f"nvme+tcp://10.0.0.1:4420,[fe80::1%eth0]:4421,storage.example:4420/{NQN}?uuid={UUID}")
 
 
 def test_every_option() -> None:
     address = parse_address(
-        f"nvme+tcp://h:1/{NQN}?nsid=3&hdgst=1&ddgst=1&queues=2&depth=32&keepalive=7.5&connect_timeout=1&io_timeout=2&loss_timeout=600"
+        f"nvme+tcp://h:1/{NQN}?nsid=3&hdgst=1&ddgst=1&queues=2&depth=32&keepalive=7.5&connect_timeout=1&io_timeout=2"
+        "&loss_timeout=forever&policy=round-robin&host_traddr=fe80::7&host_iface=eth0.5&tos=184&hpda=31&maxr2t=3&poll_us=50"
     )
     assert isinstance(address, NvmeTcpAddress)
     assert address.options == NvmeTcpOptions(
         nsid=3, header_digest=True, data_digest=True, queues=2, depth=32, keep_alive_s=7.5, connect_timeout_s=1,
-        io_timeout_s=2, loss_timeout_s=600,
+        io_timeout_s=2, loss_timeout_s=math.inf, policy="round-robin", host_traddr="fe80::7", host_iface="eth0.5",
+        tos=184, hpda=31, maxr2t=3, poll_us=50,
     )  # fmt: skip
     assert parse_address(address.uri) == address
+
+
+_NAMES = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,30}", fullmatch=True)
+_V6 = st.ip_addresses(v=6).map(str)
+_HOSTS = _NAMES | st.ip_addresses(v=4).map(str) | _V6 | st.builds("{}%{}".format, _V6, _NAMES)
+_PORTALS = st.lists(st.builds(Portal, _HOSTS, st.integers(1, 65535)), min_size=1, max_size=16, unique=True)
+_NQNS = st.text(
+    st.characters(min_codepoint=33, exclude_characters="\x7f", exclude_categories=["Cs"]), min_size=1
+).filter(lambda nqn: len(nqn.encode()) <= 223)
+_TIMES = st.floats(0.1, 3600)
+_NAMESPACES = (
+    st.builds(dict, nsid=st.integers(1, 0xFFFF_FFFE))
+    | st.builds(dict, uuid=st.uuids())
+    | st.builds(dict, nguid=st.from_regex(r"[0-9a-f]{31}1", fullmatch=True))
+)
+_OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "header_digest": st.booleans(),
+        "data_digest": st.booleans(),
+        "queues": st.integers(1, 128),
+        "depth": st.integers(1, 1024),
+        "policy": st.sampled_from(["queue-depth", "round-robin"]),
+        "host_traddr": st.ip_addresses().map(str),
+        "host_iface": st.from_regex(r"[!-.0-~]{1,15}", fullmatch=True),
+        "tos": st.integers(0, 255),
+        "hpda": st.integers(0, 31),
+        "maxr2t": st.integers(0, 255),
+        "poll_us": st.integers(0, 100_000),
+        "keep_alive_s": _TIMES,
+        "connect_timeout_s": _TIMES,
+        "io_timeout_s": _TIMES,
+        "loss_timeout_s": _TIMES | st.just(math.inf),
+    },
+)
+
+
+@given(_PORTALS, _NQNS, _NAMESPACES, _OPTIONS)
+def test_what_is_written_is_read_back(
+    portals: list[Portal], nqn: str, namespace: dict[str, object], options: dict[str, object]
+) -> None:
+    address = NvmeTcpAddress(
+        portals=tuple(portals),
+        subsysnqn=nqn,
+        options=NvmeTcpOptions(**namespace, **options),  # type: ignore[arg-type]
+    )
+    assert parse_address(address.uri) == address
+    assert parse_address(address.uri).uri == address.uri
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_an_address_or_a_usage_error(text: str) -> None:
+    for uri in (text, f"nvme+tcp://{text}", f"nvme+tcp://h/{text}", f"nvme+tcp://h/{NQN}?{text}"):
+        try:
+            address = parse_address(uri)
+        except UsageError:
+            continue
+        assert parse_address(address.uri) == address
 
 
 def test_default_options_are_not_written_back() -> None:
@@ -80,6 +161,28 @@ def test_files_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (f"nvme+tcp://h/{NQN}?io_timeout=nan", "io_timeout has a wrong value"),
         (f"nvme+tcp://h/{NQN}?io_timeout=0", "io_timeout is out of range"),
         (f"nvme+tcp://h/{NQN}?queues=1000", "queues is out of range"),
+        (f"nvme+tcp://h,/{NQN}", "not an NVMe/TCP address"),
+        (f"nvme+tcp://h:4420,h/{NQN}", "twice"),
+        (f"nvme+tcp://{','.join(f'h{i}' for i in range(17))}/{NQN}", "too many portals"),
+        (f"nvme+tcp://[10.0.0.1]/{NQN}", "not an NVMe/TCP address"),
+        (f"nvme+tcp://[1:2]/{NQN}", "not a host"),
+        (f"nvme+tcp://user:secret@h/{NQN}", "not an NVMe/TCP address"),
+        ("nvme+tcp://h/%ff", "not an NVMe/TCP address"),
+        (f"nvme+tcp://h/{NQN}?host_iface=%ff", "name=value"),
+        (f"nvme+tcp://h/{NQN}?nsid=1&uuid={UUID}", "two names"),
+        (f"nvme+tcp://h/{NQN}?uuid=1", "uuid has a wrong value"),
+        (f"nvme+tcp://h/{NQN}?uuid={'0' * 8}-0000-0000-0000-{'0' * 12}", "uuid names nothing"),
+        (f"nvme+tcp://h/{NQN}?nguid={'0' * 32}", "nguid is not one"),
+        (f"nvme+tcp://h/{NQN}?nguid=12", "nguid has a wrong value"),
+        (f"nvme+tcp://h/{NQN}?policy=best", "no such policy"),
+        (f"nvme+tcp://h/{NQN}?host_traddr=here", "host_traddr is not an address"),
+        (f"nvme+tcp://h/{NQN}?host_iface=a/b", "host_iface is not an interface"),
+        (f"nvme+tcp://h/{NQN}?host_iface=abcdefghijklmnop", "host_iface is not an interface"),
+        (f"nvme+tcp://h/{NQN}?tos=256", "tos is out of range"),
+        (f"nvme+tcp://h/{NQN}?hpda=32", "hpda is out of range"),
+        (f"nvme+tcp://h/{NQN}?maxr2t=256", "maxr2t is out of range"),
+        (f"nvme+tcp://h/{NQN}?poll_us=100001", "poll_us is out of range"),
+        (f"nvme+tcp://h/{NQN}?io_timeout=forever", "io_timeout has a wrong value"),
         (f"nvme+tcp://h:{'1' * 5000}/{NQN}", "not an NVMe/TCP address"),
         (f"nvme+tcp://h/{NQN}\udcff", "not UTF-8"),
         (f"nvme+tcp://h\udcff/{NQN}", "not UTF-8"),

@@ -87,6 +87,7 @@ impl Shared {
             "host": options.portals[0].to_string(),
             "subsysnqn": options.subsysnqn,
             "hostnqn": options.hostnqn,
+            "hostid": hex(&options.hostid),
             "nsid": facts.nsid,
             "cntlid": facts.cntlid,
             "model": facts.model,

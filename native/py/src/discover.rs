@@ -1,7 +1,7 @@
 //! The discovery log page.
 
 use crate::errors;
-use crate::open_nvme_tcp::hostid;
+use crate::open_nvme_tcp::id;
 use crate::wait::{interruptible, seconds};
 use headrace_host::{DiscoverOptions, Route};
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ pub fn discover(
         port,
         route: Route::default(),
         hostnqn,
-        hostid: self::hostid(hostid)?,
+        hostid: id("hostid", hostid)?,
         connect_timeout: seconds("connect_timeout_s", connect_timeout_s)?,
     };
     match interruptible(py, move || headrace_host::discover(options))? {

@@ -2,55 +2,97 @@
 
 use crate::device::{opened, Device};
 use crate::wait::{interruptible, seconds};
-use headrace_host::{HostOptions, NamespaceKey, NvmeTcpDevice, Portal};
-use pyo3::exceptions::PyTypeError;
+use headrace_host::{HostOptions, NamespaceKey, NvmeTcpDevice, Policy, Portal, Route};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use std::time::Duration;
 
-/// A host identifier: 16 bytes.
-pub fn hostid(bytes: &[u8]) -> PyResult<[u8; 16]> {
+/// An identifier of 16 bytes.
+pub fn id(name: &str, bytes: &[u8]) -> PyResult<[u8; 16]> {
     bytes
         .try_into()
-        .map_err(|_| PyTypeError::new_err("hostid: expected 16 bytes"))
+        .map_err(|_| PyTypeError::new_err(format!("{name}: expected 16 bytes")))
+}
+
+fn policy(name: &str) -> PyResult<Policy> {
+    match name {
+        "queue-depth" => Ok(Policy::QueueDepth),
+        "round-robin" => Ok(Policy::RoundRobin),
+        other => Err(PyValueError::new_err(format!("policy: {other:?}"))),
+    }
+}
+
+pub fn route(host_traddr: Option<&str>, host_iface: Option<String>, tos: Option<u8>) -> PyResult<Route> {
+    let host_traddr = host_traddr
+        .map(str::parse)
+        .transpose()
+        .map_err(|error| PyValueError::new_err(format!("host_traddr: {error}")))?;
+    Ok(Route {
+        host_traddr,
+        host_iface,
+        tos,
+    })
 }
 
 #[pyfunction]
-#[pyo3(signature = (host, port, subsysnqn, nsid, *, hostnqn, hostid, header_digest, data_digest, queues, depth,
+#[pyo3(signature = (portals, subsysnqn, nsid, *, uuid, nguid, hostnqn, hostid, header_digest, data_digest, queues, depth,
+                    policy, host_traddr, host_iface, tos, hpda, maxr2t, poll_us,
                     keep_alive_s, connect_timeout_s, io_timeout_s, loss_timeout_s))]
 #[allow(clippy::too_many_arguments)]
 pub fn open_nvme_tcp(
     py: Python<'_>,
-    host: String,
-    port: u16,
+    portals: Vec<(String, u16)>,
     subsysnqn: String,
     nsid: u32,
+    uuid: Option<&[u8]>,
+    nguid: Option<&[u8]>,
     hostnqn: String,
     hostid: &[u8],
     header_digest: bool,
     data_digest: bool,
     queues: u16,
     depth: u16,
+    policy: &str,
+    host_traddr: Option<&str>,
+    host_iface: Option<String>,
+    tos: Option<u8>,
+    hpda: u8,
+    maxr2t: u8,
+    poll_us: u32,
     keep_alive_s: f64,
     connect_timeout_s: f64,
     io_timeout_s: f64,
     loss_timeout_s: f64,
 ) -> PyResult<Device> {
+    let namespace = match (uuid, nguid) {
+        (Some(uuid), _) => NamespaceKey::Uuid(id("uuid", uuid)?),
+        (None, Some(nguid)) => NamespaceKey::Nguid(id("nguid", nguid)?),
+        (None, None) => NamespaceKey::Nsid(nsid),
+    };
     let options = HostOptions {
-        portals: vec![Portal { host, port }],
+        portals: portals
+            .into_iter()
+            .map(|(host, port)| Portal { host, port })
+            .collect(),
+        policy: self::policy(policy)?,
+        route: route(host_traddr, host_iface, tos)?,
         subsysnqn,
-        namespace: NamespaceKey::Nsid(nsid),
+        namespace,
         hostnqn,
-        hostid: self::hostid(hostid)?,
+        hostid: id("hostid", hostid)?,
         header_digest,
         data_digest,
         queues,
         depth,
+        hpda,
+        maxr2t,
+        poll: Duration::from_micros(poll_us.into()),
         keep_alive: seconds("keep_alive_s", keep_alive_s)?,
         connect_timeout: seconds("connect_timeout_s", connect_timeout_s)?,
         io_timeout: seconds("io_timeout_s", io_timeout_s)?,
         loss_timeout: (loss_timeout_s != f64::INFINITY)
             .then(|| seconds("loss_timeout_s", loss_timeout_s))
             .transpose()?,
-        ..Default::default()
     };
     let result = interruptible(py, move || NvmeTcpDevice::open(options))?;
     opened(py, result)

@@ -4,7 +4,7 @@ Everything above sees a `BlockDevice`, never NVMe.
 """
 
 from headrace._native import crc32c
-from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, parse_address
+from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, Portal, parse_address
 from headrace.device.batch import Batch
 from headrace.device.native import NativeDevice
 from headrace.device.open import open_device
@@ -20,6 +20,7 @@ __all__ = [
     "NativeDevice",
     "NvmeTcpAddress",
     "NvmeTcpOptions",
+    "Portal",
     "Transfer",
     "crc32c",
     "open_device",

@@ -12,7 +12,7 @@ from headrace import _native
 from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, parse_address
 from headrace.device.protocol import Buffer
 from headrace.errors import DeviceClosed, DeviceError, UsageError
-from headrace.settings import host_identity
+from headrace.settings import HostIdentity, host_identity
 
 #: How long `close` lets queued requests end.
 CLOSE_TIMEOUT_S = 5.0
@@ -25,12 +25,20 @@ class NativeDevice:
     threads belong to one process. A `mem:` device can do neither, as its bytes are this process's.
     """
 
-    def __init__(self, address: NvmeTcpAddress | FileAddress | MemoryAddress, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        address: NvmeTcpAddress | FileAddress | MemoryAddress,
+        *,
+        read_only: bool = False,
+        identity: HostIdentity | None = None,
+    ) -> None:
+        """`identity`: `None` means that of each process that opens the device."""
         self._address = address
+        self._identity = identity
         self._opened_read_only = read_only
         self._closed = False
         self._lock = threading.Lock()
-        self._handle: _native.Device | None = _open(address, read_only)
+        self._handle: _native.Device | None = _open(address, read_only, identity)
         self._pid = os.getpid()
 
     # ---- the native side ----
@@ -55,7 +63,7 @@ class NativeDevice:
             if self._handle is None:
                 if isinstance(self._address, MemoryAddress):
                     raise DeviceClosed("a mem: device belongs to the process that opened it", where=self.uri)
-                self._handle = _open(self._address, self._opened_read_only)
+                self._handle = _open(self._address, self._opened_read_only, self._identity)
             return self._handle
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,7 +71,7 @@ class NativeDevice:
             raise UsageError(
                 "a mem: device cannot leave its process", where=self.uri, next_step="use file: or nvme+tcp:"
             )
-        return (_later, (self.uri, self._opened_read_only))
+        return (_later, (self.uri, self._opened_read_only, self._identity))
 
     # ---- BlockDevice ----
 
@@ -156,11 +164,12 @@ class NativeDevice:
         return f"<{'closed ' if self._closed else ''}device {self.uri}>"
 
 
-def _later(uri: str, read_only: bool) -> NativeDevice:
+def _later(uri: str, read_only: bool, identity: HostIdentity | None) -> NativeDevice:
     """A device that opens itself when first used: what a pickle holds."""
     device = NativeDevice.__new__(NativeDevice)
     device._address = parse_address(uri)
     device._opened_read_only = read_only
+    device._identity = identity
     device._closed = False
     device._lock = threading.Lock()
     device._handle = None
@@ -168,7 +177,9 @@ def _later(uri: str, read_only: bool) -> NativeDevice:
     return device
 
 
-def _open(address: NvmeTcpAddress | FileAddress | MemoryAddress, read_only: bool) -> _native.Device:
+def _open(
+    address: NvmeTcpAddress | FileAddress | MemoryAddress, read_only: bool, identity: HostIdentity | None
+) -> _native.Device:
     if isinstance(address, MemoryAddress):
         if read_only:
             raise UsageError(
@@ -177,19 +188,27 @@ def _open(address: NvmeTcpAddress | FileAddress | MemoryAddress, read_only: bool
         return _native.open_memory(address.size_bytes, block_bytes=address.block_bytes)
     if isinstance(address, FileAddress):
         return _open_file(address, read_only)
-    identity = host_identity()
+    identity = identity or host_identity()
     options = address.options
     return _native.open_nvme_tcp(
-        address.host,
-        address.port,
+        list(address.portals),
         address.subsysnqn,
         options.nsid,
+        uuid=options.uuid.bytes if options.uuid else None,
+        nguid=bytes.fromhex(options.nguid) if options.nguid else None,
         hostnqn=identity.hostnqn,
         hostid=identity.hostid.bytes,
         header_digest=options.header_digest,
         data_digest=options.data_digest,
         queues=options.queues,
         depth=options.depth,
+        policy=options.policy,
+        host_traddr=options.host_traddr,
+        host_iface=options.host_iface,
+        tos=options.tos,
+        hpda=options.hpda,
+        maxr2t=options.maxr2t,
+        poll_us=options.poll_us,
         keep_alive_s=options.keep_alive_s,
         connect_timeout_s=options.connect_timeout_s,
         io_timeout_s=options.io_timeout_s,
