@@ -94,7 +94,10 @@ class DeviceTimeout(DeviceError):
 
 
 class DeviceGone(DeviceError):
-    """The target is lost for good: the time allowed for reconnecting passed, or it refused us for good."""
+    """No path to the target is left: the time allowed for reconnecting passed, or every path refused us for good.
+
+    Requests fail so at once until the target is back; the device goes on trying by itself.
+    """
 
 
 class ProtocolError(DeviceError):

@@ -1,4 +1,4 @@
-"""What only a device behind a network can do: be refused, be lost, come back, be gone for good."""
+"""What only a device behind a network can do: be refused, be lost, fail while it is away, come back."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_io_waits_for_a_killed_target_and_goes_on(served: Served) -> None:
         assert device.describe()["associations_lost"] == before + 1
 
 
-def test_a_target_that_stays_away_is_gone(served: Served) -> None:
+def test_io_fails_while_a_target_stays_away_and_works_when_it_is_back(served: Served) -> None:
     with open_device(served.uri("&loss_timeout=1.5&connect_timeout=1")) as device:
         served.kill()
         begun = time.monotonic()
@@ -270,6 +270,15 @@ def test_a_target_that_stays_away_is_gone(served: Served) -> None:
         with pytest.raises(DeviceGone):
             device.write(0, bytes(BLOCK))
         assert time.monotonic() - begun < 1
+        said = device.describe()
+        assert said["state"] == "failing" and said["stalled"] and said["stalled_s"] > 1
+        served.start()
+        deadline = time.monotonic() + 30
+        while device.describe()["state"] != "connected":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        device.write(0, b"9" * BLOCK)
+        assert _read(device, 0) == b"9" * BLOCK
 
 
 def test_waiting_hears_ctrl_c(served: Served) -> None:

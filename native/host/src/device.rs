@@ -1,10 +1,11 @@
 //! The handle: what callers hold. Everything that happens, happens on the I/O thread.
 
 use crate::errors::forked;
+use crate::ghosts::Unsettled;
 use crate::life::Core;
 use crate::options::HostOptions;
+use crate::paths::PathInfo;
 use crate::reactor::{Message, Reactor};
-use crate::resolve::resolve;
 use crate::shared::{Latch, Shared};
 use crate::work::reject;
 use headrace_transfer::{BlockDevice, DeviceInfo, ErrorKind, IoError, Request};
@@ -17,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// What `Drop` gives the orderly end.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One namespace of a controller over NVMe/TCP.
+/// One namespace over NVMe/TCP, by one or several paths.
 pub struct NvmeTcpDevice {
     shared: Arc<Shared>,
     reactor: Arc<Reactor>,
@@ -30,16 +31,21 @@ impl NvmeTcpDevice {
     ///
     /// `Refused`: nobody listens, or the target refused this host or has no such subsystem or namespace. `Timeout`: it
     /// did not answer in time. `Protocol`: what answers is not a sound NVMe/TCP controller. `Usage`: a bad option.
+    /// The first path that is ready makes the device ready; the others come up behind it.
     pub fn open(options: HostOptions) -> Result<Arc<NvmeTcpDevice>, IoError> {
         options.check()?;
         let deadline = Instant::now() + options.connect_timeout;
-        let first = &options.portals[0];
-        let addresses = resolve(&first.host, first.port, options.connect_timeout)?;
         let reactor = Reactor::current()?;
         let shared = Arc::new(Shared::new(options));
         let reply = Arc::new(Latch::new());
         let core = reactor.next_core();
-        let opened = Core::new(core, shared.clone(), addresses, deadline, reply.clone());
+        let opened = Core::new(
+            core,
+            shared.clone(),
+            Arc::downgrade(&reactor),
+            deadline,
+            reply.clone(),
+        );
         reactor.send(Message::Open(Box::new(opened)));
         let left = deadline.saturating_duration_since(Instant::now());
         let info = reply.wait(left + GRACE).unwrap_or_else(|| {
@@ -51,6 +57,30 @@ impl NvmeTcpDevice {
             core,
             info,
         }))
+    }
+
+    /// Every path of the device: its state, why it is not used, what went over it.
+    pub fn paths(&self) -> Vec<PathInfo> {
+        self.shared.path_infos()
+    }
+
+    /// Ranges that a write which was given up may still reach, although the write itself was answered since: see
+    /// [`Unsettled`]. Other bytes than that write's must not be trusted to stay there until the range is settled.
+    pub fn unsettled(&self) -> Vec<Unsettled> {
+        self.shared.unsettled()
+    }
+
+    /// Forget the ranges that were lost up to `generation`: the caller knows that nothing of them is under way any more.
+    /// Says how many ranges are left.
+    pub fn settle(&self, generation: u64) -> usize {
+        self.shared.ghosts().settle(generation)
+    }
+
+    /// Try at once every path that is refused, held back or waiting.
+    pub fn reconnect(&self) {
+        if self.reactor.is_ours() {
+            self.reactor.send(Message::Reconnect(self.core));
+        }
     }
 }
 

@@ -112,6 +112,9 @@ pub(crate) fn place_of(part: &Part, options: &HostOptions) -> String {
     if part.blocks > 0 {
         place += &format!(", LBA {} to {}", part.slba, part.slba + part.blocks - 1);
     }
+    if let Some(portal) = part.trip.and_then(|trip| options.portals.get(trip.path)) {
+        place += &format!(", by {portal}");
+    }
     place
 }
 
@@ -132,7 +135,7 @@ pub(crate) fn command_failed(part: &Part, options: &HostOptions, status: Status)
     )
     .at(place_of(part, options))
     .expected("Successful Completion")
-    .found(match part.tries.statuses {
+    .found(match part.tries.total() {
         0 => status.to_string(),
         tries => format!("{status}, after {} attempts", tries + 1),
     })
@@ -151,6 +154,30 @@ pub(crate) fn command_broken(
         .expected(expected)
         .found(found)
         .next("see the target's log; the fault is on its side or on the way")
+}
+
+/// None of the portals leads to the namespace.
+pub(crate) fn no_path(options: &HostOptions, causes: &[IoError]) -> IoError {
+    let Some(first) = causes.first() else {
+        return refused(options, "no path leads to the namespace");
+    };
+    if causes.len() == 1 {
+        return first.clone();
+    }
+    let each: Vec<_> = options
+        .portals
+        .iter()
+        .zip(causes)
+        .map(|(portal, cause)| match cause.found.is_empty() {
+            true => format!("{portal}: {}", cause.what),
+            false => format!("{portal}: {}: {}", cause.what, cause.found),
+        })
+        .collect();
+    IoError::new(first.kind, "no path leads to the namespace")
+        .at(options.address())
+        .expected("one portal at least that takes this host")
+        .found(each.join("; "))
+        .next(first.next_step.to_string())
 }
 
 pub(crate) fn closed(place: &str) -> IoError {

@@ -8,8 +8,9 @@
 //!  NvmeTcpDevice --- inbox ---> Reactor: poll, timers
 //!       ^                          |
 //!       |                          v
-//!     Sink <--- completion --- Core: one device's life (connect, lose, reconnect, end)
+//!     Sink <--- completion --- Core: one device's life: its paths, lost and found again
 //!                                  |   Work: requests, cut into commands
+//!                                  |   Path: one portal, its life, its share of the commands
 //!                                  v
 //!                              Association: admin + I/O connections, bring-up, Keep Alive
 //!                                  |
@@ -31,6 +32,8 @@
 //! * [`life`] says why the loss counter can be trusted for durability.
 
 #![deny(unsafe_code)]
+// `describe` is one large JSON object.
+#![recursion_limit = "256"]
 
 mod association;
 mod connection;
@@ -38,10 +41,13 @@ mod device;
 mod discovery;
 mod errors;
 mod facts;
+mod ghosts;
+mod histogram;
 mod life;
 #[allow(unsafe_code)]
 mod memory;
 mod options;
+mod paths;
 mod queue;
 mod reactor;
 mod receive;
@@ -55,6 +61,10 @@ mod work;
 
 pub use device::NvmeTcpDevice;
 pub use discovery::discover;
+pub use ghosts::Unsettled;
+pub use headrace_wire::ana::AnaState;
+pub use histogram::Latency;
 pub use options::{
     DiscoverOptions, HostOptions, NamespaceKey, Policy, Portal, Route, DEPTH_MAX, PORTALS_MAX, QUEUES_MAX,
 };
+pub use paths::{PathInfo, PathState};

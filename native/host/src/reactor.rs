@@ -24,19 +24,26 @@ use std::time::{Duration, Instant};
 
 const WAKE: Token = Token(0);
 const EVENTS: usize = 256;
-/// Bits of a token for the connection, for the attempt; the rest is the core's number.
-const CONNECTION_BITS: u32 = 8;
-const ATTEMPT_BITS: u32 = 20;
+/// Bits of a token for the connection, for the attempt, for the path; the rest is the core's number.
+const CONNECTION_BITS: u32 = 9;
+const ATTEMPT_BITS: u32 = 18;
+const PATH_BITS: u32 = 4;
 
-/// The token of a core's admin connection in its `attempt`th association; its I/O connections follow.
-pub(crate) fn first_token(core: usize, attempt: usize) -> usize {
+/// The token of the admin connection in a path's `attempt`th association; its I/O connections follow.
+pub(crate) fn first_token(core: usize, path: usize, attempt: usize) -> usize {
     let attempt = attempt & ((1 << ATTEMPT_BITS) - 1);
-    (core << ATTEMPT_BITS | attempt) << CONNECTION_BITS
+    ((core << PATH_BITS | path) << ATTEMPT_BITS | attempt) << CONNECTION_BITS
 }
 
 fn core_of(token: Token) -> usize {
-    token.0 >> (ATTEMPT_BITS + CONNECTION_BITS)
+    token.0 >> (PATH_BITS + ATTEMPT_BITS + CONNECTION_BITS)
 }
+
+pub(crate) fn path_of(token: Token) -> usize {
+    token.0 >> (ATTEMPT_BITS + CONNECTION_BITS) & ((1 << PATH_BITS) - 1)
+}
+
+const _: () = assert!(crate::options::PORTALS_MAX <= 1 << PATH_BITS);
 
 /// What a core may use during its turn.
 pub(crate) struct Turn<'a> {
@@ -48,6 +55,10 @@ pub(crate) struct Turn<'a> {
 pub(crate) enum Message {
     Open(Box<Core>),
     Submit(usize, Vec<Request>),
+    /// Something that this core waits for has happened elsewhere.
+    Wake(usize),
+    /// Try every path again.
+    Reconnect(usize),
     Close(usize, Instant, Arc<Latch<()>>),
     Stop,
 }
@@ -65,7 +76,7 @@ impl Message {
                 .into_iter()
                 .for_each(|request| reject(request, gone()).report()),
             Message::Close(_, _, reply) => reply.set(()),
-            Message::Stop => {}
+            Message::Wake(_) | Message::Reconnect(_) | Message::Stop => {}
         }
     }
 }
@@ -181,6 +192,10 @@ impl Reactor {
 
     pub fn next_core(&self) -> usize {
         self.next_core.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn wake(&self, core: usize) {
+        self.send(Message::Wake(core));
     }
 
     fn is_dead(&self) -> bool {
@@ -312,6 +327,13 @@ impl Thread {
                 match self.cores.get_mut(&id) {
                     Some(entry) => entry.core.close(deadline, reply),
                     None => reply.set(()),
+                }
+                Some(id)
+            }
+            Message::Wake(id) => Some(id),
+            Message::Reconnect(id) => {
+                if let Some(entry) = self.cores.get_mut(&id) {
+                    entry.core.reconnect();
                 }
                 Some(id)
             }

@@ -4,6 +4,7 @@
 //! owns nothing but its answer: whoever stops waiting just lets go.
 
 use crate::errors::unreachable;
+use crate::options::Portal;
 use crate::shared::Latch;
 use headrace_transfer::{ErrorKind, IoError};
 use std::io;
@@ -14,18 +15,22 @@ use std::time::Duration;
 pub(crate) type Answer = Arc<Latch<io::Result<Vec<SocketAddr>>>>;
 
 /// An address needs no look-up, today or later.
-pub(crate) fn is_address(host: &str) -> bool {
-    host.parse::<IpAddr>().is_ok()
+pub(crate) fn literal(portal: &Portal) -> Option<SocketAddr> {
+    let address = portal.host.parse::<IpAddr>().ok()?;
+    Some(SocketAddr::new(address, portal.port))
 }
 
-/// Begin to look a name up.
-pub(crate) fn ask(host: &str, port: u16) -> io::Result<Answer> {
+/// Begin to look a name up; `then` is called once the answer is there.
+pub(crate) fn ask(host: &str, port: u16, then: impl FnOnce() + Send + 'static) -> io::Result<Answer> {
     let name = (host.to_string(), port);
     let answer: Answer = Arc::new(Latch::new());
     let to = answer.clone();
     std::thread::Builder::new()
         .name("headrace-resolve".into())
-        .spawn(move || to.set(name.to_socket_addrs().map(Iterator::collect)))?;
+        .spawn(move || {
+            to.set(name.to_socket_addrs().map(Iterator::collect));
+            then();
+        })?;
     Ok(answer)
 }
 
@@ -34,7 +39,7 @@ pub(crate) fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<So
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    let answer = ask(host, port).map_err(|error| {
+    let answer = ask(host, port, || {}).map_err(|error| {
         IoError::new(ErrorKind::Failed, "cannot start a thread to resolve a name").found(error.to_string())
     })?;
     match answer.wait(timeout) {
@@ -45,7 +50,7 @@ pub(crate) fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<So
     }
 }
 
-fn unknown(host: &str, found: &str) -> IoError {
+pub(crate) fn unknown(host: &str, found: &str) -> IoError {
     IoError::new(ErrorKind::Refused, "the name does not resolve")
         .at(host)
         .expected("an IPv4 or IPv6 address")

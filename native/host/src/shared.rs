@@ -1,7 +1,9 @@
 //! What a device's handle and its core on the I/O thread both see.
 
 use crate::facts::{hex, Ana, Facts};
+use crate::ghosts::{Ghosts, Unsettled};
 use crate::options::HostOptions;
+use crate::paths::{PathInfo, PathShared};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,37 +31,40 @@ pub(crate) struct Status {
     pub state: &'static str,
     pub facts: Facts,
     pub address: String,
-    pub reconnect_attempts: u64,
-    pub reconnects: u64,
     pub last_error: String,
     /// Asynchronous events so far, and the last one in words.
     pub events: u64,
     pub last_event: String,
+    /// Since when no path is usable.
+    pub stalled: Option<Instant>,
+    pub stalls: u64,
 }
 
 pub(crate) struct Shared {
     pub options: Arc<HostOptions>,
     pub place: String,
-    pub counters: Counters,
     /// Of the namespace, as of now: it may change while the device is open.
     pub size_bytes: AtomicU64,
+    pub paths: Vec<PathShared>,
     losses: AtomicU64,
     status: Mutex<Status>,
+    ghosts: Mutex<Ghosts>,
 }
 
 impl Shared {
     pub fn new(options: HostOptions) -> Self {
         let place = options.address();
         Shared {
-            options: Arc::new(options),
             place,
-            counters: Counters::default(),
             size_bytes: AtomicU64::new(0),
+            paths: options.portals.iter().cloned().map(PathShared::new).collect(),
+            options: Arc::new(options),
             losses: AtomicU64::new(0),
             status: Mutex::new(Status {
                 state: "connecting",
                 ..Default::default()
             }),
+            ghosts: Mutex::default(),
         }
     }
 
@@ -67,18 +72,51 @@ impl Shared {
         self.losses.load(Ordering::SeqCst)
     }
 
-    /// Before anything that happened on the next association can be seen.
-    pub fn lost(&self) {
-        self.losses.fetch_add(1, Ordering::SeqCst);
+    /// Before anything that happened on the next association, or on another path, can be seen. The number of the loss.
+    pub fn lost(&self, path: usize) -> u64 {
+        self.paths[path].losses.fetch_add(1, Ordering::Relaxed);
+        self.losses.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    pub fn ghosts(&self) -> MutexGuard<'_, Ghosts> {
+        self.ghosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn unsettled(&self) -> Vec<Unsettled> {
+        self.ghosts().list()
+    }
+
+    pub fn path_infos(&self) -> Vec<PathInfo> {
+        self.paths.iter().map(PathShared::info).collect()
     }
 
     pub fn status(&self) -> MutexGuard<'_, Status> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Over all paths.
+    fn counted(&self) -> serde_json::Value {
+        let sum = |counter: fn(&Counters) -> &AtomicU64| -> u64 {
+            let of = |path: &PathShared| counter(&path.counters).load(Ordering::Relaxed);
+            self.paths.iter().map(of).sum()
+        };
+        serde_json::json!({
+            "reads": sum(|c| &c.reads),
+            "read_bytes": sum(|c| &c.read_bytes),
+            "writes": sum(|c| &c.writes),
+            "written_bytes": sum(|c| &c.written_bytes),
+            "flushes": sum(|c| &c.flushes),
+            "deallocates": sum(|c| &c.deallocates),
+            "errors": sum(|c| &c.errors),
+            "retries": sum(|c| &c.retries),
+            "resends": sum(|c| &c.resends),
+        })
+    }
+
     pub fn describe(&self) -> serde_json::Value {
         let status = self.status().clone();
-        let (options, facts, counters) = (&self.options, &status.facts, &self.counters);
+        let (options, facts) = (&self.options, &status.facts);
+        let paths = self.path_infos();
         serde_json::json!({
             "transport": "nvme+tcp",
             "engine": "headrace-host",
@@ -110,28 +148,19 @@ impl Shared {
             "deallocate": facts.deallocation.name(),
             "state": status.state,
             "associations_lost": self.losses(),
-            "reconnect_attempts": status.reconnect_attempts,
-            "reconnects": status.reconnects,
+            "reconnect_attempts": paths.iter().map(|path| path.attempts.saturating_sub(1)).sum::<u64>(),
+            "reconnects": paths.iter().map(|path| path.reconnects).sum::<u64>(),
+            "stalled": status.stalled.is_some(),
+            "stalled_s": status.stalled.map_or(0.0, |since| since.elapsed().as_secs_f64()),
+            "stalls": status.stalls,
+            "unsettled": self.ghosts().len(),
+            "policy": options.policy.name(),
+            "paths": paths.iter().map(PathInfo::describe).collect::<Vec<_>>(),
             "last_error": status.last_error,
             "events": { "count": status.events, "last": status.last_event, "asked_for": facts.events },
-            "counters": counted(counters),
+            "counters": self.counted(),
         })
     }
-}
-
-fn counted(counters: &Counters) -> serde_json::Value {
-    let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    serde_json::json!({
-        "reads": of(&counters.reads),
-        "read_bytes": of(&counters.read_bytes),
-        "writes": of(&counters.writes),
-        "written_bytes": of(&counters.written_bytes),
-        "flushes": of(&counters.flushes),
-        "deallocates": of(&counters.deallocates),
-        "errors": of(&counters.errors),
-        "retries": of(&counters.retries),
-        "resends": of(&counters.resends),
-    })
 }
 
 /// How the connections are made.

@@ -3,7 +3,8 @@
 //! A request is cut when there is room for its next part, never ahead, so a request of gigabytes costs what one of a block
 //! does. A part keeps its data from the moment it is cut to its final answer; a resend is the same bytes for the same
 //! blocks, whatever happened in between. Order: parts to send again before fresh ones, each in the order of their first
-//! sending.
+//! sending. A part is cut for the path that takes it; a flush is spread over several (see [`crate::life`]), each part of
+//! it meant for one path.
 
 use crate::facts::{Deallocation, Facts};
 use crate::queue::Data;
@@ -48,16 +49,50 @@ pub(crate) struct Tries {
     /// When the first of `losses` was.
     pub lost_at: Option<Instant>,
     pub violations: u8,
+    /// Statuses that speak of the path and not of the command.
+    pub paths: u8,
+    /// When the first of `paths` came.
+    pub path_failed_at: Option<Instant>,
+    /// One bit for each path that failed it since all were tried.
+    pub avoid: u16,
+}
+
+impl Tries {
+    /// Sendings before this one.
+    pub fn total(&self) -> u32 {
+        u32::from(self.statuses) + u32::from(self.timeouts) + u32::from(self.losses) + u32::from(self.paths)
+    }
+}
+
+/// One association of one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub path: usize,
+    pub generation: u64,
+}
+
+/// How a part travels, this time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trip {
+    pub path: usize,
+    pub sent_at: Instant,
+    /// Flush: the writes of the path that were answered before it was sent.
+    pub covers: u64,
 }
 
 /// One command.
 pub(crate) struct Part {
     request: u32,
+    /// Which of the core's works it belongs to.
+    pub lane: u8,
     pub verb: Verb,
     pub slba: u64,
     pub blocks: u64,
     order: u64,
     pub tries: Tries,
+    /// Flush: where it must run to be worth anything.
+    pub target: Option<Target>,
+    pub trip: Option<Trip>,
 }
 
 impl Part {
@@ -124,10 +159,14 @@ pub(crate) fn reject(request: Request, error: IoError) -> Ended {
 
 #[derive(Default)]
 pub(crate) struct Work {
+    /// Written into each part.
+    pub lane: u8,
     requests: Vec<Option<Progress>>,
     free: Vec<u32>,
     fresh: VecDeque<u32>,
     again: VecDeque<(Part, Data)>,
+    /// Flushes that one path must answer; they wait for it without holding up the others.
+    targeted: Vec<Part>,
     delayed: Vec<(Instant, Part, Data)>,
     next_order: u64,
 }
@@ -141,6 +180,57 @@ impl Work {
     /// A part could be sent now, if there is room.
     pub fn waiting(&self) -> bool {
         !self.fresh.is_empty() || !self.again.is_empty()
+    }
+
+    /// The paths that the next part should not take, if there are others.
+    pub fn avoid(&self) -> u16 {
+        self.again.front().map_or(0, |(part, _)| part.tries.avoid)
+    }
+
+    /// The next part would be cut from a flush, which is for [`Work::spread_flush`].
+    pub fn at_flush(&self) -> bool {
+        self.again.is_empty() && self.front().is_some_and(|progress| progress.flush_due)
+    }
+
+    fn front(&self) -> Option<&Progress> {
+        let number = *self.fresh.front()?;
+        self.requests.get(number as usize)?.as_ref()
+    }
+
+    /// Cut the flush that is next into one part for each target; one for any path where there is none.
+    pub fn spread_flush(&mut self, targets: &[Target], facts: &Facts) {
+        let lane = self.lane;
+        let Some(number) = self.fresh.pop_front() else {
+            return;
+        };
+        let Some(Some(progress)) = self.requests.get_mut(number as usize) else {
+            return;
+        };
+        let order = self.next_order;
+        self.next_order += 1;
+        for at in 0..targets.len().max(1) {
+            let (mut part, data) = progress.cut(number, order, lane, facts);
+            progress.under_way += 1;
+            part.target = targets.get(at).copied();
+            if part.target.is_some() {
+                self.targeted.push(part);
+            } else {
+                self.again.push_front((part, data));
+            }
+        }
+    }
+
+    pub fn has_targeted(&self) -> bool {
+        !self.targeted.is_empty()
+    }
+
+    /// Flushes that wait for their path.
+    pub fn take_targeted(&mut self) -> Vec<Part> {
+        std::mem::take(&mut self.targeted)
+    }
+
+    pub fn keep_targeted(&mut self, part: Part) {
+        self.targeted.push(part);
     }
 
     /// Take a request, or end it at once.
@@ -211,7 +301,7 @@ impl Work {
                 self.fresh.pop_front();
                 continue;
             };
-            let (part, data) = progress.cut(number, self.next_order, facts);
+            let (part, data) = progress.cut(number, self.next_order, self.lane, facts);
             self.next_order += 1;
             progress.under_way += 1;
             if !progress.more() {
@@ -244,12 +334,9 @@ impl Work {
             return (part, data);
         };
         let rest = Part {
-            request: part.request,
-            verb: part.verb,
             slba: part.slba + most,
             blocks: part.blocks - most,
-            order: part.order,
-            tries: part.tries,
+            ..part
         };
         if let Some(Some(progress)) = self.requests.get_mut(part.request as usize) {
             progress.under_way += 1;
@@ -303,15 +390,19 @@ impl Work {
         if progress.under_way > 0 || progress.more() {
             return None;
         }
+        self.end(part.request)
+    }
+
+    fn end(&mut self, number: u32) -> Option<Ended> {
         let Progress {
             sink,
             token,
             op,
             error,
             ..
-        } = slot.take()?;
+        } = self.requests.get_mut(number as usize)?.take()?;
         drop(op);
-        self.free.push(part.request);
+        self.free.push(number);
         Some(Ended {
             sink,
             token,
@@ -319,11 +410,38 @@ impl Work {
         })
     }
 
-    /// Everything that waits here ends with `error`; commands still on a queue must have been taken from it before.
+    /// Everything that waits here ends with `error`; commands that are on a queue end there, and then their requests do.
+    pub fn fail_waiting(&mut self, error: &IoError) -> Vec<Ended> {
+        let again = std::mem::take(&mut self.again).into_iter();
+        let delayed = std::mem::take(&mut self.delayed).into_iter();
+        let targeted = std::mem::take(&mut self.targeted).into_iter();
+        let parts: Vec<_> = again
+            .chain(delayed.map(|(_, part, data)| (part, data)))
+            .chain(targeted.map(|part| (part, Data::None)))
+            .collect();
+        let mut ended: Vec<_> = parts
+            .into_iter()
+            .filter_map(|(part, data)| self.finish(part, data, Err(error.clone())))
+            .collect();
+        for number in std::mem::take(&mut self.fresh) {
+            let Some(Some(progress)) = self.requests.get_mut(number as usize) else {
+                continue;
+            };
+            progress.error.get_or_insert_with(|| error.clone());
+            (progress.blocks, progress.flush_due) = (0, false);
+            if progress.under_way == 0 {
+                ended.extend(self.end(number));
+            }
+        }
+        ended
+    }
+
+    /// Everything ends with `error`; commands still on a queue must have been taken from it before.
     pub fn fail_all(&mut self, error: &IoError) -> Vec<Ended> {
         self.fresh.clear();
         self.again.clear();
         self.delayed.clear();
+        self.targeted.clear();
         self.free.clear();
         let mut ended = Vec::new();
         for progress in self.requests.drain(..).flatten() {
@@ -350,7 +468,7 @@ impl Progress {
         self.blocks > 0 || self.flush_due
     }
 
-    fn cut(&mut self, request: u32, order: u64, facts: &Facts) -> (Part, Data) {
+    fn cut(&mut self, request: u32, order: u64, lane: u8, facts: &Facts) -> (Part, Data) {
         let (verb, most) = match &self.op {
             Op::Flush => (Verb::Flush, 0),
             Op::Read { .. } => (Verb::Read, facts.fit(self.slba, self.blocks)),
@@ -376,11 +494,14 @@ impl Progress {
         };
         let part = Part {
             request,
+            lane,
             verb,
             slba: self.slba,
             blocks: most,
             order,
             tries: Tries::default(),
+            target: None,
+            trip: None,
         };
         self.slba += most;
         self.blocks -= most;

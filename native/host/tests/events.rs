@@ -200,16 +200,22 @@ fn other_namespaces_are_other_peoples_business() {
 }
 
 #[test]
-fn a_namespace_that_goes_ends_the_device() {
+fn a_namespace_that_goes_fails_io_until_it_is_back() {
     let fake = Fake::start(script());
-    let device = open(&fake);
+    let mut options = fake.options();
+    options.loss_timeout = Some(Duration::from_millis(500));
+    let device = NvmeTcpDevice::open(options).unwrap();
+    until("requests for events", || fake.waiting_requests() == 4);
     fake.set_blocks(0);
     fake.set_changed(ChangedNamespaces::List(vec![1]));
     assert!(fake.raise(NAMESPACE));
-    until("the end", || device.describe()["state"] == "gone");
+    until("the end", || device.describe()["state"] == "failing");
     let error = read(&device, 0, BLOCK).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Gone);
     assert!(error.to_string().contains("namespace 1 is not there"), "{error}");
+    fake.set_blocks(BLOCKS as u64);
+    until("the namespace", || device.describe()["state"] == "connected");
+    read(&device, 0, BLOCK).unwrap();
 }
 
 #[test]

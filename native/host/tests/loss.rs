@@ -4,7 +4,7 @@
 mod calls;
 mod fake;
 
-use calls::{close, flush, pattern, read, write};
+use calls::{close, flush, pattern, read, until, write};
 use fake::{Action, Fake, Script, BLOCK, BLOCKS};
 use headrace_host::NvmeTcpDevice;
 use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, Op};
@@ -151,7 +151,7 @@ fn a_name_is_looked_up_again_while_its_target_is_away() {
 }
 
 #[test]
-fn gone_for_good_after_its_deadline() {
+fn io_fails_after_the_loss_timeout_and_works_again_when_the_target_is_back() {
     let mut fake = Fake::start(Script::default());
     let mut options = fake.options();
     options.loss_timeout = Some(Duration::from_millis(600));
@@ -170,9 +170,23 @@ fn gone_for_good_after_its_deadline() {
     assert_eq!(write(&device, 0, &[0; 512]).unwrap_err().kind, ErrorKind::Gone);
     assert!(
         begin.elapsed() < Duration::from_millis(200),
-        "gone stays gone, at once"
+        "while it fails, it fails at once"
     );
-    assert_eq!(device.describe()["state"], "gone");
+    let said = device.describe();
+    assert_eq!(said["state"], "failing");
+    assert!(
+        said["stalled"] == true && said["stalled_s"].as_f64() > Some(0.5),
+        "{said}"
+    );
+    let bytes = pattern(BLOCKS * BLOCK, 4);
+    let _back = Fake::start_at(fake.port, Script::default(), bytes.clone());
+    until("the device is back", || device.describe()["state"] == "connected");
+    assert_eq!(read(&device, 0, 4096).unwrap(), bytes[..4096]);
+    let said = device.describe();
+    assert_eq!(
+        (&said["stalled"], &said["stalled_s"], &said["stalls"]),
+        (&false.into(), &0.0.into(), &1.into())
+    );
     close(&device);
 }
 

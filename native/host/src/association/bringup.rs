@@ -14,7 +14,7 @@ use headrace_wire::fabrics::{
     CC_ENABLE, CNTLID_DYNAMIC,
 };
 use headrace_wire::identify::{cns, IDENTIFY_BYTES};
-use headrace_wire::{admin, Cqe, Sqe};
+use headrace_wire::{admin, Cqe, Sqe, Status};
 use std::time::Instant;
 
 impl Association {
@@ -127,8 +127,13 @@ impl Association {
             hostnqn: &self.options.hostnqn,
         };
         let transient = !cqe.status.dnr && is_transient(cqe.status);
+        let plain = Status::new(cqe.status.sct, cqe.status.sc);
+        let response = ConnectResponse(cqe.dw0);
+        let no_such_subsystem =
+            plain == Status::CONNECT_INVALID_PARAMETERS && response.in_data() && response.ipo() == 256;
         Failure {
             transient,
+            permanent: cqe.status.dnr || plain == Status::CONNECT_INVALID_HOST || no_such_subsystem,
             ..Failure::from(connect_refused(asked, cqe))
         }
     }
@@ -155,6 +160,7 @@ impl Association {
                     let error = step_failed(&self.options.address(), step.name(), cqe.status);
                     Err(Failure {
                         transient: is_transient(cqe.status) && !cqe.status.dnr,
+                        permanent: cqe.status.dnr,
                         ..error.into()
                     })
                 }

@@ -114,6 +114,14 @@ impl Association {
         std::mem::take(&mut self.watch.events)
     }
 
+    /// A command was told of an ANA state: what does the log say?
+    pub fn ask_ana(&mut self, now: Instant) {
+        if self.facts.ana.is_some() {
+            self.watch.want(Look::Ana);
+            self.look(now);
+        }
+    }
+
     /// The bring-up is over.
     pub(super) fn run(&mut self, now: Instant) -> Result<(), Failure> {
         self.step = Step::Running;

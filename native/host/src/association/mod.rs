@@ -118,6 +118,8 @@ pub(crate) struct Failure {
     pub transport: bool,
     /// The peer broke the protocol, which each command under way may have caused.
     pub violation: bool,
+    /// The controller will say the same however often it is asked.
+    pub permanent: bool,
 }
 
 impl From<IoError> for Failure {
@@ -128,12 +130,15 @@ impl From<IoError> for Failure {
             transient: false,
             transport: false,
             violation,
+            permanent: false,
         }
     }
 }
 
 pub(crate) struct Association {
     pub options: Arc<HostOptions>,
+    /// Which of the portals.
+    portal: usize,
     address: SocketAddr,
     /// 0 is admin, n is I/O queue n.
     pub connections: Vec<Connection<Tag>>,
@@ -157,6 +162,7 @@ pub(crate) struct Association {
 impl Association {
     pub fn begin(
         options: Arc<HostOptions>,
+        portal: usize,
         address: SocketAddr,
         first_token: usize,
         turn: &Turn<'_>,
@@ -164,6 +170,7 @@ impl Association {
         let mut association = Association {
             patience: options.connect_timeout,
             options,
+            portal,
             address,
             connections: Vec::new(),
             facts: Facts::default(),
@@ -267,14 +274,11 @@ impl Association {
 
     fn broken(&self, broken: Broken) -> Failure {
         let options = &self.options;
+        let portal = &options.portals[self.portal];
         match broken {
             Broken::Io(error) if self.step == Step::Tcp => Failure {
                 transport: true,
-                ..Failure::from(unreachable(
-                    &options.portals[0].host,
-                    options.portals[0].port,
-                    &error,
-                ))
+                ..Failure::from(unreachable(&portal.host, portal.port, &error))
             },
             // Another address of the same name may be one that we can reach from here.
             Broken::Ours(error) => Failure {
@@ -445,6 +449,11 @@ impl Association {
     }
 }
 
+/// Statuses that speak of the way to the namespace and not of the command (SCT 3).
+pub(crate) fn is_path_related(status: Status) -> bool {
+    status.sct == 3
+}
+
 /// Statuses after which the same command may succeed by itself.
 pub(crate) fn is_transient(status: Status) -> bool {
     let plain = Status::new(status.sct, status.sc);
@@ -457,9 +466,6 @@ pub(crate) fn is_transient(status: Status) -> bool {
             Status::ABORT_REQUESTED,
             Status::SQ_DELETED,
             Status::CONNECT_CONTROLLER_BUSY,
-            Status::INTERNAL_PATH_ERROR,
-            Status::ANA_TRANSITION,
-            Status::CONTROLLER_PATH_ERROR,
         ]
         .contains(&plain)
 }

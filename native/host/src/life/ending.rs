@@ -1,65 +1,73 @@
-//! How a device ends: deadlines, loss for good, and the orderly close.
+//! What time decides: deadlines, failing while no path is usable, and the orderly close.
 
-use super::{Core, Phase};
+use super::path::Phase;
+use super::Core;
 use crate::association::{Association, Step};
-use crate::errors::closed;
+use crate::errors::{closed, no_path};
+use crate::paths::PathState;
 use crate::reactor::Turn;
-use crate::work::Ended;
+use crate::work::{Ended, Work};
 use headrace_transfer::{ErrorKind, IoError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// CC.SHN to CSTS.SHST, at most.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
 
 impl Core {
-    pub(super) fn run_stopping(&mut self, mut association: Box<Association>, turn: &mut Turn<'_>) -> bool {
+    pub(super) fn run_stopping(
+        &mut self,
+        at: usize,
+        mut association: Box<Association>,
+        turn: &mut Turn<'_>,
+    ) -> bool {
         let result = association.turn(turn, &mut |_| {}).and_then(|again| {
             association.tick(turn.now)?;
             Ok(association.send()? || again)
         });
         match result {
             Ok(again) if association.step != Step::Done => {
-                self.phase = Phase::Stopping(association);
+                self.paths[at].phase = Phase::Stopping(association);
                 again
             }
             // Done, or the controller went first.
             _ => {
                 association.end(turn);
-                self.end(closed(&self.shared.place), turn);
-                false
+                self.paths[at].phase = Phase::Over;
+                true
             }
         }
     }
 
     /// No more I/O, for good.
     pub(super) fn end(&mut self, error: IoError, turn: &Turn<'_>) {
-        let phase = std::mem::replace(&mut self.phase, Phase::Ended(error.clone()));
-        if let Phase::Connecting(association) | Phase::Ready(association) | Phase::Stopping(association) =
-            phase
-        {
-            // Parts that were under way end with their requests.
-            drop(association.end(turn));
-        }
-        {
-            let mut status = self.shared.status();
-            status.state = if error.kind == ErrorKind::Closed {
-                "closed"
-            } else {
-                "gone"
-            };
-            if error.kind != ErrorKind::Closed {
-                status.last_error = error.to_string();
+        for path in &mut self.paths {
+            let phase = std::mem::replace(&mut path.phase, Phase::Over);
+            if let Phase::Connecting(association) | Phase::Ready(association) | Phase::Stopping(association) =
+                phase
+            {
+                // Parts that were under way end with their requests.
+                drop(association.end(turn));
             }
+            path.tell(PathState::Closed, "the device is closed");
+            path.tell_use(turn.now);
+        }
+        self.shared.status().state = "closed";
+        if error.kind != ErrorKind::Closed {
+            self.shared.status().last_error = error.to_string();
         }
         self.loss = None;
-        self.work.fail_all(&error).into_iter().for_each(Ended::report);
+        self.failing = Some(error.clone());
+        self.ended = true;
+        let works = self.works.iter_mut();
+        let ended: Vec<_> = works.flat_map(|work| work.fail_all(&error)).collect();
+        ended.into_iter().for_each(Ended::report);
         if let Some(opening) = self.opening.take() {
             opening.reply.set(Err(error));
             self.over = true;
         }
     }
 
-    /// What time has decided; `true` when the phase changed.
+    /// What time has decided; `true` when a phase changed.
     pub(super) fn keep_deadlines(&mut self, turn: &mut Turn<'_>) -> bool {
         let now = turn.now;
         if self
@@ -67,38 +75,71 @@ impl Core {
             .as_ref()
             .is_some_and(|opening| opening.deadline <= now)
         {
-            let error = self.silent("the target did not come up in time");
+            let error = self.silent(0, "the target did not come up in time");
             self.end(error, turn);
         }
-        if let Phase::Connecting(association) = &self.phase {
-            if self.opening.is_none() && self.attempt_until <= now {
-                let error = self.silent(&format!("no progress in {}", association.step.name()));
-                if let Phase::Connecting(association) = std::mem::replace(&mut self.phase, Phase::Between) {
-                    association.end(turn);
-                }
-                self.attempt_failed(error.into(), turn);
+        for at in 0..self.paths.len() {
+            if self.opening.is_none() && self.paths[at].attempt_until <= now {
+                self.give_up_attempt(at, turn);
             }
         }
-        if self.loss.as_ref().is_some_and(|loss| loss.deadline <= now) {
-            if let Some(loss) = self.loss.take() {
-                let error = IoError::new(ErrorKind::Gone, "the target did not come back")
-                    .at(&self.shared.place)
-                    .expected(format!(
-                        "a connection within {:?}",
-                        self.shared.options.loss_timeout
-                    ))
-                    .found(loss.cause.to_string())
-                    .next("check the target and the network, then open the device again");
-                self.end(error, turn);
-            }
+        if self
+            .loss
+            .as_ref()
+            .and_then(|loss| loss.deadline)
+            .is_some_and(|at| at <= now)
+        {
+            let cause = self.loss.as_ref().map(|loss| loss.cause.to_string());
+            let timeout = self.shared.options.loss_timeout.unwrap_or_default();
+            let error = IoError::new(ErrorKind::Gone, "the target did not come back")
+                .at(&self.shared.place)
+                .expected(format!("a connection within {timeout:?}"))
+                .found(cause.unwrap_or_default())
+                .next("check the target and the network; the device goes on trying and works again once it is back");
+            self.fail(error);
         }
         self.keep_closing(turn)
     }
 
-    fn silent(&self, what: &str) -> IoError {
+    /// An attempt to connect that takes too long.
+    fn give_up_attempt(&mut self, at: usize, turn: &Turn<'_>) {
+        let error = match &self.paths[at].phase {
+            Phase::Connecting(association) => {
+                self.silent(at, &format!("no progress in {}", association.step.name()))
+            }
+            Phase::Resolving => self.silent(at, "the name is not resolved in time"),
+            _ => return,
+        };
+        let phase = std::mem::replace(&mut self.paths[at].phase, Phase::Between);
+        if let Phase::Connecting(association) = phase {
+            association.end(turn);
+        }
+        self.paths[at].asked = None;
+        self.attempt_failed(at, error.into(), turn);
+    }
+
+    /// Every path was refused for good: there is nothing to wait for.
+    pub(super) fn fail_if_hopeless(&mut self) {
+        let refused = |phase: &Phase| matches!(phase, Phase::Refused);
+        let all = self.paths.iter().all(|path| refused(&path.phase));
+        if !all || self.failing.is_some() || self.opening.is_some() {
+            return;
+        }
+        let causes: Vec<_> = self
+            .paths
+            .iter()
+            .filter_map(|path| path.hopeless.clone())
+            .collect();
+        let mut error = no_path(&self.shared.options, &causes);
+        error.kind = ErrorKind::Gone;
+        self.fail(error);
+    }
+
+    fn silent(&self, at: usize, what: &str) -> IoError {
         let options = &self.shared.options;
-        let (step, last) = match &self.phase {
+        let (step, last) = match &self.paths[at].phase {
             Phase::Connecting(association) => (association.step.name(), String::new()),
+            Phase::Resolving => ("looking up the name", String::new()),
             _ => ("waiting to try again", self.shared.status().last_error.clone()),
         };
         let found = if last.is_empty() {
@@ -120,40 +161,59 @@ impl Core {
         let Some(closing) = &self.closing else {
             return false;
         };
-        let late = closing.deadline <= turn.now;
-        match &self.phase {
-            Phase::Ended(_) => {}
-            Phase::Stopping(_) if !late => return false,
-            _ if late => self.end(closed(&self.shared.place), turn),
-            _ if !self.work.is_empty() => return false,
-            Phase::Ready(_) => {
-                let patience = closing.deadline.duration_since(turn.now).min(SHUTDOWN_MAX);
-                let Phase::Ready(mut association) = std::mem::replace(&mut self.phase, Phase::Between) else {
-                    return false;
-                };
-                return match association
-                    .shut_down(turn.now, patience)
-                    .and_then(|()| association.send())
-                {
-                    Ok(_) => {
-                        self.phase = Phase::Stopping(association);
-                        true
-                    }
-                    Err(_) => {
-                        association.end(turn);
-                        self.end(closed(&self.shared.place), turn);
-                        true
-                    }
-                };
+        let deadline = closing.deadline;
+        let mut changed = false;
+        if deadline <= turn.now {
+            self.end(closed(&self.shared.place), turn);
+        } else if !self.ended {
+            // What waits for a path that is not there would wait for nothing but its deadline, which is ours to keep.
+            if !self.works.iter().all(Work::is_empty) {
+                return false;
             }
-            // Lost, and nothing to do: there is no controller to take leave of.
-            _ => self.end(closed(&self.shared.place), turn),
+            changed = self.take_leave(deadline, turn);
+            if self
+                .paths
+                .iter()
+                .any(|path| matches!(path.phase, Phase::Stopping(_)))
+            {
+                return changed;
+            }
+            self.end(closed(&self.shared.place), turn);
         }
         if let Some(closing) = self.closing.take() {
             closing.reply.set(());
         }
-        self.shared.status().state = "closed";
         self.over = true;
-        false
+        changed
+    }
+
+    /// Begin the orderly end of every path that is ready; the others have no controller to take leave of.
+    fn take_leave(&mut self, deadline: Instant, turn: &Turn<'_>) -> bool {
+        let patience = deadline.duration_since(turn.now).min(SHUTDOWN_MAX);
+        let mut changed = false;
+        for path in &mut self.paths {
+            path.phase = match std::mem::replace(&mut path.phase, Phase::Over) {
+                Phase::Ready(mut association) => {
+                    changed = true;
+                    let begun = association
+                        .shut_down(turn.now, patience)
+                        .and_then(|()| association.send());
+                    match begun {
+                        Ok(_) => Phase::Stopping(association),
+                        Err(_) => {
+                            association.end(turn);
+                            Phase::Over
+                        }
+                    }
+                }
+                Phase::Stopping(association) => Phase::Stopping(association),
+                Phase::Connecting(association) => {
+                    association.end(turn);
+                    Phase::Over
+                }
+                _ => Phase::Over,
+            };
+        }
+        changed
     }
 }

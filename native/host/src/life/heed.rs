@@ -1,44 +1,43 @@
-//! What a controller told by itself, and what follows for the device.
+//! What a controller told by itself, and what follows for its path and the device.
 
+use super::path::Phase;
 use super::Core;
-use crate::association::{Association, Event};
+use crate::association::{Event, Failure};
+use crate::facts::Facts;
+use crate::reactor::Turn;
 use headrace_transfer::{ErrorKind, IoError};
 use std::sync::atomic::Ordering;
 
 impl Core {
-    /// `Err`: this namespace is not the one that was opened any more.
-    pub(super) fn heed(&mut self, association: &mut Association) -> Result<(), IoError> {
+    /// `true`: others may go on with what this path had under way, since it has just ended.
+    pub(super) fn heed(&mut self, at: usize, turn: &Turn<'_>) -> bool {
+        let Phase::Ready(association) = &mut self.paths[at].phase else {
+            return false;
+        };
         for event in association.take_events() {
             let noted = match event {
-                Event::NamespaceChanged(facts) => {
-                    if let Some(difference) = self.facts.differs(&facts) {
-                        return Err(IoError::new(ErrorKind::Gone, "the namespace was replaced")
-                            .at(&self.shared.place)
-                            .expected("the namespace that was opened")
-                            .found(difference)
-                            .next("open the device again if the change was meant"));
+                Event::NamespaceChanged(facts) => match self.namespace_changed(at, &facts) {
+                    Ok(noted) => noted,
+                    Err(error) => {
+                        let again = self.lose(at, Failure::from(error.clone()), turn);
+                        self.paths[at].refuse(error);
+                        return self.look(turn.now) || again;
                     }
-                    let noted = format!(
-                        "the namespace changed: {} bytes before, {} now",
-                        self.facts.size_bytes, facts.size_bytes
-                    );
-                    self.facts = *facts;
-                    self.shared
-                        .size_bytes
-                        .store(self.facts.size_bytes, Ordering::Relaxed);
-                    self.shared.status().facts = self.facts.clone();
-                    noted
-                }
+                },
                 Event::NamespaceGone(error) => {
-                    return Err(IoError {
-                        kind: ErrorKind::Gone,
-                        ..error
-                    })
+                    // It may come back: then an attempt to connect finds it.
+                    let kind = ErrorKind::Gone;
+                    return self.lose(at, IoError { kind, ..error }.into(), turn);
                 }
                 Event::AnaChanged(ana) => {
+                    self.paths[at].forget_hearsay();
                     self.shared.status().facts.ana = Some(ana);
                     let state = ana.state.map_or("unknown", |state| state.name());
-                    format!("ANA group {} is {state}", ana.group)
+                    format!(
+                        "ANA group {} is {state} by {}",
+                        ana.group,
+                        self.paths[at].portal()
+                    )
                 }
                 Event::DiscoveryChanged => "the discovery log changed".into(),
                 Event::Health(0) => "the controller's health is good again".into(),
@@ -54,6 +53,25 @@ impl Core {
             status.events += 1;
             status.last_event = noted;
         }
-        Ok(())
+        false
+    }
+
+    /// `Err`: it is not the one that was opened any more.
+    fn namespace_changed(&mut self, at: usize, facts: &Facts) -> Result<String, IoError> {
+        if let Some(difference) = self.facts.differs(facts) {
+            return Err(IoError::new(ErrorKind::Gone, "the namespace was replaced")
+                .at(format!("{}, by {}", self.shared.place, self.paths[at].portal()))
+                .expected("the namespace that was opened")
+                .found(difference)
+                .next("open the device again if the change was meant"));
+        }
+        let noted = format!(
+            "the namespace changed: {} bytes before, {} now",
+            self.facts.size_bytes, facts.size_bytes
+        );
+        self.facts = facts.clone();
+        self.shared.size_bytes.store(facts.size_bytes, Ordering::Relaxed);
+        self.shared.status().facts = facts.clone();
+        Ok(noted)
     }
 }

@@ -1,77 +1,81 @@
-//! The life of one device, on the I/O thread: connect, run, lose, reconnect, end.
+//! The life of one device, on the I/O thread: open its paths, move commands over them, lose them, get them back, end.
+//!
+//! * [`path`]: the life of one path
+//! * [`dispatch`]: which path takes the next command
+//! * [`outcome`]: what answers, and the lack of them, mean
+//! * [`ending`]: deadlines, failing, the orderly close
+//!
+//! # The device
 //!
 //! ```text
-//!                     fails (first time)
-//!        Connecting ----------------------> Ended
-//!         ^      |                             ^
-//!   time  |      | ready                       | loss_timeout passed, or another namespace came back: Gone
-//!         |      v                             |
-//!        Waiting <------------- Ready ---------+
-//!                  lost           |
-//!                                 | close, nothing left to do
-//!                                 v
-//!                             Stopping (CC.SHN) --> Ended
+//!   connecting --> connected <--------> lost: no path is usable, I/O waits
+//!        |             |     usable       |
+//!        | no path     |                  | loss_timeout passed, or every path is refused for good
+//!        | came up     | close            v
+//!        v             v     usable     failing: I/O fails at once; paths are tried all the same
+//!      (ended) <---- closed
 //! ```
+//!
+//! A path is *usable* when its association is ready and the ANA state of the namespace lets commands in.
 //!
 //! # Loss
 //!
 //! An association ends when a connection breaks, the peer breaks the protocol, a Keep Alive or a command is not answered in
 //! time. Then, in this order: the sockets are closed (no late answer can touch a buffer), *the loss counter moves*, the
-//! commands under way go back to wait, those that have used up their attempts are reported. Nothing is sent before the
-//! next association is ready, and every resend carries the same bytes to the same place.
+//! ranges of writes under way become unsettled ([`crate::ghosts`]), the commands under way go back to wait, those that have
+//! used up their attempts are reported. They go out again, with the same bytes to the same place, on whichever path is
+//! usable first.
 //!
 //! # Why equality of the loss counter can be trusted
 //!
-//! A caller reads the counter (c0), writes, waits, flushes, waits, and reads it again (c1). Say c0 = c1. Each association
-//! that was ready and ended moved the counter when it ended, before its successor was begun, and only the I/O thread moves
-//! it. Between the two reads none ended. So the association on which the flush was answered was not begun after the
-//! end of another that answered a write: all of them ran on one association, and the flush covers the writes. If c0 was
-//! read while no association was up, the loss was counted before, and the same holds for the next one. An attempt that
-//! fails before it is ready carried no I/O and is not counted.
+//! The counter is the sum over all paths. A caller reads it (c0), writes, waits, flushes, waits, and reads it again (c1). Say
+//! c0 = c1, and let W be one of the writes, answered by association A of some path. Every association that was ready and
+//! ended moved the counter when it ended, before anything else was done about it, and only the I/O thread moves it. So A did
+//! not end between the answer and the second reading.
+//!
+//! The flush was *spread* when it was cut, which was after W was answered: one Flush command for each association that had
+//! answered writes not yet covered. Either A was one of them; then the flush of W ran on the association that answered it,
+//! and the caller was told after all of them had succeeded. Or all that A had answered was covered, by a Flush that A itself
+//! was sent after W was answered, and that succeeded. (`Path::written` counts answers; a Flush notes the count when it is
+//! sent, and covers so many when it succeeds.) Or A was alive but took no Flush: its ANA state had changed, or it answered
+//! the Flush with a path-related status. Then nobody can say what its cache will come to, so *the counter moves as if A was
+//! lost*, which contradicts c0 = c1.
+//!
+//! In each case the flush covers W. A write with FUA needs no flush: its own answer says that it is durable, and a resend of
+//! it is a write with FUA again. An attempt that fails before it is ready carried no I/O and is not counted.
 
+mod dispatch;
 mod ending;
 mod heed;
 mod outcome;
+mod path;
 
 use crate::association::{Association, Failure, Step, Tag};
-use crate::errors::closed;
+use crate::errors::{closed, no_path};
 use crate::facts::Facts;
+use crate::paths::PathState;
 use crate::queue::Completion;
-use crate::reactor::{first_token, Turn};
-use crate::resolve::{ask, is_address, Answer};
+use crate::reactor::{first_token, path_of, Reactor, Turn};
+use crate::resolve::{ask, literal, unknown};
 use crate::shared::{Latch, Shared};
 use crate::work::{reject, Ended, Work};
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Request};
+use path::{Path, Phase};
 use std::hash::{BuildHasher, Hasher};
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-const BACKOFF_MIN: Duration = Duration::from_millis(100);
-const BACKOFF_MAX: Duration = Duration::from_secs(2);
-/// An association that lived this long was a good one: the next loss starts with a short wait again.
-const GOOD_LIFE: Duration = Duration::from_secs(5);
-
-enum Phase {
-    /// While a method has the association in its hands.
-    Between,
-    Connecting(Box<Association>),
-    Ready(Box<Association>),
-    Waiting(Instant),
-    Stopping(Box<Association>),
-    Ended(IoError),
-}
 
 /// Who waits for the first connection.
 struct Opening {
     deadline: Instant,
     reply: Arc<Latch<Result<DeviceInfo, IoError>>>,
-    addresses_left: usize,
 }
 
+/// No path is usable.
 struct Loss {
-    deadline: Instant,
+    /// I/O fails then; `None`: it waits for ever, or fails already.
+    deadline: Option<Instant>,
     cause: IoError,
 }
 
@@ -92,23 +96,19 @@ pub(crate) struct Next {
 pub(crate) struct Core {
     pub id: usize,
     shared: Arc<Shared>,
-    addresses: Vec<SocketAddr>,
-    /// A name that is being looked up again, since its addresses do not answer any more.
-    asked: Option<Answer>,
-    attempt: usize,
-    phase: Phase,
-    work: Work,
+    reactor: Weak<Reactor>,
+    paths: Vec<Path>,
+    works: [Work; 1],
     /// Of the first connection; the namespace must stay so.
     facts: Facts,
     opening: Option<Opening>,
-    attempt_until: Instant,
     loss: Option<Loss>,
-    backoff: Duration,
-    ready_since: Instant,
-    /// A command succeeded on this association.
-    progress: bool,
+    /// What new requests are told: the device fails for now, or has ended.
+    failing: Option<IoError>,
+    ended: bool,
     closing: Option<Closing>,
     over: bool,
+    next_path: usize,
     completed: Vec<Completion<Tag>>,
     random: u64,
 }
@@ -117,33 +117,26 @@ impl Core {
     pub fn new(
         id: usize,
         shared: Arc<Shared>,
-        addresses: Vec<SocketAddr>,
+        reactor: Weak<Reactor>,
         deadline: Instant,
         reply: Arc<Latch<Result<DeviceInfo, IoError>>>,
     ) -> Self {
         let now = Instant::now();
-        let addresses_left = addresses.len();
+        let paths = (0..shared.paths.len()).map(|index| Path::new(index, shared.clone(), now, deadline));
         Core {
             id,
+            paths: paths.collect(),
             shared,
-            addresses,
-            asked: None,
-            attempt: 0,
-            phase: Phase::Waiting(now),
-            work: Work::default(),
+            reactor,
+            works: Default::default(),
             facts: Facts::default(),
-            opening: Some(Opening {
-                deadline,
-                reply,
-                addresses_left,
-            }),
-            attempt_until: deadline,
+            opening: Some(Opening { deadline, reply }),
             loss: None,
-            backoff: BACKOFF_MIN,
-            ready_since: now,
-            progress: false,
+            failing: None,
+            ended: false,
             closing: None,
             over: false,
+            next_path: 0,
             completed: Vec::new(),
             random: std::collections::hash_map::RandomState::new()
                 .build_hasher()
@@ -153,23 +146,22 @@ impl Core {
     }
 
     pub fn event(&mut self, event: &mio::event::Event) {
-        if let Phase::Connecting(association) | Phase::Ready(association) | Phase::Stopping(association) =
-            &mut self.phase
-        {
+        let path = self.paths.get_mut(path_of(event.token()));
+        if let Some(association) = path.and_then(Path::association) {
             association.event(event);
         }
     }
 
     pub fn submit(&mut self, requests: Vec<Request>) {
         for request in requests {
-            let error = match &self.phase {
-                Phase::Ended(error) => Some(error.clone()),
-                _ if self.closing.is_some() || self.opening.is_some() => Some(closed(&self.shared.place)),
-                _ => None,
+            let error = match &self.failing {
+                Some(error) => Some(error.clone()),
+                None if self.closing.is_some() || self.opening.is_some() => Some(closed(&self.shared.place)),
+                None => None,
             };
             let ended = match error {
                 Some(error) => Some(reject(request, error)),
-                None => self.work.accept(request, &self.facts, &self.shared.place),
+                None => self.works[0].accept(request, &self.facts, &self.shared.place),
             };
             if let Some(ended) = ended {
                 ended.report();
@@ -188,23 +180,44 @@ impl Core {
         self.closing = Some(Closing { deadline, reply });
     }
 
+    /// Try refused, waiting and held-back paths at once.
+    pub fn reconnect(&mut self) {
+        let now = Instant::now();
+        self.paths.iter_mut().for_each(|path| path.reconnect(now));
+    }
+
     /// Everything that can be done now.
     pub fn run(&mut self, turn: &mut Turn<'_>) -> Next {
-        let mut again = match std::mem::replace(&mut self.phase, Phase::Between) {
-            Phase::Connecting(association) => self.run_connecting(association, turn),
-            Phase::Ready(association) => self.run_ready(association, turn),
-            Phase::Stopping(association) => self.run_stopping(association, turn),
-            Phase::Waiting(at) if at <= turn.now => self.begin(turn),
-            other => {
-                self.phase = other;
-                false
-            }
-        };
+        let mut again = false;
+        self.ripen(turn.now);
+        self.pump(turn.now);
+        for at in 0..self.paths.len() {
+            again |= self.run_path(at, turn);
+        }
+        again |= self.look(turn.now);
+        self.pump(turn.now);
+        for at in 0..self.paths.len() {
+            again |= self.send(at, turn);
+        }
         again |= self.keep_deadlines(turn);
         Next {
             again: again && !self.over,
-            wake_at: self.wake_at(),
+            wake_at: self.wake_at(turn.now),
             over: self.over,
+        }
+    }
+
+    fn run_path(&mut self, at: usize, turn: &mut Turn<'_>) -> bool {
+        match std::mem::replace(&mut self.paths[at].phase, Phase::Between) {
+            Phase::Connecting(association) => self.run_connecting(at, association, turn),
+            Phase::Ready(association) => self.run_ready(at, association, turn),
+            Phase::Stopping(association) => self.run_stopping(at, association, turn),
+            Phase::Waiting(then) if then <= turn.now => self.begin(at, turn),
+            Phase::Resolving => self.resolved(at, turn),
+            other => {
+                self.paths[at].phase = other;
+                false
+            }
         }
     }
 
@@ -215,103 +228,177 @@ impl Core {
         }
     }
 
+    fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
     // Connecting.
 
-    fn begin(&mut self, turn: &Turn<'_>) -> bool {
-        if let Some(answer) = self.asked.as_ref().and_then(|asked| asked.wait(Duration::ZERO)) {
-            self.asked = None;
+    fn begin(&mut self, at: usize, turn: &Turn<'_>) -> bool {
+        let timeout = self.shared.options.connect_timeout;
+        let opening = self.opening.as_ref().map(|opening| opening.deadline);
+        let path = &mut self.paths[at];
+        path.attempt_until = opening.unwrap_or(turn.now + timeout);
+        if path.addresses.is_empty() {
+            let portal = path.portal().clone();
+            if let Some(address) = literal(&portal) {
+                path.addresses = vec![address];
+            } else {
+                return self.look_up(at, turn);
+            }
+            path.addresses_left = path.addresses.len();
+        } else if let Some(answer) = path.asked.as_ref().and_then(|asked| asked.wait(Duration::ZERO)) {
+            path.asked = None;
             // A name that does not resolve just now keeps its old addresses.
-            self.addresses = answer
-                .ok()
-                .filter(|found| !found.is_empty())
-                .unwrap_or_else(|| self.addresses.clone());
+            if let Some(found) = answer.ok().filter(|found| !found.is_empty()) {
+                path.addresses = found;
+            }
         }
-        let address = self.addresses[self.attempt % self.addresses.len()];
-        let token = first_token(self.id, self.attempt);
-        self.attempt = self.attempt.wrapping_add(1);
-        let options = self.shared.options.clone();
-        self.attempt_until = turn.now + options.connect_timeout;
-        {
-            let mut status = self.shared.status();
-            status.address = address.to_string();
-            status.reconnect_attempts += u64::from(self.opening.is_none());
-        }
-        match Association::begin(options, address, token, turn) {
-            Ok(association) => self.phase = Phase::Connecting(Box::new(association)),
-            Err(failure) => self.attempt_failed(failure, turn),
+        self.connect(at, turn)
+    }
+
+    /// The addresses of a name, from a thread that then wakes us.
+    fn look_up(&mut self, at: usize, turn: &Turn<'_>) -> bool {
+        let portal = self.paths[at].portal().clone();
+        let (reactor, id) = (self.reactor.clone(), self.id);
+        let wake = move || {
+            if let Some(reactor) = reactor.upgrade() {
+                reactor.wake(id);
+            }
+        };
+        match ask(&portal.host, portal.port, wake) {
+            Ok(answer) => {
+                self.paths[at].asked = Some(answer);
+                self.paths[at].phase = Phase::Resolving;
+                self.paths[at].tell(PathState::Connecting, "looking up the name");
+            }
+            Err(error) => {
+                let error = IoError::new(ErrorKind::Failed, "cannot start a thread to resolve a name")
+                    .found(error.to_string());
+                self.attempt_failed(at, error.into(), turn);
+            }
         }
         false
     }
 
-    fn run_connecting(&mut self, mut association: Box<Association>, turn: &mut Turn<'_>) -> bool {
+    fn resolved(&mut self, at: usize, turn: &Turn<'_>) -> bool {
+        let path = &mut self.paths[at];
+        path.phase = Phase::Resolving;
+        let Some(answer) = path.asked.as_ref().and_then(|asked| asked.wait(Duration::ZERO)) else {
+            return false;
+        };
+        path.asked = None;
+        match answer {
+            Ok(found) if !found.is_empty() => {
+                path.addresses_left = found.len();
+                path.addresses = found;
+                return self.connect(at, turn);
+            }
+            Ok(_) => self.attempt_failed(at, self.unknown(at, "no address").into(), turn),
+            Err(error) => self.attempt_failed(at, self.unknown(at, &error.to_string()).into(), turn),
+        }
+        true
+    }
+
+    fn unknown(&self, at: usize, found: &str) -> IoError {
+        unknown(&self.paths[at].portal().host, found)
+    }
+
+    fn connect(&mut self, at: usize, turn: &Turn<'_>) -> bool {
+        let path = &mut self.paths[at];
+        let address = path.addresses[path.attempt % path.addresses.len()];
+        let token = first_token(self.id, at, path.attempt);
+        path.attempt = path.attempt.wrapping_add(1);
+        path.tell(PathState::Connecting, "");
+        {
+            let mut status = path.public().status();
+            status.address = address.to_string();
+            status.attempts += 1;
+        }
+        match Association::begin(self.shared.options.clone(), at, address, token, turn) {
+            Ok(association) => path.phase = Phase::Connecting(Box::new(association)),
+            Err(failure) => self.attempt_failed(at, failure, turn),
+        }
+        false
+    }
+
+    fn run_connecting(&mut self, at: usize, mut association: Box<Association>, turn: &mut Turn<'_>) -> bool {
         let result = association.turn(turn, &mut |_| {}).and_then(|again| {
             association.tick(turn.now)?;
             Ok(association.send()? || again)
         });
         match result {
-            Ok(_) if association.step == Step::Running => self.ready(association, turn),
+            Ok(_) if association.step == Step::Running => self.ready(at, association, turn),
             Ok(again) => {
-                self.phase = Phase::Connecting(association);
+                self.paths[at].phase = Phase::Connecting(association);
                 again
             }
             Err(failure) => {
                 association.end(turn);
-                self.attempt_failed(failure, turn);
-                false
+                self.attempt_failed(at, failure, turn);
+                true
             }
         }
     }
 
-    fn attempt_failed(&mut self, failure: Failure, turn: &Turn<'_>) {
-        self.shared.status().last_error = failure.error.to_string();
-        if let Some(opening) = &mut self.opening {
-            opening.addresses_left = opening.addresses_left.saturating_sub(1);
-            let another = failure.transport && opening.addresses_left > 0;
-            if another {
-                self.phase = Phase::Waiting(turn.now);
-            } else if failure.transient {
-                opening.addresses_left = self.addresses.len();
-                self.wait(turn.now);
-            } else {
-                self.end(failure.error, turn);
-            }
-            return;
-        }
-        self.wait(turn.now);
-        let options = self.shared.options.clone();
-        if failure.transport && self.asked.is_none() && !is_address(&options.portals[0].host) {
-            // The target may have come back elsewhere. Without a thread to ask, the old addresses are tried on.
-            self.asked = ask(&options.portals[0].host, options.portals[0].port).ok();
-        }
+    fn attempt_failed(&mut self, at: usize, failure: Failure, turn: &Turn<'_>) {
+        let random = self.random();
+        let why = failure.error.to_string();
+        self.shared.status().last_error = why.clone();
         if let Some(loss) = &mut self.loss {
-            loss.cause = failure.error;
+            loss.cause = failure.error.clone();
+        }
+        let path = &mut self.paths[at];
+        if failure.permanent {
+            path.refuse(failure.error);
+        } else if self.opening.is_some() {
+            path.addresses_left = path.addresses_left.saturating_sub(1);
+            if failure.transport && path.addresses_left > 0 {
+                path.phase = Phase::Waiting(turn.now);
+                path.tell(PathState::Waiting, why);
+            } else {
+                path.addresses_left = path.addresses.len();
+                if !failure.transient {
+                    path.hopeless = Some(failure.error);
+                }
+                path.wait(turn.now, random, &why);
+            }
+        } else {
+            path.wait(turn.now, random, &why);
+            let portal = path.portal().clone();
+            if failure.transport && path.asked.is_none() && literal(&portal).is_none() {
+                // The target may have come back elsewhere. Without a thread to ask, the old addresses are tried on.
+                path.asked = ask(&portal.host, portal.port, || {}).ok();
+            }
+        }
+        let hopeless: Vec<_> = self
+            .paths
+            .iter()
+            .filter_map(|path| path.hopeless.clone())
+            .collect();
+        if self.opening.is_some() && hopeless.len() == self.paths.len() {
+            let error = no_path(&self.shared.options, &hopeless);
+            self.end(error, turn);
         }
     }
 
-    /// Until the next attempt: doubling, with up to a quarter more or less, so that many hosts do not come at once.
-    fn wait(&mut self, now: Instant) {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let share = 0.75 + (self.random % 1024) as f64 / 2048.0;
-        self.phase = Phase::Waiting(now + self.backoff.mul_f64(share));
-        // A short `loss_timeout` gets several attempts, too.
-        let longest = BACKOFF_MAX.min(self.shared.options.loss_timeout.unwrap_or(Duration::MAX) / 4);
-        self.backoff = (self.backoff * 2).min(longest);
-    }
-
-    fn ready(&mut self, association: Box<Association>, turn: &Turn<'_>) -> bool {
+    fn ready(&mut self, at: usize, association: Box<Association>, turn: &Turn<'_>) -> bool {
         let facts = &association.facts;
-        if self.opening.is_none() {
+        let first = self.opening.is_some();
+        if !first {
             if let Some(difference) = self.facts.differs(facts) {
                 let error = IoError::new(ErrorKind::Gone, "another namespace came back")
-                    .at(&self.shared.place)
+                    .at(format!("{}, by {}", self.shared.place, self.paths[at].portal()))
                     .expected("the namespace that was opened")
                     .found(difference)
                     .next("open the device again if the change was meant");
                 association.end(turn);
-                self.end(error, turn);
-                return false;
+                self.shared.status().last_error = error.to_string();
+                self.paths[at].refuse(error);
+                return true;
             }
         } else {
             self.facts = facts.clone();
@@ -320,92 +407,30 @@ impl Core {
         self.shared.size_bytes.store(facts.size_bytes, Ordering::Relaxed);
         {
             let mut status = self.shared.status();
-            status.state = "connected";
             status.facts = facts.clone();
-            status.reconnects += u64::from(self.opening.is_none());
+            status.address = self.paths[at].public().status().address.clone();
         }
-        self.ready_since = turn.now;
-        self.progress = false;
-        self.loss = None;
         let info = facts.info();
-        self.phase = Phase::Ready(association);
+        let path = &mut self.paths[at];
+        let back = path.generation > 0;
+        path.became_ready(association, turn.now, !back);
+        self.look(turn.now);
         if let Some(opening) = self.opening.take() {
+            self.shared.status().state = "connected";
             opening.reply.set(Ok(info));
         }
         true
     }
 
-    // Running.
-
-    fn run_ready(&mut self, mut association: Box<Association>, turn: &mut Turn<'_>) -> bool {
-        if self.work.due().is_some_and(|at| at <= turn.now) {
-            self.work.ripen(turn.now);
-        }
-        self.pump(&mut association, turn.now);
-        let mut completed = std::mem::take(&mut self.completed);
-        let result = association.turn(turn, &mut |completion| completed.push(completion));
-        for completion in completed.drain(..) {
-            if let Tag::Part(part) = completion.tag {
-                if let Some(ended) = self.settle(part, completion.data, completion.end, turn.now) {
-                    ended.report();
-                }
-            }
-        }
-        self.completed = completed;
-        if let Err(error) = self.heed(&mut association) {
-            association.end(turn);
-            self.end(error, turn);
-            return false;
-        }
-        let result = result.and_then(|again| {
-            self.pump(&mut association, turn.now);
-            let more = association.send()?;
-            association.tick(turn.now)?;
-            // A tick may have queued a Keep Alive.
-            Ok(association.send()? || more || again)
-        });
-        match result {
-            Ok(again) => {
-                self.phase = Phase::Ready(association);
-                again
-            }
-            Err(failure) => {
-                self.lose(association, failure, turn);
-                false
-            }
-        }
-    }
-
-    fn pump(&mut self, association: &mut Association, now: Instant) {
-        while self.work.waiting() && association.has_room() {
-            let Some((part, data)) = self.work.next(&association.facts) else {
-                return;
-            };
-            if let Err(back) = association.send_part(part, data, now) {
-                self.work.again(vec![back]);
-                return;
-            }
-        }
-    }
-
-    fn wake_at(&self) -> Option<Instant> {
-        let phase = match &self.phase {
-            Phase::Connecting(association) => [association.wake_at(), Some(self.attempt_until)]
-                .into_iter()
-                .flatten()
-                .min(),
-            Phase::Ready(association) | Phase::Stopping(association) => association.wake_at(),
-            Phase::Waiting(at) => Some(*at),
-            Phase::Between | Phase::Ended(_) => None,
-        };
-        let due = matches!(self.phase, Phase::Ready(_))
-            .then(|| self.work.due())
-            .flatten();
+    fn wake_at(&self, now: Instant) -> Option<Instant> {
+        let usable = self.paths.iter().any(|path| path.tier(now).is_some());
+        let due = self.works.iter().filter_map(Work::due).min().filter(|_| usable);
+        let paths = self.paths.iter().filter_map(Path::wake_at).min();
         [
-            phase,
+            paths,
             due,
             self.opening.as_ref().map(|opening| opening.deadline),
-            self.loss.as_ref().map(|loss| loss.deadline),
+            self.loss.as_ref().and_then(|loss| loss.deadline),
             self.closing.as_ref().map(|closing| closing.deadline),
         ]
         .into_iter()
@@ -418,10 +443,15 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         let error = closed(&self.shared.place);
-        // The association, and with it every pointer into the callers' buffers, goes first.
-        self.phase = Phase::Ended(error.clone());
+        // The associations, and with them every pointer into the callers' buffers, go first.
+        self.paths.iter_mut().for_each(|path| path.phase = Phase::Over);
         self.completed.clear();
-        self.work.fail_all(&error).into_iter().for_each(Ended::report);
+        let works = self.works.iter_mut();
+        works
+            .flat_map(|work| work.fail_all(&error))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(Ended::report);
         if let Some(opening) = self.opening.take() {
             opening.reply.set(Err(error));
         }

@@ -39,3 +39,12 @@ pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
 pub fn close(device: &NvmeTcpDevice) {
     device.close(Duration::from_secs(2));
 }
+
+/// Wait for something that comes about by itself.
+pub fn until(what: &str, condition: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < LONG, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -116,9 +116,28 @@ impl Default for Script {
     }
 }
 
+/// What rests behind one or several controllers, like the ports of one subsystem.
+pub struct Media {
+    /// What everybody reads.
+    pub bytes: Mutex<Vec<u8>>,
+    /// What a power loss would leave: each controller brings its own writes here, when it is told to flush.
+    pub durable: Mutex<Vec<u8>>,
+}
+
+impl Media {
+    pub fn new(bytes: Vec<u8>) -> Arc<Media> {
+        Arc::new(Media {
+            durable: Mutex::new(bytes.clone()),
+            bytes: Mutex::new(bytes),
+        })
+    }
+}
+
 struct State {
     script: Script,
-    media: Mutex<Vec<u8>>,
+    media: Arc<Media>,
+    /// Writes of this controller that no flush has brought to rest.
+    cached: Mutex<Vec<(usize, Vec<u8>)>>,
     seen: Mutex<Vec<Seen>>,
     count: AtomicUsize,
     polls: AtomicUsize,
@@ -152,6 +171,10 @@ impl Fake {
     }
 
     pub fn start_at(port: u16, script: Script, media: Vec<u8>) -> Fake {
+        Self::start_over(port, script, Media::new(media))
+    }
+
+    pub fn start_over(port: u16, script: Script, media: Arc<Media>) -> Fake {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("bind");
         let port = listener.local_addr().expect("address").port();
         let state = Arc::new(State {
@@ -160,7 +183,8 @@ impl Fake {
             changed: Mutex::new(ChangedNamespaces::List(vec![])),
             held: Mutex::default(),
             script,
-            media: Mutex::new(media),
+            media,
+            cached: Mutex::default(),
             seen: Mutex::default(),
             count: AtomicUsize::new(0),
             polls: AtomicUsize::new(0),
@@ -239,10 +263,10 @@ impl Fake {
         self.state.seen.lock().unwrap()
     }
     pub fn media(&self) -> Vec<u8> {
-        self.state.media.lock().unwrap().clone()
+        self.state.media.bytes.lock().unwrap().clone()
     }
     pub fn set_media(&self, at: usize, bytes: &[u8]) {
-        self.state.media.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
+        self.state.media.bytes.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
     }
     /// Answer a request of each controller's host that waits. `false`: none does.
     pub fn raise(&self, event: AsyncEvent) -> bool {

@@ -1,7 +1,7 @@
 //! One connection of the scripted controller.
 
 use super::{Action, Held, Seen, State, BLOCK, NQN};
-use headrace_wire::command::feature;
+use headrace_wire::command::{feature, CDW12_FUA};
 use headrace_wire::event::encode_nsids;
 use headrace_wire::fabrics::{property, Cap, Connect, ConnectResponse, Csts, PropertyAccess};
 use headrace_wire::identify::{
@@ -258,15 +258,29 @@ impl Peer {
         let length = sqe.nlb() as usize * BLOCK;
         match sqe.opcode() {
             io::READ => {
-                let bytes = self.state.media.lock().unwrap()[at..at + length].to_vec();
+                let bytes = self.state.media.bytes.lock().unwrap()[at..at + length].to_vec();
                 self.give(cid, &bytes, action)
             }
             io::WRITE => {
                 assert_eq!(data.len(), length);
-                self.state.media.lock().unwrap()[at..at + length].copy_from_slice(&data);
+                let media = self.state.media.clone();
+                media.bytes.lock().unwrap()[at..at + length].copy_from_slice(&data);
+                if sqe.cdw(12) & CDW12_FUA != 0 {
+                    media.durable.lock().unwrap()[at..at + length].copy_from_slice(&data);
+                } else {
+                    self.state.cached.lock().unwrap().push((at, data));
+                }
                 self.complete(cid, Status::SUCCESS, 0)
             }
-            io::FLUSH | io::DATASET_MANAGEMENT | io::WRITE_ZEROES => self.complete(cid, Status::SUCCESS, 0),
+            io::FLUSH => {
+                let mut durable = self.state.media.durable.lock().unwrap();
+                for (at, data) in self.state.cached.lock().unwrap().drain(..) {
+                    durable[at..at + data.len()].copy_from_slice(&data);
+                }
+                drop(durable);
+                self.complete(cid, Status::SUCCESS, 0)
+            }
+            io::DATASET_MANAGEMENT | io::WRITE_ZEROES => self.complete(cid, Status::SUCCESS, 0),
             _ => self.complete(cid, Status::INVALID_OPCODE.do_not_retry(), 0),
         }
     }
