@@ -112,7 +112,10 @@ pub(crate) fn place_of(part: &Part, options: &HostOptions) -> String {
     if part.blocks > 0 {
         place += &format!(", LBA {} to {}", part.slba, part.slba + part.blocks - 1);
     }
-    if let Some(portal) = part.trip.and_then(|trip| options.portals.get(trip.path)) {
+    if let Some(portal) = part
+        .trip
+        .and_then(|trip| options.portals.get(usize::from(trip.path)))
+    {
         place += &format!(", by {portal}");
     }
     place

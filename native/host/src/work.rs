@@ -46,13 +46,11 @@ pub(crate) struct Tries {
     pub statuses: u8,
     pub timeouts: u8,
     pub losses: u8,
-    /// When the first of `losses` was.
-    pub lost_at: Option<Instant>,
     pub violations: u8,
     /// Statuses that speak of the path and not of the command.
     pub paths: u8,
-    /// When the first of `paths` came.
-    pub path_failed_at: Option<Instant>,
+    /// When the first of `losses` or `paths` was.
+    pub failed_at: Option<Instant>,
     /// One bit for each path that failed it since all were tried.
     pub avoid: u16,
 }
@@ -67,14 +65,14 @@ impl Tries {
 /// One association of one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    pub path: usize,
-    pub generation: u64,
+    pub path: u8,
+    pub generation: u32,
 }
 
 /// How a part travels, this time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trip {
-    pub path: usize,
+    pub path: u8,
     pub sent_at: Instant,
     /// Flush: the writes of the path that were answered before it was sent.
     pub covers: u64,

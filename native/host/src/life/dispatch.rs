@@ -107,7 +107,7 @@ impl Core {
             return Err((part, data));
         };
         part.trip = Some(Trip {
-            path: at,
+            path: at as u8,
             sent_at: now,
             covers,
         });
@@ -170,7 +170,7 @@ impl Core {
             }
             if path.tier(now).is_some() {
                 targets.push(Target {
-                    path: at,
+                    path: at as u8,
                     generation: path.generation,
                 });
             } else {
@@ -187,7 +187,9 @@ impl Core {
     /// A flush that one association must answer. Where that is gone, the loss was counted, and any path will do.
     fn send_targeted(&mut self, mut part: Part, now: Instant) {
         let lane = usize::from(part.lane);
-        let target = part.target.map(|target| (target.path, target.generation));
+        let target = part
+            .target
+            .map(|target| (usize::from(target.path), target.generation));
         let Some((at, generation)) = target else {
             return self.works[lane].again(vec![(part, Data::None)]);
         };

@@ -190,7 +190,7 @@ impl Core {
         if let Some(state) = state {
             self.paths[at].heard(state, now);
         }
-        let first = *part.tries.path_failed_at.get_or_insert(now);
+        let first = *part.tries.failed_at.get_or_insert(now);
         part.tries.paths = part.tries.paths.saturating_add(1);
         part.tries.avoid |= 1 << at;
         let others = self
@@ -236,7 +236,7 @@ impl Core {
             let tries = &mut part.tries;
             // A network that breaks now and then is not the command's fault, as long as something gets through.
             tries.losses = tries.losses.saturating_add(u8::from(!progress));
-            let lost_at = *tries.lost_at.get_or_insert(now);
+            let lost_at = *tries.failed_at.get_or_insert(now);
             let patience = options.loss_timeout;
             let hopeless = tries.losses >= LOSS_TRIES
                 && patience.is_some_and(|patience| now.duration_since(lost_at) >= patience);

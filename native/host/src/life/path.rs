@@ -80,7 +80,7 @@ pub(super) struct Path {
     /// A command succeeded on this association.
     pub progress: bool,
     /// Number of the association.
-    pub generation: u64,
+    pub generation: u32,
     /// Writes answered on this association, and how many of them a flush that was answered covers.
     pub written: u64,
     pub flushed: u64,
