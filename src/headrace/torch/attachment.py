@@ -64,7 +64,7 @@ class Attachment:
     def renew(self) -> None:
         """After a failure of the device or the session: close what is our own, so that the next use opens it afresh.
 
-        Whoever opens a device again learns at once whether its target is back, and what became of a commit that failed is
+        Whoever opens a device again learns at once whether its target is back; what became of a commit that failed is
         for the next session to find out. What was given from outside is left as it is.
         """
         with contextlib.suppress(HeadraceError):
