@@ -31,7 +31,6 @@ pub(crate) fn execute(
     shared: &Shared,
     local: SocketAddr,
 ) -> Result<Outcome, Status> {
-    let discovery = controller.subsystem.discovery;
     match sqe.opcode() {
         admin::IDENTIFY => identify(sqe, controller).map(Outcome::Bytes),
         admin::GET_LOG_PAGE => get_log_page(sqe, controller, shared, local).map(Outcome::Bytes),
@@ -39,8 +38,6 @@ pub(crate) fn execute(
         admin::ASYNC_EVENT_REQUEST => Ok(Outcome::Held),
         admin::GET_FEATURES => get_feature(sqe, controller),
         admin::SET_FEATURES => set_feature(sqe, data, controller),
-        // Bit 0: not aborted. Every command here is at the media or done, and neither can be taken back.
-        admin::ABORT if !discovery => Ok(Outcome::Value(1)),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }
 }

@@ -25,7 +25,15 @@ fn shared() -> Arc<Shared> {
 fn connection(shared: &Arc<Shared>, token: u64) -> Connection {
     let address: SocketAddr = ([127, 0, 0, 1], 4420).into();
     let mailbox = Arc::new(Mailbox::new().unwrap());
-    Connection::new(shared.clone(), mailbox, token, (address, address), Instant::now())
+    let arrival = shared.hosts.arrive(address.ip(), 10).unwrap();
+    Connection::new(
+        shared.clone(),
+        mailbox,
+        token,
+        (address, address),
+        arrival,
+        Instant::now(),
+    )
 }
 
 /// Feed `bytes` in pieces of the lengths that `next` gives; returns all that was answered.

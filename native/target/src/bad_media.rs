@@ -21,6 +21,11 @@ struct Switch {
 #[derive(Default)]
 struct State {
     hang: bool,
+    /// Of `try_read`, which reactors call.
+    hang_reactor: bool,
+    in_reactor: usize,
+    hang_read: bool,
+    in_read: usize,
     fail: bool,
     panic: bool,
     /// First byte of each write that began.
@@ -72,7 +77,12 @@ impl Media for Bad {
     }
     fn read(&self, _offset: u64, into: &mut [u8]) -> io::Result<()> {
         into.fill(3);
-        let state = self.0.state.lock().unwrap();
+        let mut state = self.0.state.lock().unwrap();
+        state.in_read += 1;
+        while state.hang_read {
+            state = self.0.changed.wait(state).unwrap();
+        }
+        state.in_read -= 1;
         let panic = state.panic;
         drop(state);
         assert!(!panic, "as the test wants it");
@@ -83,6 +93,15 @@ impl Media for Bad {
     }
     fn flush(&self) -> io::Result<()> {
         self.0.pass(None)
+    }
+    fn try_read(&self, _offset: u64, _into: &mut [u8]) -> io::Result<bool> {
+        let mut state = self.0.state.lock().unwrap();
+        state.in_reactor += 1;
+        while state.hang_reactor {
+            state = self.0.changed.wait(state).unwrap();
+        }
+        state.in_reactor -= 1;
+        Ok(false)
     }
     fn deallocate(&self, _offset: u64, _length: u64) -> io::Result<()> {
         Ok(())
@@ -180,21 +199,35 @@ fn a_dead_associations_commands_never_reach_the_medium() {
 }
 
 /// A reset takes the queues as the end of an association does: RDY stays while an old write is at the medium, and a new
-/// queue waits for it.
+/// queue waits for it. The reactor of the old queue is held up meanwhile, so nothing but the reset itself can say what is
+/// still to drain.
 #[test]
 fn a_reset_controllers_old_writes_end_before_its_new_queues_begin() {
     let (target, switch) = start_with(r#"{"reactor_threads": 2}"#);
     let address = target.addresses()[0];
+    // Connections go to the reactors in turn.
     let (mut first, cntlid) = admin(address);
     let mut queue = io(address, cntlid, Digests::default(), 0);
+    let _even = Client::open(address);
+    let mut second = Client::open(address);
+    second.initialise(Digests::default(), 0);
+    assert!(second.connect(2, cntlid, |_, _| {}).status.is_success());
     switch.set(|state| state.hang = true);
     // Four workers hang in four writes, two more stand in line.
     (1..=6).for_each(|byte| write(&mut queue, byte));
     eventually("the writes do not begin", || {
         switch.state.lock().unwrap().inside == 4
     });
+    switch.set(|state| state.hang_reactor = true);
+    let cid = second.cid();
+    second.send_capsule(
+        Sqe::rw(2, cid, 1, 0, 1).with_sgl(Sgl::Transport { length: 4096 }),
+        &[],
+    );
+    eventually("the reactor does not read", || {
+        switch.state.lock().unwrap().in_reactor == 1
+    });
     assert!(first.set_property(0x14, 0).is_success());
-    queue.expect_closed();
     assert_eq!(
         first.property(0x1C, false).cqe.dw0,
         1,
@@ -214,7 +247,8 @@ fn a_reset_controllers_old_writes_end_before_its_new_queues_begin() {
         again.stream.read(&mut [0]).is_err(),
         "admitted while writes of the queue that was reset are at the medium"
     );
-    switch.set(|state| state.hang = false);
+    switch.set(|state| (state.hang, state.hang_reactor) = (false, false));
+    queue.expect_closed();
     again
         .stream
         .set_read_timeout(Some(Duration::from_secs(5)))
@@ -232,6 +266,182 @@ fn a_reset_controllers_old_writes_end_before_its_new_queues_begin() {
     });
     assert!(first.set_property(0x14, 0).is_success());
     eventually("RDY stays", || first.property(0x1C, false).cqe.dw0 == 0);
+}
+
+/// The wait for a medium that does not come back is bounded, and its end says "try again", not "never".
+#[test]
+fn a_medium_that_hangs_makes_the_host_wait_and_then_say_busy() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.hang = true);
+    write(&mut queue, 1);
+    eventually("the write does not begin", || {
+        switch.state.lock().unwrap().inside == 1
+    });
+    drop((first, queue));
+    eventually("the controller stays", || {
+        target.status()["controllers"] == serde_json::json!([])
+    });
+    let mut again = Client::open(address);
+    again.initialise(Digests::default(), 0);
+    // Under another name it is the same host still: reservations know it by its identifier.
+    let cqe = again.connect(0, CNTLID_DYNAMIC, |_, data| data.hostnqn.push('x'));
+    assert_eq!(cqe.status, Status::CONNECT_CONTROLLER_BUSY);
+    switch.set(|state| state.hang = false);
+    eventually("the write does not end", || {
+        switch.state.lock().unwrap().inside == 0
+    });
+    assert!(again.connect(0, CNTLID_DYNAMIC, |_, _| {}).status.is_success());
+}
+
+/// After CC.SHN nothing reaches the medium before a reset, whatever CC says in between.
+#[test]
+fn a_controller_that_was_shut_down_takes_no_io() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (mut first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    let shut = u64::from(CC_ENABLE) | 1 << 14;
+    assert!(first.set_property(0x14, shut).is_success());
+    eventually("the shutdown is not done", || {
+        first.property(0x1C, false).cqe.dw0 == 1 | 2 << 2
+    });
+    let refused = Status::SEQUENCE_ERROR.do_not_retry();
+    assert_eq!(queue.write_in_capsule(0, &[1; 4096], 4096).status, refused);
+    assert!(first.set_property(0x14, u64::from(CC_ENABLE)).is_success());
+    assert_eq!(queue.write_in_capsule(0, &[2; 4096], 4096).status, refused);
+    let mut second = Client::open(address);
+    second.initialise(Digests::default(), 0);
+    assert_eq!(second.connect(2, cntlid, |_, _| {}).status, refused);
+    assert!(switch.state.lock().unwrap().writes.is_empty());
+    assert!(first.set_property(0x14, 0).is_success());
+    queue.expect_closed();
+    assert!(first.set_property(0x14, u64::from(CC_ENABLE)).is_success());
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    assert!(queue.write_in_capsule(0, &[3; 4096], 4096).status.is_success());
+    assert_eq!(switch.state.lock().unwrap().writes, [3]);
+}
+
+/// What stands in line is aborted and never begins; what is at the medium is not, and says so.
+#[test]
+fn abort_takes_a_command_out_of_the_line() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (mut first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.hang = true);
+    let mut cids = Vec::new();
+    for byte in 1..=6 {
+        write(&mut queue, byte);
+        cids.push(queue.last_cid());
+    }
+    queue.send_capsule(Sqe::new(0, 900, 1), &[]);
+    eventually("the writes do not begin", || {
+        switch.state.lock().unwrap().inside == 4
+    });
+    // The flush may be one of the four; the fifth and sixth write have not begun if it is not.
+    let begun = switch.state.lock().unwrap().writes.clone();
+    for (byte, &cid) in (1..=6).zip(&cids) {
+        let aborted = first.abort(1, cid);
+        assert_eq!(aborted, !begun.contains(&byte), "write {byte} of {begun:?}");
+        if aborted {
+            assert_eq!(queue.answer(cid).cqe.status, Status::ABORT_REQUESTED);
+        }
+    }
+    assert!(!first.abort(1, 4000) && !first.abort(7, 1), "what does not exist");
+    switch.set(|state| state.hang = false);
+    for _ in 0..=begun.len() {
+        match queue.receive().unwrap().pdu {
+            headrace_wire::Pdu::CapsuleResp(cqe) => assert!(cqe.status.is_success(), "{}", cqe.status),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(switch.state.lock().unwrap().writes, begun);
+}
+
+/// Between the compare and the write of a pair no other write comes to the medium.
+#[test]
+fn nothing_comes_between_compare_and_write() {
+    let (target, switch) = start();
+    let address = target.addresses()[0];
+    let (_first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    let mut second = Client::open(address);
+    second.initialise(Digests::default(), 0);
+    assert!(second.connect(2, cntlid, |_, _| {}).status.is_success());
+    switch.set(|state| state.hang_read = true);
+    let sgl = Sgl::InCapsule {
+        offset: 0,
+        length: 4096,
+    };
+    for (opcode, cid, fuse, byte) in [(5, 800, 1, 3), (1, 801, 2, 4)] {
+        let mut sqe = Sqe::rw(opcode, cid, 1, 0, 1).with_sgl(sgl);
+        sqe.0[1] |= fuse;
+        queue.send_capsule(sqe, &[byte; 4096]);
+    }
+    eventually("the compare does not begin", || {
+        switch.state.lock().unwrap().in_read == 1
+    });
+    write(&mut second, 9);
+    let zeroes = Sqe::rw(8, 700, 1, 0, 1);
+    second.send_capsule(zeroes, &[]);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(switch.state.lock().unwrap().writes.is_empty());
+    // A read is not a write, and need not wait for one.
+    let cid = second.cid();
+    let read = Sqe::rw(2, cid, 1, 0, 1).with_sgl(Sgl::Transport { length: 4096 });
+    second.send_capsule(read, &[]);
+    eventually("a read waits for the pair", || {
+        switch.state.lock().unwrap().in_read == 2
+    });
+    switch.set(|state| state.hang_read = false);
+    for _ in 0..2 {
+        match queue.receive().unwrap().pdu {
+            headrace_wire::Pdu::CapsuleResp(cqe) => assert!(cqe.status.is_success(), "{}", cqe.status),
+            other => panic!("{other:?}"),
+        }
+    }
+    eventually("the others do not come", || {
+        switch.state.lock().unwrap().writes.len() == 3
+    });
+    assert_eq!(
+        switch.state.lock().unwrap().writes[0],
+        4,
+        "the pair's write is the first"
+    );
+}
+
+/// Abort commands wait for the queue's connection, and only so many at a time.
+#[test]
+fn abort_has_a_limit() {
+    let (target, switch) = start_with(r#"{"reactor_threads": 2}"#);
+    let address = target.addresses()[0];
+    let (mut first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    switch.set(|state| state.hang_reactor = true);
+    let cid = queue.cid();
+    queue.send_capsule(
+        Sqe::rw(2, cid, 1, 0, 1).with_sgl(Sgl::Transport { length: 4096 }),
+        &[],
+    );
+    eventually("the reactor does not read", || {
+        switch.state.lock().unwrap().in_reactor == 1
+    });
+    for n in 0..5 {
+        first.send_capsule(Sqe::new(8, 600 + n, 0).with_cdw(10, 7 << 16 | 1), &[]);
+    }
+    assert_eq!(
+        first.answer(604).cqe.status,
+        Status::ABORT_LIMIT_EXCEEDED.do_not_retry()
+    );
+    switch.set(|state| state.hang_reactor = false);
+    for n in 0..4 {
+        let cqe = first.answer(600 + n).cqe;
+        assert_eq!((cqe.status, cqe.dw0), (Status::SUCCESS, 1));
+    }
+    assert!(queue.answer(cid).cqe.status.is_success());
 }
 
 #[test]

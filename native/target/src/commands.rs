@@ -11,6 +11,8 @@ pub(crate) enum Task {
     Admin,
     /// Checked in the capsule; here only to hold its CID while its controller is awaited.
     Connect,
+    /// The queue of the command that it names is asked.
+    Abort,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,10 +21,15 @@ pub(crate) enum State {
     Waiting,
     /// R2T is out, data come in.
     Receiving,
-    /// With a worker.
+    /// With a worker, or with another connection.
     Working,
     /// An async event request, or a Connect that waits for an old association.
     Held,
+    /// Of a fused pair: its own data are here or not asked for yet, and it waits for the other.
+    Fused,
+    /// Aborted and answered, and its R2T is still out: takes in the rest of its data, which go nowhere, so that its TTAG means no
+    /// other command.
+    Ghost,
 }
 
 pub(crate) struct Command {
@@ -38,6 +45,8 @@ pub(crate) struct Command {
     pub(crate) direct: Option<Direct>,
     /// Its data came damaged: what it will be answered with when all have come.
     pub(crate) failed: Option<Status>,
+    /// The slots of the fused pair that it is of, the first's and the second's.
+    pub(crate) pair: Option<(u16, u16)>,
 }
 
 impl Command {
@@ -51,13 +60,14 @@ impl Command {
             buffer: None,
             direct: None,
             failed: None,
+            pair: None,
         }
     }
 }
 
 #[derive(Default)]
 struct Slot {
-    /// Counts the commands that were here, so that a late answer is not taken for a newer one's.
+    /// No two commands of a connection have the same, so that a late answer is not taken for a newer one's.
     generation: u32,
     command: Option<Command>,
 }
@@ -68,6 +78,7 @@ pub(crate) struct Commands {
     slots: Vec<Slot>,
     free: Vec<u16>,
     cids: HashSet<u16>,
+    generation: u32,
 }
 
 impl Commands {
@@ -86,8 +97,9 @@ impl Commands {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u16
         });
+        self.generation = self.generation.wrapping_add(1);
         let slot = &mut self.slots[usize::from(index)];
-        slot.generation = slot.generation.wrapping_add(1);
+        slot.generation = self.generation;
         slot.command = Some(command);
         index
     }
@@ -108,9 +120,49 @@ impl Commands {
 
     pub(crate) fn remove(&mut self, slot: u16) -> Option<Command> {
         let command = self.slots.get_mut(usize::from(slot))?.command.take()?;
-        self.cids.remove(&command.sqe.cid());
+        if command.state != State::Ghost {
+            self.cids.remove(&command.sqe.cid());
+        }
         self.free.push(slot);
         Some(command)
+    }
+
+    /// The slot of a command that is not answered.
+    pub(crate) fn find(&self, cid: u16) -> Option<u16> {
+        self.iter()
+            .find(|(_, command)| command.sqe.cid() == cid && command.state != State::Ghost)
+            .map(|(slot, _)| slot)
+    }
+
+    pub(crate) fn ghosts(&self) -> usize {
+        self.slots.len() - self.free.len() - self.cids.len()
+    }
+
+    /// The command gives its CID and its buffers back; the slot waits for the rest of the data. `false`: `limit` slots do so.
+    pub(crate) fn make_ghost(&mut self, slot: u16, limit: usize) -> bool {
+        if self.ghosts() >= limit {
+            return false;
+        }
+        let Some(command) = self.get_mut(slot) else {
+            return false;
+        };
+        command.state = State::Ghost;
+        command.buffer = None;
+        command.direct = None;
+        let cid = command.sqe.cid();
+        self.cids.remove(&cid);
+        true
+    }
+
+    /// Give back what an idle queue does not need.
+    pub(crate) fn rest(&mut self) {
+        if self.slots.len() == self.free.len() && self.slots.len() > 8 {
+            let generation = self.generation;
+            *self = Commands {
+                generation,
+                ..Commands::default()
+            };
+        }
     }
 
     pub(crate) fn count(&self, state: State) -> usize {
@@ -125,7 +177,11 @@ impl Commands {
 
     /// Buffers of all unanswered commands are given back.
     pub(crate) fn clear(&mut self) {
-        *self = Commands::default();
+        let generation = self.generation;
+        *self = Commands {
+            generation,
+            ..Commands::default()
+        };
     }
 }
 
@@ -182,5 +238,31 @@ mod tests {
         assert_eq!(commands.insert(command(8)), first);
         assert_ne!(commands.generation(first), generation);
         assert!(commands.get(900).is_none());
+        // Also after the table was given back.
+        for cid in 20..30 {
+            commands.insert(command(cid));
+        }
+        let last = commands.generation(9);
+        let slots: Vec<u16> = commands.iter().map(|(slot, _)| slot).collect();
+        slots.into_iter().for_each(|slot| drop(commands.remove(slot)));
+        commands.rest();
+        assert!(commands.slots.is_empty());
+        let again = commands.insert(command(7));
+        assert!(commands.generation(again) > last);
+    }
+
+    #[test]
+    fn a_ghost_keeps_its_slot_and_not_its_cid() {
+        let mut commands = Commands::default();
+        let command = |cid| Command::new(Sqe::new(1, cid, 1), Task::Admin, State::Receiving);
+        let slot = commands.insert(command(7));
+        assert!(commands.make_ghost(slot, 1));
+        assert!(commands.find(7).is_none() && !commands.contains(7) && commands.len() == 0);
+        let second = commands.insert(command(7));
+        assert!(second != slot && commands.find(7) == Some(second));
+        assert!(!commands.make_ghost(second, 1), "one at a time");
+        commands.remove(slot);
+        assert!(commands.contains(7), "the second's CID");
+        assert!(commands.make_ghost(second, 1));
     }
 }

@@ -29,8 +29,12 @@ pub struct TargetConfig {
     /// Longest single command: a power of two from 8192 to 16 MiB (MDTS).
     #[serde(default = "mebibyte")]
     pub mdts_bytes: u32,
-    #[serde(default = "default_connections")]
-    pub max_connections: usize,
+    /// Connections in all, each a queue of a controller. Default: 8192, or as many as the process may have descriptors for.
+    #[serde(default)]
+    pub max_connections: Option<usize>,
+    /// Of one host, and of one address before it has said which host it is. Default: half of all, but not less than 64.
+    #[serde(default)]
+    pub max_host_connections: Option<usize>,
     /// Largest queue in entries, 16 to 1024 (MQES).
     #[serde(default = "default_queue_entries")]
     pub max_queue_entries: u16,
@@ -264,9 +268,6 @@ fn default_in_capsule() -> u32 {
 fn mebibyte() -> u32 {
     1 << 20
 }
-fn default_connections() -> usize {
-    1024
-}
 fn default_queue_entries() -> u16 {
     1024
 }
@@ -323,13 +324,20 @@ impl TargetConfig {
             ));
         }
         self.limits().validate("")?;
-        within("max_connections", self.max_connections, 1, 65536)?;
+        within("max_connections", self.max_connections.unwrap_or(1), 1, 65536)?;
+        within(
+            "max_host_connections",
+            self.max_host_connections.unwrap_or(1),
+            1,
+            65536,
+        )?;
         within("reactor_threads", self.reactor_threads, 0, 64)?;
         within("worker_threads", self.worker_threads, 1, 64)?;
         within("connect_timeout_ms", self.connect_timeout_ms, 10, 600_000)?;
         within("progress_timeout_ms", self.progress_timeout_ms, 10, 600_000)?;
         let longest = self.subsystems.iter().filter_map(|s| s.mdts_bytes);
-        let least = 2 * (longest.fold(self.mdts_bytes.max(64 << 10), u32::max) as usize);
+        // Two of the longest commands, or a fused pair beside in-capsule data.
+        let least = 2 * (longest.fold(self.mdts_bytes.max(128 << 10), u32::max) as usize);
         within(
             "connection_memory_bytes",
             self.connection_memory_bytes,

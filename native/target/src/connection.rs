@@ -31,8 +31,10 @@
 use crate::admin::{self, Outcome};
 use crate::commands::{check_transfer, Command, Commands, State, Task};
 use crate::controller::{Controller, AER_LIMIT};
+use crate::fused::First;
 use crate::gate::Gate;
-use crate::mailbox::{Done, Mailbox};
+use crate::hosts::{Arrival, Membership};
+use crate::mailbox::{Done, Mailbox, Message};
 use crate::memory::{Allowance, Buffer};
 use crate::nvm::{self, prepare, Plan, Prepared, Work};
 use crate::output::Output;
@@ -53,6 +55,10 @@ use std::time::{Duration, Instant};
 
 /// How long the peer gets to read a TermReq and close.
 const LINGER: Duration = Duration::from_secs(1);
+/// Abort commands under way at a time (ACL + 1).
+pub(crate) const ABORT_LIMIT: usize = 4;
+/// DW0 of the answer to Abort.
+pub(crate) const NOT_ABORTED: u32 = 1;
 /// Commands before Connect: Connect itself, and those that will be refused.
 const FRESH_ENTRIES: usize = 32;
 
@@ -73,6 +79,7 @@ pub(crate) struct Queue {
     pub(crate) flow_control: bool,
     pub(crate) sqhd: u16,
     pub(crate) reach: Reach,
+    pub(crate) _membership: Membership,
 }
 
 pub(crate) struct Connection {
@@ -85,6 +92,8 @@ pub(crate) struct Connection {
     pub(crate) now: Instant,
     pub(crate) gate: Arc<Gate>,
     pub(crate) allowance: Arc<Allowance>,
+    /// Until Connect.
+    pub(crate) arrival: Option<Arrival>,
     pub(crate) queue: Option<Queue>,
     pub(crate) output: Output,
     pub(crate) commands: Commands,
@@ -95,7 +104,9 @@ pub(crate) struct Connection {
     created: Instant,
     pub(crate) receiver: Receiver,
     /// Commands that wait for a buffer, first come first served.
-    waiting: VecDeque<u16>,
+    pub(crate) waiting: VecDeque<u16>,
+    /// Of a fused pair, the last command that came.
+    pub(crate) first: Option<First>,
 }
 
 impl Connection {
@@ -104,6 +115,7 @@ impl Connection {
         mailbox: Arc<Mailbox>,
         token: u64,
         (local, peer): (SocketAddr, SocketAddr),
+        arrival: Arrival,
         now: Instant,
     ) -> Self {
         let allowance = shared.memory.allowance(shared.limits.connection_memory_bytes);
@@ -116,6 +128,7 @@ impl Connection {
             now,
             gate: Arc::default(),
             allowance,
+            arrival: Some(arrival),
             queue: None,
             output: Output::default(),
             commands: Commands::default(),
@@ -126,6 +139,7 @@ impl Connection {
             created: now,
             receiver: Receiver::default(),
             waiting: VecDeque::new(),
+            first: None,
         }
     }
 
@@ -172,24 +186,32 @@ impl Connection {
             .map_or(FRESH_ENTRIES, |queue| usize::from(queue.entries))
     }
 
-    /// Why this connection should be dropped now, if it should.
-    pub(crate) fn overdue(&self, last_input: Instant, last_output: Instant) -> Option<&'static str> {
+    /// The host has begun something that it must go on with.
+    pub(crate) fn expects_input(&self) -> bool {
+        self.wants_input() && (self.receiver.is_inside_pdu() || self.commands.count(State::Receiving) > 0)
+    }
+
+    /// Why this connection should be dropped now, if it should. `owing`, `refusing`: for how long the host has made no
+    /// progress with what it must send, or take.
+    pub(crate) fn overdue(&self, owing: Duration, refusing: Duration) -> Option<&'static str> {
         let limits = &self.shared.limits;
-        let since = |then: Instant| self.now.saturating_duration_since(then);
         if let Phase::Ending { until } = self.phase {
             return (self.now >= until).then_some("ended");
         }
-        if self.queue.is_none() && since(self.created) > limits.connect_timeout {
+        if self.queue.is_none() && self.now.saturating_duration_since(self.created) > limits.connect_timeout {
             return Some("not connected to a controller in time");
         }
-        if !self.output.is_empty() && since(last_output) > limits.progress_timeout {
+        if refusing > limits.progress_timeout {
             return Some("takes no answers");
         }
-        let expecting = self.receiver.is_inside_pdu() || self.commands.count(State::Receiving) > 0;
-        if expecting && self.wants_input() && since(last_input) > limits.progress_timeout {
-            return Some("owes data");
-        }
-        None
+        (owing > limits.progress_timeout).then_some("owes data")
+    }
+
+    /// Nothing has come for a while: give back what only a busy queue needs.
+    pub(crate) fn rest(&mut self) {
+        self.commands.rest();
+        self.output.rest();
+        self.waiting.shrink_to_fit();
     }
 
     pub(crate) fn initialise(&mut self, request: &IcReq) {
@@ -244,11 +266,12 @@ impl Connection {
     pub(crate) fn closed(&mut self) {
         self.gate.close();
         self.waiting.clear();
+        self.first = None;
         self.commands.clear();
         self.deferred = None;
         let Some(queue) = self.queue.take() else { return };
         // In this order: who finds the queue free finds what has to drain before it.
-        self.shared.registry.drain(&queue.controller.host, &self.gate);
+        self.shared.registry.drain(&queue.controller, &self.gate);
         queue.controller.detach(queue.qid, self.token);
         if queue.qid == 0 {
             self.shared
@@ -271,6 +294,9 @@ impl Connection {
             )));
         }
         count(&self.shared.totals.commands, 1);
+        if sqe.fuse() != 2 {
+            self.give_up_first();
+        }
         let mut qid = None;
         if let Some(queue) = &mut self.queue {
             queue.sqhd = (queue.sqhd + 1) % queue.entries;
@@ -300,8 +326,11 @@ impl Connection {
         let Some(queue) = &mut self.queue else {
             return Err(Status::SEQUENCE_ERROR.do_not_retry());
         };
-        if !queue.controller.enabled() {
+        if !queue.controller.takes_io() {
             return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        }
+        if sqe.fuse() != 0 {
+            return self.fused(sqe, data);
         }
         queue.reach.renew(&queue.controller);
         let plan = nvm::plan(&sqe, &queue.controller, &queue.reach)?;
@@ -351,6 +380,9 @@ impl Connection {
         if !queue.controller.enabled() {
             return Err(Status::SEQUENCE_ERROR.do_not_retry());
         }
+        if sqe.fuse() != 0 {
+            return Err(Status::INVALID_FIELD.do_not_retry());
+        }
         if let Some((claim, request)) = persistence_feature(&sqe, &queue.controller)? {
             check_transfer(&sqe, 0, 0, data.as_deref())?;
             let slot = self
@@ -373,6 +405,9 @@ impl Connection {
         let Some(queue) = &self.queue else {
             return Err(Status::SEQUENCE_ERROR.do_not_retry());
         };
+        if sqe.opcode() == headrace_wire::admin::ABORT && !queue.controller.subsystem.discovery {
+            return self.abort(sqe);
+        }
         match admin::execute(&sqe, data, &queue.controller, &self.shared, self.local)? {
             Outcome::Value(dw0) => self.respond(&sqe, Status::SUCCESS, dw0),
             Outcome::Bytes(bytes) => {
@@ -396,6 +431,90 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Ask the queue of the command that is named. Its connection may be another reactor's.
+    fn abort(&mut self, sqe: Sqe) -> Result<(), Status> {
+        let Some(queue) = &self.queue else {
+            return Err(Status::SEQUENCE_ERROR.do_not_retry());
+        };
+        let (sqid, cid) = (sqe.cdw(10) as u16, (sqe.cdw(10) >> 16) as u16);
+        if sqid == 0 {
+            let aborted = self.abort_command(cid);
+            self.respond(&sqe, Status::SUCCESS, u32::from(!aborted));
+            return Ok(());
+        }
+        let asked = self.commands.iter();
+        if asked.filter(|(_, c)| matches!(c.task, Task::Abort)).count() >= ABORT_LIMIT {
+            return Err(Status::ABORT_LIMIT_EXCEEDED.do_not_retry());
+        }
+        let link = {
+            let state = queue.controller.state();
+            let link = state.queues.get(&sqid);
+            link.map(|link| (link.mailbox.clone(), link.token))
+        };
+        let Some((mailbox, token)) = link else {
+            self.respond(&sqe, Status::SUCCESS, NOT_ABORTED);
+            return Ok(());
+        };
+        let slot = self
+            .commands
+            .insert(Command::new(sqe, Task::Abort, State::Working));
+        let reply = self.reply(slot);
+        mailbox.post(Message::Abort { token, cid, reply });
+        Ok(())
+    }
+
+    /// Abort a command of this queue, if it has not come to the media. It is answered before this returns.
+    pub(crate) fn abort_command(&mut self, cid: u16) -> bool {
+        let Some(slot) = self.commands.find(cid) else {
+            return false;
+        };
+        let entries = self.entries();
+        let Some(command) = self.commands.get(slot) else {
+            return false;
+        };
+        let sqe = command.sqe;
+        if let Some(pair) = command.pair {
+            return self.abort_pair(slot, pair);
+        }
+        let gone = match command.state {
+            // The first of a pair whose second has not come.
+            State::Fused => {
+                self.first = Some(First::Failed);
+                self.commands.remove(slot).is_some()
+            }
+            State::Waiting => {
+                self.waiting.retain(|&waiting| waiting != slot);
+                self.commands.remove(slot).is_some()
+            }
+            State::Held => !matches!(command.task, Task::Connect) && self.commands.remove(slot).is_some(),
+            // What is received in place is at the medium from the first byte on.
+            State::Receiving
+                if command.direct.is_some() && (command.received > 0 || self.receiver.is_for(slot)) =>
+            {
+                false
+            }
+            State::Receiving => self.commands.make_ghost(slot, entries),
+            State::Working => {
+                self.shared.workers.revoke(&self.reply(slot)) && self.commands.remove(slot).is_some()
+            }
+            State::Ghost => false,
+        };
+        if gone {
+            self.respond(&sqe, Status::ABORT_REQUESTED, 0);
+        }
+        gone
+    }
+
+    /// Where the answer to the command in this slot goes.
+    pub(crate) fn reply(&self, slot: u16) -> Reply {
+        Reply {
+            mailbox: self.mailbox.clone(),
+            token: self.token,
+            slot,
+            generation: self.commands.generation(slot),
+        }
     }
 
     /// Answer held event requests with the events that wait.
@@ -431,6 +550,10 @@ impl Connection {
             from_host,
             ..Command::new(sqe, task, State::Waiting)
         });
+        self.wait_in_line(slot);
+    }
+
+    pub(crate) fn wait_in_line(&mut self, slot: u16) {
         self.waiting.push_back(slot);
         self.serve_waiting();
     }
@@ -442,6 +565,13 @@ impl Connection {
                 self.waiting.pop_front();
                 continue;
             };
+            if let Some(pair) = command.pair {
+                if !self.serve_pair(pair) {
+                    return;
+                }
+                self.waiting.pop_front();
+                continue;
+            }
             let pulled = command.from_host;
             if let (Task::Io(plan), false) = (&command.task, self.digests.data) {
                 if let Some(bytes) = plan.direct_bytes() {
@@ -456,7 +586,7 @@ impl Connection {
             }
             let buffer = match &command.task {
                 _ if pulled > 0 => self.allowance.take_pulled(pulled as usize),
-                Task::Io(plan) => self.allowance.take(plan.bytes_to_host() as usize),
+                Task::Io(plan) => self.allowance.take_read(plan.bytes_to_host() as usize),
                 _ => None,
             };
             let Some(buffer) = buffer else { return };
@@ -471,7 +601,7 @@ impl Connection {
     }
 
     /// Ask for all of a command's data.
-    fn pull(&mut self, slot: u16) {
+    pub(crate) fn pull(&mut self, slot: u16) {
         let Some(command) = self.commands.get_mut(slot) else {
             return;
         };
@@ -492,6 +622,10 @@ impl Connection {
         let Some(command) = self.commands.get_mut(slot) else {
             return;
         };
+        if let Some(pair) = command.pair {
+            command.state = State::Fused;
+            return self.join_pair(pair);
+        }
         let buffer = command.buffer.take();
         command.state = State::Working;
         if let Some(status) = command.failed {
@@ -542,19 +676,14 @@ impl Connection {
         }
     }
 
-    fn launch(&mut self, slot: u16, mut work: Work) {
+    pub(crate) fn launch(&mut self, slot: u16, mut work: Work) {
         if work.is_inline() {
             let Some(passage) = self.gate.enter() else { return };
             let status = work.run();
             drop(passage);
             return self.complete(slot, status, work.into_data());
         }
-        let reply = Reply {
-            mailbox: self.mailbox.clone(),
-            token: self.token,
-            slot,
-            generation: self.commands.generation(slot),
-        };
+        let reply = self.reply(slot);
         self.shared.workers.submit(Job {
             work,
             gate: self.gate.clone(),
@@ -567,10 +696,20 @@ impl Connection {
         if self.is_ending() || self.commands.generation(done.slot) != done.generation {
             return;
         }
-        self.complete(done.slot, done.status, done.buffer);
+        match self.commands.get(done.slot) {
+            Some(command) if matches!(command.task, Task::Abort) => {
+                let sqe = command.sqe;
+                self.commands.remove(done.slot);
+                self.respond(&sqe, done.status, done.value);
+            }
+            _ => self.complete(done.slot, done.status, done.buffer),
+        }
     }
 
     fn complete(&mut self, slot: u16, status: Status, data: Option<Buffer>) {
+        if let Some(pair) = self.commands.get(slot).and_then(|command| command.pair) {
+            return self.complete_pair(pair, status);
+        }
         let Some(command) = self.commands.remove(slot) else {
             return;
         };

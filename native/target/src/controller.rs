@@ -26,7 +26,7 @@ const CHANGED_MAX: usize = ChangedNamespaces::BYTES / 4;
 pub(crate) const KAS: u16 = 1;
 
 /// Who a host is: its name and its identifier.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HostKey {
     pub(crate) hostnqn: String,
     pub(crate) hostid: [u8; 16],
@@ -128,6 +128,8 @@ pub(crate) struct Controller {
     seen_ms: AtomicU64,
     cc: AtomicU32,
     shutdown_done: AtomicBool,
+    /// A shutdown was asked for: no I/O any more before a reset.
+    shut: AtomicBool,
     /// Off: every write behaves as with FUA.
     pub(crate) write_cache: AtomicBool,
     /// Whether this host was told of a write cache (VWC). A namespace with one that is added later must not surprise it:
@@ -156,6 +158,7 @@ impl Controller {
             seen_ms: AtomicU64::new(now_ms),
             cc: AtomicU32::new(0),
             shutdown_done: AtomicBool::new(false),
+            shut: AtomicBool::new(false),
             write_cache: AtomicBool::new(true),
             state: Mutex::new(State {
                 queues: BTreeMap::new(),
@@ -207,21 +210,27 @@ impl Controller {
         self.cc().enabled()
     }
 
-    /// A reset is complete (RDY 0), and a shutdown too, only when no command of the queues that the reset took is at the
-    /// media any more.
+    /// Enabled, and not shut down since the last reset.
+    pub(crate) fn takes_io(&self) -> bool {
+        self.enabled() && !self.shut.load(Ordering::Acquire)
+    }
+
+    /// A reset is complete (RDY 0) only when no command of the queues that it took is at the media any more; a shutdown when
+    /// no command of any I/O queue is.
     pub(crate) fn csts(&self) -> u32 {
         let cc = self.cc();
-        let resetting = {
+        let (resetting, busy) = {
             let mut state = self.state();
             state.resetting.retain(|gate| !gate.idle());
-            !state.resetting.is_empty()
+            let busy = state.queues.range(1..).any(|(_, link)| !link.gate.idle());
+            (!state.resetting.is_empty(), busy)
         };
         let mut csts = 0;
         if cc.enabled() || resetting {
             csts |= Csts::READY;
         }
         if cc.shn() != 0 {
-            csts |= if self.shutdown_done.load(Ordering::Acquire) && !resetting {
+            csts |= if self.shutdown_done.load(Ordering::Acquire) && !resetting && !busy {
                 Csts::SHUTDOWN_DONE
             } else {
                 1 << 2
@@ -234,6 +243,10 @@ impl Controller {
     pub(crate) fn set_cc(&self, value: Cc) -> Cc {
         if value.shn() == 0 {
             self.shutdown_done.store(false, Ordering::Release);
+        }
+        if value.shn() != 0 || !value.enabled() {
+            // Only a reset takes it back.
+            self.shut.store(value.shn() != 0, Ordering::Release);
         }
         Cc(self.cc.swap(value.0, Ordering::AcqRel))
     }
@@ -267,11 +280,11 @@ impl Controller {
         gone
     }
 
-    /// `false` where the controller has ended, or is disabled and has no I/O queues, or the queue exists.
+    /// `false` where the controller has ended, or is disabled or shut down and has no I/O queues, or the queue exists.
     pub(crate) fn attach(&self, qid: u16, link: QueueLink) -> bool {
         let mut state = self.state();
         // Looked at under the lock: a reset either finds this queue, or is seen here.
-        if state.ended || (qid > 0 && !self.enabled()) || state.queues.contains_key(&qid) {
+        if state.ended || (qid > 0 && !self.takes_io()) || state.queues.contains_key(&qid) {
             return false;
         }
         state.queues.insert(qid, link);

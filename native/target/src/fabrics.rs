@@ -70,11 +70,7 @@ impl Connection {
             _ => return Err(Status::SGL_DATA_LENGTH.do_not_retry()),
         }
         let data = ConnectData::decode(&bytes);
-        let host = HostKey {
-            hostnqn: data.hostnqn.clone(),
-            hostid: data.hostid,
-        };
-        if self.shared.registry.is_draining(&host) {
+        if self.is_draining(&data) {
             let slot = self
                 .commands
                 .insert(Command::new(sqe, Task::Connect, State::Held));
@@ -89,16 +85,18 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether commands of this host's former associations can still touch what it wants to connect to.
+    fn is_draining(&self, data: &ConnectData) -> bool {
+        let subsystem = self.shared.subsystem(&data.subnqn);
+        subsystem.is_some_and(|subsystem| self.shared.registry.is_draining(&data.hostid, subsystem))
+    }
+
     /// A deferred Connect, again. `true` while it must be asked again.
     pub(crate) fn retry_connect(&mut self) -> bool {
         let Some(Deferred { slot, data, since }) = self.deferred.take() else {
             return false;
         };
-        let host = HostKey {
-            hostnqn: data.hostnqn.clone(),
-            hostid: data.hostid,
-        };
-        let draining = self.shared.registry.is_draining(&host);
+        let draining = self.is_draining(&data);
         if draining && self.now.saturating_duration_since(since) < DRAIN_LIMIT {
             self.deferred = Some(Deferred { slot, data, since });
             return true;
@@ -156,6 +154,10 @@ impl Connection {
             hostnqn: data.hostnqn,
             hostid: data.hostid,
         };
+        let share = self.shared.hosts.share(&host);
+        let Some(membership) = share.join(self.shared.limits.max_host_connections) else {
+            return Err((Status::CONNECT_CONTROLLER_BUSY, 0));
+        };
         let controller = if connect.qid == 0 {
             if data.cntlid != CNTLID_DYNAMIC {
                 return Err(invalid(IPO_DATA_CNTLID, true));
@@ -187,7 +189,7 @@ impl Connection {
             if subsystem.discovery || connect.qid > granted {
                 return Err(invalid(IPO_SQE_QID, false));
             }
-            if !controller.enabled() {
+            if !controller.takes_io() {
                 return Err((Status::SEQUENCE_ERROR.do_not_retry(), 0));
             }
             controller
@@ -201,7 +203,12 @@ impl Connection {
             // The queue exists, or the controller ended or was disabled a moment ago.
             return Err(invalid(IPO_SQE_QID, false));
         }
-        if connect.qid > 0 && self.shared.registry.is_draining(&controller.host) {
+        if connect.qid > 0
+            && self
+                .shared
+                .registry
+                .is_draining(&controller.host.hostid, &controller.subsystem)
+        {
             // A queue of this host ended between the first look and the attachment.
             controller.detach(connect.qid, self.token);
             return Err((Status::CONNECT_CONTROLLER_BUSY, 0));
@@ -225,7 +232,10 @@ impl Connection {
             flow_control: connect.cattr & CATTR_NO_SQ_FLOW == 0,
             // Connect itself was the first entry.
             sqhd: 1 % (connect.sqsize + 1),
+            _membership: membership,
         });
+        self.allowance.belongs_to(&share);
+        self.arrival = None;
         Ok(controller.cntlid)
     }
 

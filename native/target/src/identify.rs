@@ -1,6 +1,8 @@
 //! Identify data (Base Specification 5.1.13): what this target is, said truthfully.
 
+use crate::connection::ABORT_LIMIT;
 use crate::controller::{Controller, AER_LIMIT, ERROR_LOG_ENTRIES, KAS};
+use crate::fused::BLOCKS_MAX;
 use crate::subsystem::{Namespace, MAX_ANA_GROUPS, MAX_NAMESPACES, MAX_NSID};
 use crate::view::HostAccess;
 use headrace_wire::command::NSID_ALL;
@@ -145,10 +147,12 @@ fn describe_controller(controller: &Controller) -> Vec<u8> {
             anagrpmax: MAX_ANA_GROUPS,
             nanagrpid: subsystem.view().groups.len() as u32,
             cntrltype: 1,
-            // Four aborts at a time.
-            acl: 3,
+            acl: (ABORT_LIMIT - 1) as u8,
             nn: MAX_NSID,
             mnan: MAX_NAMESPACES as u32,
+            // Compare and Write.
+            fuses: 1,
+            acwu: (BLOCKS_MAX - 1) as u16,
             oncs: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::RESERVATIONS,
             // Flush takes all namespaces at once; a volatile cache where any namespace has one.
             vwc: 3 << 1 | u8::from(controller.cached()),

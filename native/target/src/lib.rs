@@ -7,10 +7,10 @@
 //! ```
 //!
 //! * [`reactor`]: threads that move bytes; memory media are served right there, from where they lie
-//! * [`connection`], [`receive`], [`direct`], [`commands`], [`output`]: one queue, without I/O
+//! * [`connection`], [`receive`], [`direct`], [`commands`], [`fused`], [`output`]: one queue, without I/O
 //! * [`subsystem`], [`view`], [`control`]: what is served, and how that changes while it is
 //! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean
-//! * [`controller`], [`registry`], [`gate`]: associations, and what their end guarantees
+//! * [`controller`], [`registry`], [`gate`], [`hosts`]: associations, what their end guarantees, what each host may have
 //! * [`reservation`]: who may write
 //! * [`worker`]: threads that wait for files
 //! * [`memory`], [`system`]: bounded buffers; the unsafe part
@@ -26,13 +26,16 @@ mod control;
 mod controller;
 mod direct;
 mod fabrics;
+mod fused;
 mod gate;
+mod hosts;
 mod identify;
 mod mailbox;
 mod memory;
 mod nvm;
 mod output;
 mod pages;
+mod progress;
 mod reactor;
 mod receive;
 mod registry;

@@ -1,7 +1,9 @@
 //! Messages to a reactor thread from everybody else.
 
+use crate::hosts::Arrival;
 use crate::memory::Buffer;
 use crate::system::Waker;
+use crate::worker::Reply;
 use headrace_wire::Status;
 use std::io;
 use std::net::TcpStream;
@@ -9,13 +11,19 @@ use std::sync::Mutex;
 
 pub(crate) enum Message {
     /// A new connection for this reactor, accepted by another.
-    Accepted(TcpStream),
+    Accepted(TcpStream, Arrival),
     /// A worker is through with a command.
     Done(Done),
     /// End this connection; its gate is closed already.
     Close {
         token: u64,
         why: &'static str,
+    },
+    /// An Abort command of the admin queue names this command of the connection's; the answer goes back as `Done`.
+    Abort {
+        token: u64,
+        cid: u16,
+        reply: Reply,
     },
     /// Events wait for the async event requests of this admin connection.
     Events {
@@ -37,6 +45,8 @@ pub(crate) struct Done {
     pub(crate) status: Status,
     /// What was read.
     pub(crate) buffer: Option<Buffer>,
+    /// DW0 of the answer.
+    pub(crate) value: u32,
 }
 
 pub(crate) struct Mailbox {

@@ -81,6 +81,14 @@ impl Plan {
         Some(namespace.block_bytes() as usize)
     }
 
+    /// Where a write goes.
+    pub(crate) fn written(&self) -> Option<Arc<Namespace>> {
+        match self {
+            Plan::Write { namespace, .. } => Some(namespace.namespace().clone()),
+            _ => None,
+        }
+    }
+
     /// With a buffer of that length.
     pub(crate) fn direct(&self, tail: Buffer) -> Option<Direct> {
         let Plan::Write {
@@ -123,9 +131,6 @@ impl Plan {
 /// Decode and check a command of an I/O queue, which goes where `reach` says.
 pub(crate) fn plan(sqe: &Sqe, controller: &Arc<Controller>, reach: &Reach) -> Result<Plan, Status> {
     let refuse = |status: Status| Err(status.do_not_retry());
-    if sqe.fuse() != 0 {
-        return refuse(Status::INVALID_FIELD);
-    }
     let opcode = sqe.opcode();
     if opcode == io::FLUSH && sqe.nsid() == NSID_ALL {
         let claim = |namespace| Claim::new(namespace, controller, Some(Access::Write));
@@ -265,6 +270,14 @@ pub(crate) enum Work {
         offset: u64,
         buffer: Buffer,
     },
+    /// A fused pair.
+    CompareAndWrite {
+        namespace: Claim,
+        offset: u64,
+        compare: Buffer,
+        write: Buffer,
+        fua: bool,
+    },
     Zero {
         namespace: Claim,
         offset: u64,
@@ -300,7 +313,7 @@ impl Work {
     pub(crate) fn syncs(&self) -> bool {
         match self {
             Work::Flush { .. } | Work::Shutdown { .. } => true,
-            Work::Write { fua, .. } | Work::Zero { fua, .. } => *fua,
+            Work::Write { fua, .. } | Work::Zero { fua, .. } | Work::CompareAndWrite { fua, .. } => *fua,
             _ => false,
         }
     }
@@ -311,6 +324,7 @@ impl Work {
         match self {
             Work::Read { namespace, .. }
             | Work::Write { namespace, .. }
+            | Work::CompareAndWrite { namespace, .. }
             | Work::Compare { namespace, .. } => namespace.mapping.is_some(),
             Work::Zero {
                 namespace, length, ..
@@ -328,6 +342,7 @@ impl Work {
         match self {
             Work::Read { namespace, .. } | Work::Compare { namespace, .. } => namespace.check(Access::Read),
             Work::Write { namespace, .. }
+            | Work::CompareAndWrite { namespace, .. }
             | Work::Zero { namespace, .. }
             | Work::Deallocate { namespace, .. } => namespace.check(Access::Write),
             Work::Flush { namespaces, .. } => namespaces.iter().try_for_each(|n| n.check(Access::Write)),
@@ -356,47 +371,40 @@ impl Work {
                 buffer,
                 fua,
             } => {
-                let result = namespace.media.write(*offset, buffer, *fua);
-                account_write(namespace, buffer.len());
-                let status = outcome(namespace, result, Status::WRITE_FAULT);
-                if *fua && status == Status::WRITE_FAULT {
-                    namespace.degraded.store(true, Ordering::Relaxed);
+                let _shared = namespace.beside_others();
+                write(namespace, *offset, buffer, *fua)
+            }
+            Work::CompareAndWrite {
+                namespace,
+                offset,
+                compare: expected,
+                write: data,
+                fua,
+            } => {
+                let _alone = namespace.alone();
+                match compare(namespace, *offset, expected) {
+                    Status::SUCCESS => write(namespace, *offset, data, *fua),
+                    status => status,
                 }
-                status
             }
             Work::Compare {
                 namespace,
                 offset,
                 buffer,
-            } => {
-                // Piece by piece: a second buffer of the command's length would be memory that nobody counts.
-                let mut at = 0;
-                let mut found = vec![0; buffer.len().min(64 << 10)];
-                while at < buffer.len() {
-                    let length = found.len().min(buffer.len() - at);
-                    let piece = &mut found[..length];
-                    if let Err(error) = namespace.media.read(*offset + at as u64, piece) {
-                        return outcome(namespace, Err(error), Status::UNRECOVERED_READ);
-                    }
-                    if buffer[at..at + length] != *piece {
-                        return Status::COMPARE_FAILURE;
-                    }
-                    at += length;
-                }
-                account_read(namespace, buffer.len());
-                Status::SUCCESS
-            }
+            } => compare(namespace, *offset, buffer),
             Work::Zero {
                 namespace,
                 offset,
                 length,
                 fua,
             } => {
+                let _shared = namespace.beside_others();
                 let result = namespace.media.write_zeroes(*offset, *length, *fua);
                 outcome(namespace, result, Status::WRITE_FAULT)
             }
             Work::Deallocate { namespace, ranges } => {
                 for (offset, length) in ranges {
+                    let _shared = namespace.beside_others();
                     if let Err(error) = namespace.media.deallocate(*offset, *length) {
                         return outcome(namespace, Err(error), Status::WRITE_FAULT);
                     }
@@ -423,6 +431,35 @@ impl Work {
             _ => None,
         }
     }
+}
+
+fn write(namespace: &Namespace, offset: u64, data: &[u8], fua: bool) -> Status {
+    let result = namespace.media.write(offset, data, fua);
+    account_write(namespace, data.len());
+    let status = outcome(namespace, result, Status::WRITE_FAULT);
+    if fua && status == Status::WRITE_FAULT {
+        namespace.degraded.store(true, Ordering::Relaxed);
+    }
+    status
+}
+
+fn compare(namespace: &Namespace, offset: u64, expected: &[u8]) -> Status {
+    // Piece by piece: a second buffer of the command's length would be memory that nobody counts.
+    let mut at = 0;
+    let mut found = vec![0; expected.len().min(64 << 10)];
+    while at < expected.len() {
+        let length = found.len().min(expected.len() - at);
+        let piece = &mut found[..length];
+        if let Err(error) = namespace.media.read(offset + at as u64, piece) {
+            return outcome(namespace, Err(error), Status::UNRECOVERED_READ);
+        }
+        if expected[at..at + length] != *piece {
+            return Status::COMPARE_FAILURE;
+        }
+        at += length;
+    }
+    account_read(namespace, expected.len());
+    Status::SUCCESS
 }
 
 /// Flush all, even if one fails; the first failure is the answer.

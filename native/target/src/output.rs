@@ -50,6 +50,13 @@ impl Output {
         self.chunks.len()
     }
 
+    /// Give back what only a busy connection needs.
+    pub(crate) fn rest(&mut self) {
+        if self.is_empty() {
+            *self = Output::default();
+        }
+    }
+
     /// Let `encode` append small bytes.
     pub(crate) fn small<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         if self.chunks.is_empty() && self.small_at > 0 {

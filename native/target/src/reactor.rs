@@ -4,11 +4,14 @@
 //! sending are bounded each turn, a panic in one connection ends that connection, and peers that owe data or take no
 //! answers are dropped by the clock. Without connections it sleeps until somebody comes.
 
-use crate::connection::Connection;
+use crate::connection::{Connection, NOT_ABORTED};
+use crate::hosts::Arrival;
 use crate::mailbox::{Mailbox, Message};
+use crate::progress::Progress;
 use crate::shared::Shared;
 use crate::subsystem::count;
 use crate::system::{self, PartMut, Poller, BROKEN, READABLE, WRITABLE};
+use headrace_wire::Status;
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -28,14 +31,19 @@ const TURN_PARTS: usize = 256;
 const SOON: Duration = Duration::from_millis(2);
 const TICK: Duration = Duration::from_millis(250);
 
+/// Silence after which a connection gives back what only a busy one needs.
+const REST: Duration = Duration::from_secs(1);
+
 struct Peer {
     stream: TcpStream,
     connection: Connection,
     /// Received bytes that wait for memory.
     backlog: Vec<u8>,
     interest: u32,
-    last_input: Instant,
-    last_output: Instant,
+    input: Progress,
+    output: Progress,
+    last_turn: Instant,
+    rested: bool,
     /// Our direction is shut down: what was to be said is said.
     shut: bool,
     /// It stands in the reactor's list of waiting connections.
@@ -125,7 +133,13 @@ impl Reactor {
             for message in messages.drain(..) {
                 match message {
                     Message::Stop => return self.stop(),
-                    Message::Accepted(stream) => self.add(stream),
+                    Message::Accepted(stream, arrival) => self.add(stream, arrival),
+                    Message::Abort { token, cid, reply } => {
+                        let peer = self.peer(token);
+                        let aborted = peer.is_some_and(|peer| peer.connection.abort_command(cid));
+                        reply.send(Status::SUCCESS, None, if aborted { 0 } else { NOT_ABORTED });
+                        touched.push(token);
+                    }
                     Message::Close { token, why } => self.drop_peer(token, Some(why)),
                     Message::Done(done) => {
                         let token = done.token;
@@ -160,12 +174,7 @@ impl Reactor {
 
     fn timeout(&self) -> Option<Duration> {
         let occupied = self.peers.len() > self.free.len();
-        if self
-            .peers
-            .iter()
-            .flatten()
-            .any(|peer| peer.connection.is_waiting())
-        {
+        if !self.waiting.is_empty() {
             return Some(SOON);
         }
         (occupied || self.paused).then(|| self.next_tick.saturating_duration_since(Instant::now()))
@@ -186,21 +195,23 @@ impl Reactor {
                 return;
             };
             match listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, from)) => {
                     count(&self.shared.totals.accepted, 1);
-                    if self.shared.connections.fetch_add(1, Ordering::AcqRel)
-                        >= self.shared.limits.max_connections
-                    {
+                    let limits = &self.shared.limits;
+                    let arrival = self.shared.hosts.arrive(from.ip(), limits.max_host_connections);
+                    let full =
+                        self.shared.connections.fetch_add(1, Ordering::AcqRel) >= limits.max_connections;
+                    let (Some(arrival), false) = (arrival, full) else {
                         self.shared.connections.fetch_sub(1, Ordering::AcqRel);
                         count(&self.shared.totals.refused, 1);
                         continue;
-                    }
+                    };
                     let chosen = self.next_reactor % self.shared.mailboxes.len();
                     self.next_reactor = self.next_reactor.wrapping_add(1);
                     if chosen == self.index {
-                        self.add(stream);
+                        self.add(stream, arrival);
                     } else {
-                        self.shared.mailboxes[chosen].post(Message::Accepted(stream));
+                        self.shared.mailboxes[chosen].post(Message::Accepted(stream, arrival));
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -219,7 +230,7 @@ impl Reactor {
         }
     }
 
-    fn add(&mut self, stream: TcpStream) {
+    fn add(&mut self, stream: TcpStream, arrival: Arrival) {
         let addresses = stream
             .local_addr()
             .and_then(|local| Ok((local, stream.peer_addr()?)));
@@ -242,6 +253,7 @@ impl Reactor {
             self.mailbox.clone(),
             token,
             addresses,
+            arrival,
             self.now,
         );
         self.peers[index] = Some(Peer {
@@ -249,8 +261,10 @@ impl Reactor {
             connection,
             backlog: Vec::new(),
             interest: READABLE,
-            last_input: self.now,
-            last_output: self.now,
+            input: Progress::new(self.now),
+            output: Progress::new(self.now),
+            last_turn: self.now,
+            rested: false,
             shut: false,
             listed: false,
         });
@@ -265,6 +279,8 @@ impl Reactor {
             return;
         };
         peer.connection.now = now;
+        peer.last_turn = now;
+        peer.rested = false;
         let result = catch_unwind(AssertUnwindSafe(|| peer.turn(readiness, &mut scratch)));
         self.scratch = scratch;
         match result {
@@ -323,13 +339,24 @@ impl Reactor {
             }
         }
         let now = self.now;
+        let mut said = Vec::new();
         let overdue: Vec<(u64, &'static str)> = self
             .peers
             .iter_mut()
             .flatten()
             .filter_map(|peer| {
                 peer.connection.now = now;
-                let why = peer.connection.overdue(peer.last_input, peer.last_output)?;
+                let owing = peer.input.stuck(peer.connection.expects_input(), now);
+                let refusing = peer.output.stuck(!peer.connection.output.is_empty(), now);
+                if !peer.rested && now.saturating_duration_since(peer.last_turn) > REST {
+                    peer.rested = true;
+                    peer.connection.rest();
+                    peer.backlog.shrink_to_fit();
+                }
+                if peer.connection.give_up_old_first() {
+                    said.push(peer.connection.token);
+                }
+                let why = peer.connection.overdue(owing, refusing)?;
                 Some((peer.connection.token, why))
             })
             .collect();
@@ -339,11 +366,13 @@ impl Reactor {
             }
             self.drop_peer(token, Some(why));
         }
+        said.into_iter().for_each(|token| self.serve(token, 0));
         if self.shared.draining.load(Ordering::Relaxed) {
             self.drain();
         }
         // One clock for all controllers.
         if self.index == 0 {
+            self.shared.memory.trim();
             let now_ms = self.shared.ms(self.now);
             for controller in self.shared.registry.expire(now_ms) {
                 let name = &controller.host.hostnqn;
@@ -456,6 +485,8 @@ impl Peer {
                 available =
                     system::available(&self.stream).map_err(|e| End::Error(format!("receive: {e}")))?;
             }
+            let namespace = self.connection.direct_namespace();
+            let shared = namespace.as_ref().map(|namespace| namespace.beside_others());
             let (mut parts, room) = self.connection.data_space(available);
             parts.push(PartMut::slice(scratch));
             let result = system::receive(&self.stream, &mut parts);
@@ -469,11 +500,12 @@ impl Peer {
                 Err(error) => return Err(End::Error(format!("receive: {error}"))),
             };
             total += count;
-            self.last_input = self.connection.now;
+            self.input.bytes += count as u64;
             let placed = count.min(room);
             if placed > 0 {
                 self.connection.received(available, placed);
             }
+            drop(shared);
             drop(passage);
             let rest = &scratch[..count - placed];
             let taken = self.connection.feed(rest);
@@ -496,7 +528,7 @@ impl Peer {
                 Ok(count) => {
                     total += count;
                     self.connection.output.sent(count);
-                    self.last_output = self.connection.now;
+                    self.output.bytes += count as u64;
                     if count < offered {
                         break;
                     }

@@ -4,12 +4,13 @@ use crate::commands::{State, Task};
 use crate::connection::{Connection, Phase};
 use crate::direct::Direct;
 use crate::memory::Buffer;
-use crate::subsystem::count;
+use crate::subsystem::{count, Namespace};
 use crate::system::PartMut;
 use headrace_wire::pdu::{
     CommonHeader, DataHeader, Fes, Layout, Pdu, PduError, PduType, COMMON_HEADER_BYTES, TERM_DATA_MAX,
 };
 use headrace_wire::{crc32c, Digester, Sqe, Status};
+use std::sync::Arc;
 
 /// Data that may come with an admin or Connect command.
 const ADMIN_CAPSULE_BYTES: usize = 8192;
@@ -73,6 +74,16 @@ impl Receiver {
         self.stalled
     }
 
+    /// The data that come now are of the command in this slot.
+    pub(crate) fn is_for(&self, slot: u16) -> bool {
+        match &self.stage {
+            Stage::Data { sink, .. } | Stage::Digest { sink, .. } => {
+                matches!(sink, Sink::Command(s) if *s == slot)
+            }
+            Stage::Prefix => false,
+        }
+    }
+
     /// Part of a PDU is there, and the rest has to come.
     pub(crate) fn is_inside_pdu(&self) -> bool {
         self.have > 0 || !matches!(self.stage, Stage::Prefix)
@@ -114,6 +125,7 @@ impl Connection {
 
     fn step(&mut self, bytes: &[u8]) -> Result<usize, PduError> {
         let passage = self.is_direct().then(|| self.gate.enter()).flatten();
+        let namespace = self.direct_namespace();
         let receiver = &mut self.receiver;
         match &mut receiver.stage {
             Stage::Prefix => {
@@ -135,7 +147,8 @@ impl Connection {
                 }
                 if let Some((direct, at)) = self.direct() {
                     // A closed gate: the connection is about to end, and its data go nowhere.
-                    if let Some(passage) = passage {
+                    if let (Some(passage), Some(namespace)) = (passage, namespace) {
+                        let _shared = namespace.beside_others();
                         direct.place(at, &bytes[..taken]);
                         drop(passage);
                     }
@@ -270,7 +283,7 @@ impl Connection {
         let Some(command) = self
             .commands
             .get(data.ttag)
-            .filter(|c| c.state == State::Receiving)
+            .filter(|c| matches!(c.state, State::Receiving | State::Ghost))
         else {
             return Err(PduError::field(
                 10,
@@ -354,6 +367,25 @@ impl Connection {
         self.commands
             .get(*slot)
             .is_some_and(|command| command.direct.is_some())
+    }
+
+    /// Whose medium that is; who receives shares it with other writers ([`Namespace::beside_others`]).
+    pub(crate) fn direct_namespace(&self) -> Option<Arc<Namespace>> {
+        let Stage::Data {
+            sink: Sink::Command(slot),
+            ..
+        } = &self.receiver.stage
+        else {
+            return None;
+        };
+        let command = self
+            .commands
+            .get(*slot)
+            .filter(|command| command.direct.is_some())?;
+        match &command.task {
+            Task::Io(plan) => plan.written(),
+            _ => None,
+        }
     }
 
     /// Data come that go straight to the medium, and the gate is entered: a reservation may have shut their host out since
@@ -471,6 +503,16 @@ impl Connection {
 
     /// A PDU with data is complete.
     fn finish(&mut self, sink: Sink, end: usize, digest_right: bool) -> Result<(), PduError> {
+        if let Sink::Command(slot) = &sink {
+            if let Some(ghost) = self.commands.get_mut(*slot).filter(|c| c.state == State::Ghost) {
+                // Nobody has looked at the data of a command that was aborted.
+                ghost.received = end as u32;
+                if ghost.received == ghost.from_host {
+                    self.commands.remove(*slot);
+                }
+                return Ok(());
+            }
+        }
         if !digest_right {
             count(&self.shared.totals.digest_errors, 1);
         }

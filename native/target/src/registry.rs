@@ -3,6 +3,7 @@
 use crate::controller::{Controller, HostKey};
 use crate::gate::Gate;
 use crate::mailbox::Message;
+use crate::subsystem::Subsystem;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -17,9 +18,28 @@ struct Inner {
     controllers: BTreeMap<u16, Arc<Controller>>,
     last: u16,
     /// Closed gates with commands inside.
-    draining: Vec<(HostKey, Arc<Gate>)>,
+    draining: Vec<Draining>,
     created: u64,
     expired: u64,
+}
+
+/// Commands that one host's lost or reset connection left at the media of one subsystem.
+struct Draining {
+    subsystem: Arc<Subsystem>,
+    host: HostKey,
+    gate: Arc<Gate>,
+}
+
+impl Inner {
+    fn drain(&mut self, controller: &Controller, gate: &Arc<Gate>) {
+        if !gate.idle() {
+            self.draining.push(Draining {
+                subsystem: controller.subsystem.clone(),
+                host: controller.host.clone(),
+                gate: gate.clone(),
+            });
+        }
+    }
 }
 
 impl Registry {
@@ -70,9 +90,7 @@ impl Registry {
             let Some(links) = controller.end() else { return };
             for link in &links {
                 link.gate.close();
-                if !link.gate.idle() {
-                    inner.draining.push((controller.host.clone(), link.gate.clone()));
-                }
+                inner.drain(controller, &link.gate);
             }
             inner.controllers.remove(&controller.cntlid);
             links
@@ -92,8 +110,8 @@ impl Registry {
         let links = {
             let mut inner = self.lock();
             let links = controller.reset();
-            for link in links.iter().filter(|link| !link.gate.idle()) {
-                inner.draining.push((controller.host.clone(), link.gate.clone()));
+            for link in &links {
+                inner.drain(controller, &link.gate);
             }
             links
         };
@@ -106,24 +124,26 @@ impl Registry {
     }
 
     /// One queue's connection was lost: its gate is closed, and counts until it is idle.
-    pub(crate) fn drain(&self, host: &HostKey, gate: &Arc<Gate>) {
-        if !gate.idle() {
-            self.lock().draining.push((host.clone(), gate.clone()));
-        }
+    pub(crate) fn drain(&self, controller: &Controller, gate: &Arc<Gate>) {
+        self.lock().drain(controller, gate);
     }
 
-    /// Whether commands of lost connections of this host are still at the media.
-    pub(crate) fn is_draining(&self, host: &HostKey) -> bool {
+    /// Whether commands of lost connections of this host are still at the media of this subsystem. A host is its identifier
+    /// here, under whatever name: that is what a reservation is held by.
+    pub(crate) fn is_draining(&self, hostid: &[u8; 16], subsystem: &Arc<Subsystem>) -> bool {
         let mut inner = self.lock();
-        inner.draining.retain(|(_, gate)| !gate.idle());
-        inner.draining.iter().any(|(other, _)| other == host)
+        inner.draining.retain(|old| !old.gate.idle());
+        inner
+            .draining
+            .iter()
+            .any(|old| old.host.hostid == *hostid && Arc::ptr_eq(&old.subsystem, subsystem))
     }
 
     /// The gates of all connections of these hosts, of lost ones too while commands of theirs are at the media.
     pub(crate) fn gates(&self, host: impl Fn(&HostKey) -> bool) -> Vec<Arc<Gate>> {
         let inner = self.lock();
-        let draining = inner.draining.iter().filter(|(whose, _)| host(whose));
-        let mut gates: Vec<Arc<Gate>> = draining.map(|(_, gate)| gate.clone()).collect();
+        let draining = inner.draining.iter().filter(|old| host(&old.host));
+        let mut gates: Vec<Arc<Gate>> = draining.map(|old| old.gate.clone()).collect();
         for controller in inner.controllers.values().filter(|c| host(&c.host)) {
             gates.extend(controller.state().queues.values().map(|link| link.gate.clone()));
         }
@@ -150,7 +170,6 @@ mod tests {
     use super::*;
     use crate::controller::QueueLink;
     use crate::mailbox::Mailbox;
-    use crate::subsystem::Subsystem;
     use headrace_wire::fabrics::{Cc, CC_ENABLE};
 
     /// The reactors of the queues' connections have not looked into their mailboxes yet, and the host's next Connect waits
@@ -163,7 +182,7 @@ mod tests {
             hostid: [1; 16],
         };
         let subsystem = Arc::new(Subsystem::discovery(crate::config::QueueLimits::default()));
-        let create = |cntlid| Controller::new(cntlid, subsystem, host.clone(), 0, 0);
+        let create = |cntlid| Controller::new(cntlid, subsystem.clone(), host.clone(), 0, 0);
         let controller = registry.create(create).unwrap();
         let mailbox = Arc::new(Mailbox::new().unwrap());
         let link = |gate: &Arc<Gate>| QueueLink {
@@ -185,7 +204,7 @@ mod tests {
         registry.reset(&controller);
         assert!(busy.enter().is_none() && idle.enter().is_none() && admin.enter().is_some());
         assert!(
-            registry.is_draining(&host),
+            registry.is_draining(&[1; 16], &subsystem),
             "a new queue would be admitted beside the old write"
         );
         assert_eq!(
@@ -200,8 +219,11 @@ mod tests {
             1 | 1 << 2,
             "the shutdown is complete with a write at the media"
         );
+        assert!(!registry.is_draining(&[2; 16], &subsystem), "another host");
+        let other = Arc::new(Subsystem::discovery(crate::config::QueueLimits::default()));
+        assert!(!registry.is_draining(&[1; 16], &other), "another subsystem");
         drop(inside);
-        assert!(!registry.is_draining(&host));
+        assert!(!registry.is_draining(&[1; 16], &subsystem));
         assert_eq!(controller.csts(), 2 << 2);
         let mut messages = Vec::new();
         mailbox.take(&mut messages);

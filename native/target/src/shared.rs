@@ -1,5 +1,6 @@
 //! What all threads of one target share.
 
+use crate::hosts::Hosts;
 use crate::mailbox::Mailbox;
 use crate::memory::Memory;
 use crate::registry::Registry;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Limits {
     pub(crate) max_h2c_data_bytes: u32,
     pub(crate) max_connections: usize,
+    pub(crate) max_host_connections: usize,
     pub(crate) connection_memory_bytes: usize,
     pub(crate) connect_timeout: Duration,
     pub(crate) progress_timeout: Duration,
@@ -40,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) subsystems: Vec<Arc<Subsystem>>,
     pub(crate) discovery: Arc<Subsystem>,
     pub(crate) registry: Registry,
+    pub(crate) hosts: Hosts,
     pub(crate) memory: Arc<Memory>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,

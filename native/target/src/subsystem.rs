@@ -8,7 +8,7 @@ use headrace_wire::DISCOVERY_NQN;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// NN: the largest nsid.
 pub(crate) const MAX_NSID: u32 = 4096;
@@ -45,6 +45,8 @@ pub(crate) struct Namespace {
     /// A sync failed: answered writes may be lost, and no flush succeeds any more.
     pub(crate) degraded: AtomicBool,
     pub(crate) reservations: Reservations,
+    /// See [`crate::fused`].
+    writers: RwLock<()>,
 }
 
 impl Namespace {
@@ -59,7 +61,18 @@ impl Namespace {
             counters: Counters::default(),
             degraded: AtomicBool::new(false),
             reservations: Reservations::default(),
+            writers: RwLock::new(()),
         }
+    }
+
+    /// Held while a write touches the media.
+    pub(crate) fn beside_others(&self) -> RwLockReadGuard<'_, ()> {
+        self.writers.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Held while nobody else's write may touch the media.
+    pub(crate) fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.writers.write().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Open its media.

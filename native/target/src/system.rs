@@ -201,6 +201,37 @@ impl Poller {
     }
 }
 
+/// Let up to `count` connections wait to be accepted: all hosts of a target come back at once after its restart. The system
+/// may allow fewer (`net.core.somaxconn`); the others then try again.
+pub(crate) fn deepen_backlog(listener: &impl AsRawFd, count: i32) -> io::Result<()> {
+    // SAFETY: no pointers; on a socket that listens already only the length of its line changes.
+    if unsafe { libc::listen(listener.as_raw_fd(), count) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Raise this process's limit of open descriptors to `wanted`, or as far as it may; returns the limit as it is then.
+pub(crate) fn allow_descriptors(wanted: usize) -> io::Result<usize> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes one live struct.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let most = limit.rlim_max.min(wanted as libc::rlim_t);
+    if limit.rlim_cur < most {
+        limit.rlim_cur = most;
+        // SAFETY: the kernel reads one live struct.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
+}
+
 /// Wakes a [`Poller`] from another thread.
 pub(crate) struct Waker(OwnedFd);
 

@@ -1,12 +1,14 @@
 //! A running target: its threads, from start to the last join.
 
 use crate::config::TargetConfig;
+use crate::hosts::Hosts;
 use crate::mailbox::{Mailbox, Message};
 use crate::memory::Memory;
 use crate::reactor::Reactor;
 use crate::registry::Registry;
 use crate::shared::{Limits, Portal, Shared, Totals};
 use crate::subsystem::{hex, Subsystem};
+use crate::system;
 use crate::worker::Workers;
 use serde_json::{json, Value};
 use std::net::{SocketAddr, TcpListener};
@@ -14,6 +16,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Connections unless the configuration says.
+const CONNECTIONS: usize = 8192;
+/// Descriptors for all else: media, listeners, pollers, the process's own.
+const OTHER_DESCRIPTORS: usize = 256;
+/// With fewer connections than this a target is not worth starting unasked.
+const FEWEST_CONNECTIONS: usize = 64;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// How many connections to take, given what the process may have open. What was asked for is had, or an error.
+fn connection_limit(asked: Option<usize>) -> Result<usize, String> {
+    let wanted = asked.unwrap_or(CONNECTIONS);
+    let allowed = system::allow_descriptors(wanted + OTHER_DESCRIPTORS)
+        .map_err(|e| format!("cannot ask for the limit of open files: {e}"))?;
+    let room = allowed.saturating_sub(OTHER_DESCRIPTORS);
+    if room < asked.unwrap_or(FEWEST_CONNECTIONS) {
+        return Err(format!(
+            "max_connections {wanted} needs {} open files, and this process may have {allowed}: lower max_connections, or \
+             raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd)",
+            wanted + OTHER_DESCRIPTORS
+        ));
+    }
+    Ok(wanted.min(room))
+}
 
 /// An NVMe/TCP target that serves from its own threads until it is stopped or dropped.
 pub struct Target {
@@ -36,6 +63,11 @@ impl Target {
 
     /// Serve subsystems whose media are open.
     pub(crate) fn serve(config: &TargetConfig, subsystems: Vec<Arc<Subsystem>>) -> Result<Target, String> {
+        let max_connections = connection_limit(config.max_connections)?;
+        let max_host_connections = config
+            .max_host_connections
+            .unwrap_or((max_connections / 2).max(64))
+            .min(max_connections);
         let mut listeners = Vec::with_capacity(config.listen.len());
         let mut portals = Vec::with_capacity(config.listen.len());
         for (listen, name) in config.listen.iter().zip(config.portal_names()) {
@@ -43,6 +75,7 @@ impl Target {
                 |e: std::io::Error| format!("cannot listen on {} port {}: {e}", listen.host, listen.port);
             let listener = TcpListener::bind((listen.host.as_str(), listen.port)).map_err(error)?;
             listener.set_nonblocking(true).map_err(error)?;
+            system::deepen_backlog(&listener, BACKLOG).map_err(error)?;
             portals.push(Portal {
                 name,
                 address: listener.local_addr().map_err(error)?,
@@ -62,7 +95,8 @@ impl Target {
         let shared = Arc::new(Shared {
             limits: Limits {
                 max_h2c_data_bytes: config.max_h2c_data_bytes,
-                max_connections: config.max_connections,
+                max_connections,
+                max_host_connections,
                 connection_memory_bytes: config.connection_memory_bytes,
                 connect_timeout: Duration::from_millis(config.connect_timeout_ms),
                 progress_timeout: Duration::from_millis(config.progress_timeout_ms),
@@ -70,6 +104,7 @@ impl Target {
             subsystems,
             discovery: Arc::new(Subsystem::discovery(config.limits())),
             registry: Registry::default(),
+            hosts: Hosts::default(),
             memory: Memory::new(config.memory_bytes),
             workers,
             mailboxes,
@@ -162,6 +197,8 @@ impl Target {
             "subsystems": shared.subsystems.iter().map(|s| s.status(&portals)).collect::<Vec<_>>(),
             "controllers": controllers,
             "connections": shared.connections.load(Ordering::Relaxed),
+            "max_connections": shared.limits.max_connections,
+            "max_host_connections": shared.limits.max_host_connections,
             "buffer_bytes": shared.memory.used_bytes(),
             "totals": {
                 "connections_accepted": get(&totals.accepted),

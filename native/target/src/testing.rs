@@ -4,14 +4,17 @@
 //! It does what the reactor does, with the same [`Connection`]; what a socket or the kernel adds is not here.
 
 use crate::config::QueueLimits;
-use crate::connection::Connection;
+use crate::connection::{Connection, NOT_ABORTED};
+use crate::hosts::Hosts;
 use crate::mailbox::{Mailbox, Message};
 use crate::memory::Memory;
+use crate::progress::Progress;
 use crate::registry::Registry;
 use crate::shared::{Limits, Shared, Totals};
 use crate::subsystem::Subsystem;
 use crate::worker::{Job, Running, Workers};
 use headrace_media::{Engine, Media};
+use headrace_wire::Status;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -31,6 +34,7 @@ pub(crate) fn shared(nqn: &str, media: Box<dyn Media>, memory_bytes: usize) -> A
         limits: Limits {
             max_h2c_data_bytes: MAX_H2C_DATA_BYTES,
             max_connections: 10,
+            max_host_connections: 10,
             connection_memory_bytes: memory_bytes,
             connect_timeout: Duration::from_secs(10),
             progress_timeout: Duration::from_secs(10),
@@ -38,6 +42,7 @@ pub(crate) fn shared(nqn: &str, media: Box<dyn Media>, memory_bytes: usize) -> A
         subsystems: vec![Arc::new(Subsystem::with_media(nqn, media))],
         discovery: Arc::new(Subsystem::discovery(QueueLimits::default())),
         registry: Registry::default(),
+        hosts: Hosts::default(),
         memory: Memory::new(memory_bytes),
         workers: Workers::idle(),
         mailboxes: Vec::new(),
@@ -56,8 +61,8 @@ struct Peer {
     connection: Connection,
     /// Bytes that came while the connection was stalled for memory.
     backlog: Vec<u8>,
-    last_input: Instant,
-    last_output: Instant,
+    input: Progress,
+    output: Progress,
 }
 
 impl Peer {
@@ -112,6 +117,10 @@ impl Bench {
             self.mailbox.clone(),
             token,
             (address, address),
+            self.shared
+                .hosts
+                .arrive(address.ip(), usize::MAX)
+                .expect("no limit"),
             self.now,
         );
         self.peers.insert(
@@ -119,8 +128,8 @@ impl Bench {
             Peer {
                 connection,
                 backlog: Vec::new(),
-                last_input: self.now,
-                last_output: self.now,
+                input: Progress::new(self.now),
+                output: Progress::new(self.now),
             },
         );
         token
@@ -145,7 +154,7 @@ impl Bench {
         let now = self.now;
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.connection.now = now;
-            peer.last_input = now;
+            peer.input.bytes += bytes.len() as u64;
             peer.backlog.extend_from_slice(bytes);
             peer.work_off();
         }
@@ -161,9 +170,7 @@ impl Bench {
             peer.connection.output.copy_for_tests(&mut bytes);
             bytes.truncate(limit);
             peer.connection.output.sent(bytes.len());
-            if !bytes.is_empty() {
-                peer.last_output = now;
-            }
+            peer.output.bytes += bytes.len() as u64;
             peer.work_off();
         }
         self.collect();
@@ -202,7 +209,10 @@ impl Bench {
                 .iter_mut()
                 .filter_map(|(&token, peer)| {
                     peer.connection.now = now;
-                    peer.connection.overdue(peer.last_input, peer.last_output)?;
+                    peer.connection.give_up_old_first();
+                    let owing = peer.input.stuck(peer.connection.expects_input(), now);
+                    let refusing = peer.output.stuck(!peer.connection.output.is_empty(), now);
+                    peer.connection.overdue(owing, refusing)?;
                     Some(token)
                 })
                 .collect();
@@ -279,7 +289,13 @@ impl Bench {
                         }
                         continue;
                     }
-                    Message::Accepted(_) | Message::Drain | Message::Stop => continue,
+                    Message::Abort { token, cid, reply } => {
+                        let peer = self.peers.get_mut(&token);
+                        let aborted = peer.is_some_and(|peer| peer.connection.abort_command(cid));
+                        reply.send(Status::SUCCESS, None, if aborted { 0 } else { NOT_ABORTED });
+                        continue;
+                    }
+                    Message::Accepted(..) | Message::Drain | Message::Stop => continue,
                 };
                 let now = self.now;
                 if let Some(peer) = self.peers.get_mut(&token) {

@@ -6,7 +6,9 @@
 
 use crate::gate::{Gate, Passage};
 use crate::mailbox::{Done, Mailbox, Message};
+use crate::memory::Buffer;
 use crate::nvm::Work;
+use headrace_wire::Status;
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -24,6 +26,24 @@ pub(crate) struct Reply {
     pub(crate) token: u64,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
+}
+
+impl Reply {
+    fn is(&self, other: &Reply) -> bool {
+        Arc::ptr_eq(&self.mailbox, &other.mailbox)
+            && (self.token, self.slot, self.generation) == (other.token, other.slot, other.generation)
+    }
+
+    pub(crate) fn send(self, status: Status, buffer: Option<Buffer>, value: u32) {
+        self.mailbox.post(Message::Done(Done {
+            token: self.token,
+            slot: self.slot,
+            generation: self.generation,
+            status,
+            buffer,
+            value,
+        }));
+    }
 }
 
 struct Lines<T> {
@@ -104,6 +124,22 @@ impl Workers {
         line.push_back(job);
         drop(lines);
         self.wake.notify_one();
+    }
+
+    /// Take a job out of its line. `false`: it is at the media, or done.
+    pub(crate) fn revoke(&self, who: &Reply) -> bool {
+        let mut lines = self.lines();
+        let Lines { jobs, syncs, .. } = &mut *lines;
+        for line in [jobs, syncs] {
+            let found = line
+                .iter()
+                .position(|job| job.reply.as_ref().is_some_and(|reply| reply.is(who)));
+            if let Some(index) = found {
+                line.remove(index);
+                return true;
+            }
+        }
+        false
     }
 
     /// Jobs that wait or run no more are dropped; those at the media end.
@@ -190,24 +226,10 @@ impl Running {
             reply,
             passage,
         } = self;
-        let status =
-            catch_unwind(AssertUnwindSafe(|| work.run())).unwrap_or(headrace_wire::Status::INTERNAL_ERROR);
+        let status = catch_unwind(AssertUnwindSafe(|| work.run())).unwrap_or(Status::INTERNAL_ERROR);
         drop(passage);
-        if let Some(Reply {
-            mailbox,
-            token,
-            slot,
-            generation,
-        }) = reply
-        {
-            let buffer = work.into_data();
-            mailbox.post(Message::Done(Done {
-                token,
-                slot,
-                generation,
-                status,
-                buffer,
-            }));
+        if let Some(reply) = reply {
+            reply.send(status, work.into_data(), 0);
         }
     }
 }

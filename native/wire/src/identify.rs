@@ -82,6 +82,8 @@ pub struct IdentifyController {
     pub vwc: u8,
     pub awun: u16,
     pub awupf: u16,
+    /// Largest fused Compare and Write in blocks, zero-based.
+    pub acwu: u16,
     pub sgls: u32,
     pub mnan: u32,
     pub subnqn: String,
@@ -131,6 +133,7 @@ impl IdentifyController {
         b[525] = self.vwc;
         put(&mut b, 526, &self.awun.to_le_bytes());
         put(&mut b, 528, &self.awupf.to_le_bytes());
+        put(&mut b, 532, &self.acwu.to_le_bytes());
         put(&mut b, 536, &self.sgls.to_le_bytes());
         put(&mut b, 540, &self.mnan.to_le_bytes());
         put_text(&mut b, 768, 256, &self.subnqn, 0);
@@ -178,6 +181,7 @@ impl IdentifyController {
             vwc: b[525],
             awun: u16_at(b, 526),
             awupf: u16_at(b, 528),
+            acwu: u16_at(b, 532),
             sgls: u32_at(b, 536),
             mnan: u32_at(b, 540),
             subnqn: text(&b[768..1024]),

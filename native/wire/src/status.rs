@@ -48,6 +48,7 @@ statuses! {
     SGL_DATA_LENGTH = 0, 0x0F, "Data SGL Length Invalid";
     SGL_METADATA_LENGTH = 0, 0x10, "Metadata SGL Length Invalid";
     SGL_TYPE = 0, 0x11, "SGL Descriptor Type Invalid";
+    ATOMIC_WRITE_UNIT = 0, 0x14, "Atomic Write Unit Exceeded";
     SGL_OFFSET = 0, 0x16, "SGL Offset Invalid";
     HOST_ID_INCONSISTENT = 0, 0x18, "Host Identifier Inconsistent Format";
     KEEP_ALIVE_EXPIRED = 0, 0x19, "Keep Alive Timer Expired";
@@ -70,6 +71,7 @@ statuses! {
     AUTHENTICATION_REQUIRED = 1, 0x91, "Authentication Required";
     INVALID_QUEUE_ID = 1, 0x01, "Invalid Queue Identifier";
     INVALID_LOG_PAGE = 1, 0x09, "Invalid Log Page";
+    ABORT_LIMIT_EXCEEDED = 1, 0x03, "Abort Command Limit Exceeded";
     AER_LIMIT_EXCEEDED = 1, 0x05, "Asynchronous Event Request Limit Exceeded";
     FEATURE_NOT_CHANGEABLE = 1, 0x0E, "Feature Not Changeable";
     FEATURE_NOT_SAVEABLE = 1, 0x0D, "Feature Identifier Not Saveable";

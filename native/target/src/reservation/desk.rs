@@ -108,6 +108,7 @@ impl Desk {
             generation: job.reply.generation,
             status,
             buffer: None,
+            value: 0,
         }));
     }
 

@@ -190,6 +190,10 @@ impl Claim {
         }
     }
 
+    pub(crate) fn namespace(&self) -> &Arc<Namespace> {
+        &self.namespace
+    }
+
     pub(crate) fn host(&self) -> &HostKey {
         &self.controller.host
     }

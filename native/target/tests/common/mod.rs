@@ -94,6 +94,19 @@ impl Client {
         self.next_cid
     }
 
+    pub fn last_cid(&self) -> u16 {
+        self.next_cid
+    }
+
+    /// An Abort command of this admin queue; whether the target says that it aborted.
+    pub fn abort(&mut self, sqid: u16, cid: u16) -> bool {
+        let own = self.cid();
+        let sqe = Sqe::new(8, own, 0).with_cdw(10, u32::from(cid) << 16 | u32::from(sqid));
+        let cqe = self.command(sqe, &[]).cqe;
+        assert!(cqe.status.is_success(), "{}", cqe.status);
+        cqe.dw0 == 0
+    }
+
     pub fn encode(&self, pdu: &Pdu, data: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let layout = pdu.encode(data.len(), self.digests, 0, &mut out);
