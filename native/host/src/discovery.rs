@@ -7,6 +7,7 @@ use crate::errors::{connect_refused, step_failed, unreachable, ConnectPlace};
 use crate::options::{authority, DiscoverOptions};
 use crate::queue::{Asked, Data, End, QueuePair, ADMIN_IN_CAPSULE};
 use crate::resolve::resolve;
+use crate::socket::socket;
 use crate::transmit::PIECES_MAX;
 use headrace_transfer::{Buffer, ErrorKind, IoError};
 use headrace_wire::fabrics::{
@@ -14,9 +15,9 @@ use headrace_wire::fabrics::{
     CNTLID_DYNAMIC,
 };
 use headrace_wire::log::{get_log_page, lid, DiscoveryEntry, DiscoveryHeader, DISCOVERY_ENTRY_BYTES};
-use headrace_wire::{Cqe, Sqe, DISCOVERY_NQN};
+use headrace_wire::{Cqe, Sqe, DISCOVERY_NQN, NQN_MAX};
 use std::io::{IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Records that we are willing to read.
@@ -55,16 +56,24 @@ impl<'a> Session<'a> {
         addresses: &[std::net::SocketAddr],
         deadline: Instant,
     ) -> Result<Self, IoError> {
-        let mut last = None;
+        let (mut last, mut ours) = (None, None);
         for address in addresses {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            match TcpStream::connect_timeout(address, left).and_then(|stream| {
-                stream.set_nodelay(true)?;
-                Ok(stream)
-            }) {
+            let socket = match socket(&options.route, *address) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    ours = Some(error);
+                    continue;
+                }
+            };
+            let stream = socket.connect_timeout(&(*address).into(), left).and_then(|()| {
+                socket.set_tcp_nodelay(true)?;
+                Ok(TcpStream::from(socket))
+            });
+            match stream {
                 Ok(stream) => {
                     return Ok(Session {
                         options,
@@ -77,6 +86,9 @@ impl<'a> Session<'a> {
                 }
                 Err(error) => last = Some(error),
             }
+        }
+        if let Some(error) = ours.filter(|_| last.is_none()) {
+            return Err(error);
         }
         let error = last.unwrap_or_else(|| std::io::ErrorKind::TimedOut.into());
         Err(unreachable(&options.host, options.port, &error))
@@ -298,20 +310,64 @@ fn record(entry: &DiscoveryEntry) -> serde_json::Value {
         3 => Some("discovery"),
         _ => None,
     };
+    let (trtype, adrfam, subtype) = (
+        named(trtype, entry.trtype),
+        named(adrfam, entry.adrfam),
+        named(subtype, entry.subtype),
+    );
     // Padding is spaces in some targets and NULs in others; `wire` strips the end, a careless target pads the front too.
-    let clean = |text: &str| text.trim_matches([' ', '\0']).to_string();
+    // What a terminal would obey is not printed as it is.
+    let clean = |text: &str| -> String {
+        let text = text.trim_matches([' ', '\0']).chars();
+        text.map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .collect()
+    };
+    let (traddr, trsvcid, subnqn) = (clean(&entry.traddr), clean(&entry.trsvcid), clean(&entry.subnqn));
+    let problem = trouble(&trtype, &traddr, &trsvcid, &subnqn, entry.treq);
     serde_json::json!({
-        "trtype": named(trtype, entry.trtype),
-        "adrfam": named(adrfam, entry.adrfam),
-        "subtype": named(subtype, entry.subtype),
+        "trtype": trtype,
+        "adrfam": adrfam,
+        "subtype": subtype,
         "treq": entry.treq,
         "portid": entry.portid,
         "cntlid": entry.cntlid,
         "asqsz": entry.asqsz,
         "eflags": entry.eflags,
-        "traddr": clean(&entry.traddr),
-        "trsvcid": clean(&entry.trsvcid),
-        "subnqn": clean(&entry.subnqn),
+        "traddr": traddr,
+        "trsvcid": trsvcid,
+        "subnqn": subnqn,
         "sectype": entry.sectype,
+        "problem": problem,
     })
+}
+
+/// Why nobody can connect by an entry of NVMe/TCP; `None`: somebody can, or it is of another transport.
+pub(crate) fn trouble(trtype: &str, traddr: &str, trsvcid: &str, subnqn: &str, treq: u8) -> Option<String> {
+    if trtype != "tcp" {
+        return None;
+    }
+    let name = |text: &str| {
+        let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        (1..=253).contains(&text.len()) && text.chars().all(sound) && !text.starts_with('-')
+    };
+    match traddr.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(address) if address.is_unspecified() => {
+            return Some(format!(
+                "its address is the wildcard {traddr}, which is no place to connect to: on the target, give the port the \
+                 address of the machine"
+            ))
+        }
+        Ok(_) => {}
+        Err(_) if name(traddr) => {}
+        Err(_) => return Some(format!("its address is no address: {traddr:?}")),
+    }
+    let digits = !trsvcid.is_empty() && trsvcid.bytes().all(|b| b.is_ascii_digit());
+    if !digits || trsvcid.parse::<u16>().unwrap_or(0) == 0 {
+        return Some(format!("its port is no port: {trsvcid:?}"));
+    }
+    let sound = |c: char| !c.is_whitespace() && c != '\u{fffd}';
+    if subnqn.is_empty() || subnqn.len() > NQN_MAX || !subnqn.chars().all(sound) {
+        return Some(format!("its subsystem has no name that can be: {subnqn:?}"));
+    }
+    (treq & 3 == 1).then(|| "it demands a secure channel (TLS), which this version does not speak".into())
 }

@@ -53,6 +53,7 @@ mod paths;
 mod queue;
 mod reactor;
 mod receive;
+mod referrals;
 mod resolve;
 mod shared;
 mod socket;
@@ -70,3 +71,4 @@ pub use options::{
     DiscoverOptions, HostOptions, NamespaceKey, Policy, Portal, Route, DEPTH_MAX, PORTALS_MAX, QUEUES_MAX,
 };
 pub use paths::{PathInfo, PathState};
+pub use referrals::{survey, SurveyOptions};

@@ -3,7 +3,7 @@
 mod fake;
 
 use fake::{Action, Fake, Script};
-use headrace_host::{discover, DiscoverOptions, Route};
+use headrace_host::{discover, survey, DiscoverOptions, Portal, Route, SurveyOptions};
 use headrace_transfer::ErrorKind;
 use headrace_wire::log::{DiscoveryEntry, DiscoveryHeader, LogRequest};
 use headrace_wire::pdu::{DataHeader, Digests, Pdu};
@@ -135,4 +135,181 @@ fn silence_and_refusal_end_in_time() {
     assert_eq!(error.kind, ErrorKind::Timeout);
     drop(listener);
     assert_eq!(discover(silent).unwrap_err().kind, ErrorKind::Refused);
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn referral(port: u16) -> DiscoveryEntry {
+    DiscoveryEntry {
+        subtype: 1,
+        trsvcid: format!("{port}\0"),
+        subnqn: DISCOVERY_NQN.into(),
+        ..entries(1).remove(0)
+    }
+}
+
+fn all(starts: &[u16]) -> SurveyOptions {
+    SurveyOptions {
+        starts: starts
+            .iter()
+            .map(|&port| Portal::new("127.0.0.1", port))
+            .collect(),
+        referrals: true,
+        each: DiscoverOptions {
+            host: String::new(),
+            port: 0,
+            route: Route::default(),
+            hostnqn: "nqn.2026-01.test:host".into(),
+            hostid: [1; 16],
+            connect_timeout: Duration::from_secs(5),
+        },
+    }
+}
+
+fn at(port: u16, entries: Vec<DiscoveryEntry>) -> Fake {
+    let script = Script {
+        entries,
+        ..Default::default()
+    };
+    Fake::start_at(port, script, vec![])
+}
+
+fn strings<'a>(found: &'a serde_json::Value, list: &str, name: &str) -> Vec<&'a str> {
+    let list = found[list].as_array().unwrap().iter();
+    list.map(|entry| entry[name].as_str().unwrap_or_default())
+        .collect()
+}
+
+/// A pair that refers to each other and to itself is asked once each; what both know is said once.
+#[test]
+fn mutual_referrals_end() {
+    let (a, b) = (free_port(), free_port());
+    let mut here = entries(2);
+    here.extend([referral(b), referral(a)]);
+    let mut there = entries(3);
+    there.extend([referral(a), referral(b)]);
+    let (first, second) = (at(a, here), at(b, there));
+    let found = survey(&all(&[a])).unwrap();
+    assert_eq!(
+        strings(&found, "controllers", "address"),
+        [format!("127.0.0.1:{a}"), format!("127.0.0.1:{b}")]
+    );
+    assert_eq!(found["controllers"][1]["via"], format!("127.0.0.1:{a}"));
+    let nvm: Vec<_> = found["records"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|r| r["subtype"] == "nvm")
+        .collect();
+    assert_eq!(nvm.len(), 3);
+    assert_eq!(nvm[2]["controller"], format!("127.0.0.1:{b}"));
+    assert_eq!((first.connections(), second.connections()), (1, 1));
+    assert!(strings(&found, "failures", "error").is_empty());
+    // Both asked for at once; and only the first, where referrals are not wanted.
+    survey(&all(&[a, b, a])).unwrap();
+    assert_eq!((first.connections(), second.connections()), (2, 2));
+    let alone = survey(&SurveyOptions {
+        referrals: false,
+        ..all(&[a])
+    })
+    .unwrap();
+    assert_eq!(strings(&alone, "controllers", "address").len(), 1);
+    assert_eq!(second.connections(), 2);
+}
+
+/// A chain is followed so far and no farther; a referral into nothing does not take the rest with it.
+#[test]
+fn a_chain_of_referrals_and_a_dead_one() {
+    let ports: Vec<u16> = (0..11).map(|_| free_port()).collect();
+    let dead = free_port();
+    let fakes: Vec<Fake> = (0..11)
+        .map(|i| {
+            let next = ports.get(i + 1).map(|&port| referral(port));
+            let mut list = entries(1);
+            list[0].subnqn = format!("nqn.test:link-{i}");
+            list.push(referral(dead));
+            list.extend(next);
+            at(ports[i], list)
+        })
+        .collect();
+    let found = survey(&all(&ports[..1])).unwrap();
+    let asked: Vec<usize> = fakes.iter().map(Fake::connections).collect();
+    assert_eq!(asked, [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
+    let failures = strings(&found, "failures", "error");
+    assert_eq!(failures.len(), 2, "{failures:?}");
+    assert!(failures[0].contains("cannot connect"), "{failures:?}");
+    assert!(failures[1].contains("8 times"), "{failures:?}");
+    assert!(strings(&found, "records", "subnqn").contains(&"nqn.test:link-8"));
+}
+
+/// A controller that refers to more than anybody has.
+#[test]
+fn a_crowd_of_referrals_is_bounded() {
+    // Addresses of this machine where nobody listens: each is refused at once.
+    let port = free_port();
+    let crowd = (0..900).map(|i| DiscoveryEntry {
+        traddr: format!("127.0.{}.{}", 1 + i / 250, 1 + i % 250),
+        ..referral(9)
+    });
+    let fake = at(port, crowd.collect());
+    let found = survey(&all(&[port])).unwrap();
+    let failures = strings(&found, "failures", "error");
+    assert_eq!(
+        failures
+            .iter()
+            .filter(|error| error.contains("cannot connect"))
+            .count(),
+        63
+    );
+    assert!(failures.len() < 130, "{}", failures.len());
+    assert_eq!(fake.connections(), 1);
+}
+
+#[test]
+fn entries_that_nobody_can_use_are_named_and_not_followed() {
+    let port = free_port();
+    let mut list = entries(1);
+    list.push(DiscoveryEntry {
+        traddr: "0.0.0.0".into(),
+        ..entries(1).remove(0)
+    });
+    list.push(DiscoveryEntry {
+        traddr: "::".into(),
+        ..referral(port)
+    });
+    list.push(DiscoveryEntry {
+        subnqn: "nqn.\u{1b}[31mred".into(),
+        traddr: "10.0.0.7\0\0  ".into(),
+        ..entries(1).remove(0)
+    });
+    let fake = at(port, list);
+    let found = survey(&all(&[port])).unwrap();
+    let problems = strings(&found, "records", "problem");
+    assert_eq!(problems[0], "");
+    assert!(problems[1].contains("wildcard 0.0.0.0"), "{problems:?}");
+    assert!(problems[3].contains("no name"), "{problems:?}");
+    assert!(strings(&found, "records", "subnqn")
+        .iter()
+        .all(|nqn| !nqn.contains('\u{1b}')));
+    let failures = strings(&found, "failures", "error");
+    assert_eq!(failures.len(), 1);
+    assert!(failures[0].contains("wildcard ::"), "{failures:?}");
+    assert_eq!(fake.connections(), 1);
+}
+
+#[test]
+fn nothing_answers_is_an_error_and_one_of_two_is_not() {
+    let (here, dead) = (free_port(), free_port());
+    let _fake = at(here, entries(1));
+    assert_eq!(survey(&all(&[dead])).unwrap_err().kind, ErrorKind::Refused);
+    let found = survey(&all(&[dead, here])).unwrap();
+    assert_eq!(
+        strings(&found, "failures", "address"),
+        [format!("127.0.0.1:{dead}")]
+    );
+    assert_eq!(strings(&found, "records", "subnqn"), ["nqn.test:0"]);
+    assert_eq!(survey(&all(&[])).unwrap_err().kind, ErrorKind::Usage);
 }

@@ -387,4 +387,6 @@ fn send_data(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layou
 }
 
 #[cfg(test)]
+mod ranges;
+#[cfg(test)]
 mod tests;
