@@ -11,7 +11,6 @@ use super::{Core, Loss};
 use crate::options::Policy;
 use crate::queue::Data;
 use crate::work::{Part, Target, Trip, Verb};
-use headrace_transfer::{ErrorKind, IoError};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -49,10 +48,14 @@ impl Core {
         status.state = "lost";
         status.stalled = Some(now);
         status.stalls += 1;
-        let cause = IoError::new(ErrorKind::Gone, status.last_error.clone());
+        // A controller that is about to change its state has ANATT for it.
+        let change = self.paths.iter().filter_map(|path| path.change_until(now)).max();
         self.loss = Some(Loss {
-            deadline: self.shared.options.loss_timeout.map(|timeout| now + timeout),
-            cause,
+            deadline: self
+                .shared
+                .options
+                .loss_timeout
+                .map(|timeout| (now + timeout).max(change.unwrap_or(now))),
         });
     }
 

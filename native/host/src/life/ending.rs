@@ -89,12 +89,11 @@ impl Core {
             .and_then(|loss| loss.deadline)
             .is_some_and(|at| at <= now)
         {
-            let cause = self.loss.as_ref().map(|loss| loss.cause.to_string());
             let timeout = self.shared.options.loss_timeout.unwrap_or_default();
             let error = IoError::new(ErrorKind::Gone, "the target did not come back")
                 .at(&self.shared.place)
-                .expected(format!("a connection within {timeout:?}"))
-                .found(cause.unwrap_or_default())
+                .expected(format!("a usable path within {timeout:?}"))
+                .found(self.whys())
                 .next("check the target and the network; the device goes on trying and works again once it is back");
             self.fail(error);
         }
@@ -116,6 +115,19 @@ impl Core {
         }
         self.paths[at].asked = None;
         self.attempt_failed(at, error.into(), turn);
+    }
+
+    /// Why none is used.
+    fn whys(&self) -> String {
+        let whys: Vec<_> = self.shared.path_infos();
+        match &whys[..] {
+            [only] => only.why.clone(),
+            several => several
+                .iter()
+                .map(|path| format!("{}: {}", path.portal, path.why))
+                .collect::<Vec<_>>()
+                .join("; "),
+        }
     }
 
     /// Every path was refused for good: there is nothing to wait for.

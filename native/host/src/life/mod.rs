@@ -76,7 +76,6 @@ struct Opening {
 struct Loss {
     /// I/O fails then; `None`: it waits for ever, or fails already.
     deadline: Option<Instant>,
-    cause: IoError,
 }
 
 struct Closing {
@@ -273,7 +272,7 @@ impl Core {
             Ok(answer) => {
                 self.paths[at].asked = Some(answer);
                 self.paths[at].phase = Phase::Resolving;
-                self.paths[at].tell(PathState::Connecting, "looking up the name");
+                self.paths[at].tell_state(PathState::Connecting);
             }
             Err(error) => {
                 let error = IoError::new(ErrorKind::Failed, "cannot start a thread to resolve a name")
@@ -312,7 +311,7 @@ impl Core {
         let address = path.addresses[path.attempt % path.addresses.len()];
         let token = first_token(self.id, at, path.attempt);
         path.attempt = path.attempt.wrapping_add(1);
-        path.tell(PathState::Connecting, "");
+        path.tell_state(PathState::Connecting);
         {
             let mut status = path.public().status();
             status.address = address.to_string();
@@ -348,9 +347,6 @@ impl Core {
         let random = self.random();
         let why = failure.error.to_string();
         self.shared.status().last_error = why.clone();
-        if let Some(loss) = &mut self.loss {
-            loss.cause = failure.error.clone();
-        }
         let path = &mut self.paths[at];
         if failure.permanent {
             path.refuse(failure.error);

@@ -94,6 +94,7 @@ pub(super) struct Path {
     hearsay: Option<Hearsay>,
     /// What was told of its use last.
     told: (bool, Option<AnaState>),
+    ana_since: Instant,
     shared: Arc<Shared>,
 }
 
@@ -122,6 +123,7 @@ impl Path {
             held: false,
             hearsay: None,
             told: (false, None),
+            ana_since: now,
             shared,
         }
     }
@@ -167,6 +169,12 @@ impl Path {
         let heard = self.hearsay.as_ref().filter(|heard| heard.until > now);
         let said = self.facts().and_then(|facts| facts.ana?.state);
         heard.map(|heard| heard.state).or(said)
+    }
+
+    /// Until when a change of the ANA state may take (ANATT); beyond that it counts as inaccessible.
+    pub fn change_until(&self, now: Instant) -> Option<Instant> {
+        let anatt = self.facts()?.anatt;
+        (self.ana(now) == Some(AnaState::Change)).then(|| self.ana_since + anatt)
     }
 
     /// When what was heard lapses.
@@ -222,12 +230,17 @@ impl Path {
 
     /// Tell whoever looks.
     pub fn tell(&self, state: PathState, why: impl Into<String>) {
+        self.tell_state(state);
+        self.public().status().why = why.into();
+    }
+
+    /// The reason that was told last still holds.
+    pub fn tell_state(&self, state: PathState) {
         let mut status = self.public().status();
         if status.state != state {
             status.since = Instant::now();
         }
         status.state = state;
-        status.why = why.into();
     }
 
     /// Whether commands may go this way, and why not: where that changed.
@@ -235,6 +248,9 @@ impl Path {
         let use_now = (self.tier(now).is_some(), self.ana(now));
         if self.told == use_now {
             return;
+        }
+        if use_now.1 != self.told.1 {
+            self.ana_since = now;
         }
         self.told = use_now;
         let (usable, ana) = use_now;
