@@ -4,8 +4,10 @@
 
 pub mod client;
 pub mod media;
+pub mod network;
 pub mod pair;
 pub mod random;
+pub mod world;
 
 pub use client::{bring_up, Client, Received};
 pub use pair::Pair;
