@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,11 +16,34 @@ from headrace.testing.serve import free_port
 
 
 class KernelTarget:
-    """A kernel nvmet target in a guest, listening on 127.0.0.1:`port`."""
+    """A kernel nvmet target in a guest, listening on 127.0.0.1:`port`, and on the other `ports`."""
 
-    def __init__(self, nqn: str, port: int) -> None:
+    def __init__(self, nqn: str, ports: Sequence[int], share: Path | None) -> None:
         self.nqn = nqn
-        self.port = port
+        self.ports = tuple(ports)
+        self.port = self.ports[0]
+        self._share = share
+        self._commands = 0
+
+    def do(self, script: str, timeout_s: float = 60) -> str:
+        """Run a shell script as root in the guest (which was started with a share); its output."""
+        assert self._share is not None, "started without a share"
+        self._commands += 1
+        name = self._share / f"command-{self._commands}"
+        draft = name.with_suffix(".draft")
+        draft.write_text("cd /sys/kernel/config/nvmet\n" + script)
+        draft.rename(name.with_suffix(".cmd"))
+        deadline = time.monotonic() + timeout_s
+        while not name.with_suffix(".status").exists():
+            assert time.monotonic() < deadline, f"the guest did not run: {script}"
+            time.sleep(0.05)
+        output = name.with_suffix(".out").read_text()
+        assert name.with_suffix(".status").read_text().strip() == "0", f"{script}\n{output}"
+        return output
+
+    def set_ana(self, port_number: int, state: str) -> None:
+        """State of the group of all namespaces at a port, counted from 1."""
+        self.do(f"echo {state} > ports/{port_number}/ana_groups/1/ana_state")
 
     def uri(self, nsid: int = 1, **options: object) -> str:
         query = "&".join([f"nsid={nsid}", *(f"{key}={value}" for key, value in options.items())])
@@ -27,10 +51,19 @@ class KernelTarget:
 
 
 @contextmanager
-def kernel_target(lab: Path, nqn: str, *options: str, boot_timeout_s: float = 150) -> Iterator[KernelTarget]:
-    port = free_port()
+def kernel_target(
+    lab: Path,
+    nqn: str,
+    *options: str,
+    ports: Sequence[int] = (),
+    share: Path | None = None,
+    boot_timeout_s: float = 150,
+) -> Iterator[KernelTarget]:
+    ports = ports or (free_port(),)
+    words = [word for port in ports for word in ("--port", str(port))]
+    words += ["--share", str(share)] if share else []
     process = subprocess.Popen(
-        [lab, "target", "--port", str(port), "--nqn", nqn, "--boot-timeout", str(boot_timeout_s), *options],
+        [lab, "target", *words, "--nqn", nqn, "--boot-timeout", str(boot_timeout_s), *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -53,7 +86,7 @@ def kernel_target(lab: Path, nqn: str, *options: str, boot_timeout_s: float = 15
     try:
         if not ready.wait(boot_timeout_s + 30) or not any(line.startswith("READY") for line in seen):
             pytest.fail("the kernel target did not get ready\n" + "".join(seen))
-        yield KernelTarget(nqn, port)
+        yield KernelTarget(nqn, ports, share)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
