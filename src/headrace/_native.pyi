@@ -122,3 +122,38 @@ class Target:
     def addresses(self) -> list[tuple[str, int]]: ...
     def status(self) -> str: ...
     def stop(self, timeout_s: float) -> None: ...
+
+def command(
+    device: Device,
+    *,
+    admin: bool,
+    opcode: int,
+    nsid: int | None,
+    cdw: tuple[int, int, int, int, int, int],
+    data_out: bytes | None,
+    read_bytes: int,
+    timeout_s: float,
+) -> tuple[int, int, bool, str, int, int, bytes]:
+    """Status type, status code, do not retry, status in words, DW0, DW1, data. `nsid` None: the device's own."""
+
+def reservation_register(
+    device: Device,
+    action: str,
+    *,
+    key: int,
+    new_key: int,
+    ignore_existing: bool,
+    persist: bool | None,
+    timeout_s: float,
+) -> None: ...
+def reservation_acquire(device: Device, action: str, *, key: int, victim: int, type: int, timeout_s: float) -> None: ...
+def reservation_release(device: Device, *, key: int, type: int | None, timeout_s: float) -> None:
+    """Without a type: clear."""
+
+def reservation_report(
+    device: Device, *, timeout_s: float
+) -> tuple[int, int, bool, int, list[tuple[int, bool, bytes, int]]]:
+    """GEN, RTYPE, PTPLS, REGCTL, and CNTLID, holds, host identifier, key of each registrant."""
+
+def guard_writes(device: Device, *, key: int, type: int, timeout_s: float) -> None: ...
+def unguard_writes(device: Device) -> None: ...

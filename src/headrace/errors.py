@@ -108,6 +108,17 @@ class CommandFailed(DeviceError):
     """The device completed a command with an error status; the message names the status, namespace and LBA."""
 
 
+class ReservationConflict(DeviceError):
+    """The target refuses this host: another one holds the reservation, or has taken it over.
+
+    Also what every write of a device is told that is fenced (`NativeDevice.guard_writes`).
+    """
+
+
+class OutcomeUnknown(DeviceError):
+    """A command was sent and its answer was lost: nobody can say whether it was carried out."""
+
+
 class DeviceClosed(DeviceError):
     """The device was closed on this side, perhaps while a command was under way."""
 

@@ -4,17 +4,19 @@ use crate::errors::forked;
 use crate::ghosts::Unsettled;
 use crate::life::Core;
 use crate::options::HostOptions;
+use crate::passthrough::Call;
 use crate::paths::PathInfo;
 use crate::reactor::{Message, Reactor};
 use crate::shared::{Latch, Shared};
 use crate::work::reject;
 use headrace_transfer::{BlockDevice, DeviceInfo, ErrorKind, IoError, Request};
+use headrace_wire::reservation::ReservationType;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For the I/O thread to answer after its own deadline has passed; it never needs it.
-const GRACE: Duration = Duration::from_secs(5);
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 /// What `Drop` gives the orderly end.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -74,6 +76,51 @@ impl NvmeTcpDevice {
     /// Says how many ranges are left.
     pub fn settle(&self, generation: u64) -> usize {
         self.shared.ghosts().settle(generation)
+    }
+
+    pub(crate) fn place(&self) -> &str {
+        &self.shared.place
+    }
+
+    pub(crate) fn hostid(&self) -> [u8; 16] {
+        self.shared.options.hostid
+    }
+
+    pub(crate) fn send_call(&self, call: Call) {
+        if self.reactor.is_ours() {
+            self.reactor.send(Message::Call(self.core, Box::new(call)));
+        } else {
+            call.fail(forked(&self.shared.place));
+        }
+    }
+
+    pub(crate) fn send_guard(
+        &self,
+        guard: Option<(u64, ReservationType)>,
+        reply: Arc<Latch<Result<(), IoError>>>,
+    ) {
+        if self.reactor.is_ours() {
+            self.reactor.send(Message::Guard(self.core, guard, reply));
+        } else {
+            reply.set(Err(forked(&self.shared.place)));
+        }
+    }
+
+    /// What the I/O thread answers within `timeout`.
+    pub(crate) fn wait_for<T>(
+        &self,
+        reply: &Latch<Result<T, IoError>>,
+        timeout: Duration,
+        grace: Duration,
+    ) -> Result<T, IoError> {
+        reply.wait(timeout.saturating_add(grace)).unwrap_or_else(|| {
+            Err(
+                IoError::new(ErrorKind::Timeout, "no answer from any path in time")
+                    .at(&self.shared.place)
+                    .expected(format!("an answer within {timeout:?}"))
+                    .next("check the target and the network; `describe()` says what the paths do"),
+            )
+        })
     }
 
     /// Try at once every path that is refused, held back or waiting.

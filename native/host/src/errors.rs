@@ -123,7 +123,7 @@ pub(crate) fn place_of(part: &Part, options: &HostOptions) -> String {
 
 pub(crate) fn command_failed(part: &Part, options: &HostOptions, status: Status) -> IoError {
     let plain = Status::new(status.sct, status.sc);
-    let next = if plain == Status::RESERVATION_CONFLICT {
+    let next = if plain == Status::RESERVATION_CONFLICT || plain == Status::PREEMPT_ABORT {
         "another host holds the reservation of this namespace"
     } else if plain == Status::WRITE_PROTECTED || plain == Status::ACCESS_DENIED {
         "the target does not let this host write here"
@@ -132,17 +132,21 @@ pub(crate) fn command_failed(part: &Part, options: &HostOptions, status: Status)
     } else {
         "see the target's log"
     };
-    IoError::new(
-        ErrorKind::Failed,
-        format!("{} failed", io::name(part.verb.opcode())),
-    )
-    .at(place_of(part, options))
-    .expected("Successful Completion")
-    .found(match part.tries.total() {
-        0 => status.to_string(),
-        tries => format!("{status}, after {} attempts", tries + 1),
-    })
-    .next(next)
+    // What was aborted for a preempt is refused as well: its host is shut out.
+    let conflict = plain == Status::RESERVATION_CONFLICT || plain == Status::PREEMPT_ABORT;
+    let kind = if conflict {
+        ErrorKind::Conflict
+    } else {
+        ErrorKind::Failed
+    };
+    IoError::new(kind, format!("{} failed", io::name(part.verb.opcode())))
+        .at(place_of(part, options))
+        .expected("Successful Completion")
+        .found(match part.tries.total() {
+            0 => status.to_string(),
+            tries => format!("{status}, after {} attempts", tries + 1),
+        })
+        .next(next)
 }
 
 pub(crate) fn command_broken(

@@ -79,6 +79,8 @@ pub(crate) struct Facts {
     pub size_bytes: u64,
     pub block_bytes: u32,
     pub read_only: bool,
+    /// What reservations the namespace offers.
+    pub rescap: u8,
     /// Optimal I/O boundary in blocks; 0: none.
     pub noiob: u64,
     pub ids: NamespaceIds,
@@ -186,6 +188,7 @@ impl Facts {
                 bad_answer(options, "the namespace is impossibly large").found(format!("{} blocks", n.nsze))
             })?;
         self.read_only = n.nsattr & 1 != 0;
+        self.rescap = n.rescap;
         // Without DEAC, Write Zeroes would write; that is no deallocation.
         if self.deallocation == Deallocation::WriteZeroes && n.dlfeat & DLFEAT_DEAC == 0 {
             self.deallocation = Deallocation::None;

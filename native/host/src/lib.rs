@@ -44,16 +44,19 @@ mod discovery;
 mod errors;
 mod facts;
 mod ghosts;
+mod guard;
 mod histogram;
 mod life;
 #[allow(unsafe_code)]
 mod memory;
 mod options;
+mod passthrough;
 mod paths;
 mod queue;
 mod reactor;
 mod receive;
 mod referrals;
+mod reservation;
 mod resolve;
 mod shared;
 mod socket;
@@ -66,9 +69,13 @@ pub use device::NvmeTcpDevice;
 pub use discovery::discover;
 pub use ghosts::Unsettled;
 pub use headrace_wire::ana::AnaState;
+pub use headrace_wire::reservation::{
+    AcquireAction, Change, RegisterAction, ReleaseAction, Report, ReservationType,
+};
 pub use histogram::Latency;
 pub use options::{
     DiscoverOptions, HostOptions, NamespaceKey, Policy, Portal, Route, DEPTH_MAX, PORTALS_MAX, QUEUES_MAX,
 };
+pub use passthrough::{Command, CommandAnswer, CommandData, COMMAND_BYTES_MAX};
 pub use paths::{PathInfo, PathState};
 pub use referrals::{survey, SurveyOptions};

@@ -12,9 +12,11 @@
 use crate::connection::SCRATCH_BYTES;
 use crate::errors::closed;
 use crate::life::Core;
+use crate::passthrough::Call;
 use crate::shared::Latch;
 use crate::work::reject;
 use headrace_transfer::{ErrorKind, IoError, Request};
+use headrace_wire::reservation::ReservationType;
 use mio::{Events, Poll, Registry, Token, Waker};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -59,6 +61,12 @@ pub(crate) enum Message {
     Wake(usize),
     /// Try every path again.
     Reconnect(usize),
+    Call(usize, Box<Call>),
+    Guard(
+        usize,
+        Option<(u64, ReservationType)>,
+        Arc<Latch<Result<(), IoError>>>,
+    ),
     Close(usize, Instant, Arc<Latch<()>>),
     Stop,
 }
@@ -76,6 +84,8 @@ impl Message {
                 .into_iter()
                 .for_each(|request| reject(request, gone()).report()),
             Message::Close(_, _, reply) => reply.set(()),
+            Message::Call(_, call) => call.fail(gone()),
+            Message::Guard(_, _, reply) => reply.set(Err(gone())),
             Message::Wake(_) | Message::Reconnect(_) | Message::Stop => {}
         }
     }
@@ -327,6 +337,20 @@ impl Thread {
                 match self.cores.get_mut(&id) {
                     Some(entry) => entry.core.close(deadline, reply),
                     None => reply.set(()),
+                }
+                Some(id)
+            }
+            Message::Call(id, call) => {
+                match self.cores.get_mut(&id) {
+                    Some(entry) => entry.core.call(*call),
+                    None => call.fail(closed("")),
+                }
+                Some(id)
+            }
+            Message::Guard(id, guard, reply) => {
+                match self.cores.get_mut(&id) {
+                    Some(entry) => entry.core.set_guard(guard, reply),
+                    None => reply.set(Err(closed(""))),
                 }
                 Some(id)
             }

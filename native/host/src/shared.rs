@@ -2,6 +2,7 @@
 
 use crate::facts::{hex, Ana, Facts};
 use crate::ghosts::{Ghosts, Unsettled};
+use crate::guard::GuardStatus;
 use crate::options::HostOptions;
 use crate::paths::{PathInfo, PathShared};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,7 @@ pub(crate) struct Status {
     pub facts: Facts,
     pub address: String,
     pub last_error: String,
+    pub guard: GuardStatus,
     /// Asynchronous events so far, and the last one in words.
     pub events: u64,
     pub last_event: String,
@@ -157,6 +159,8 @@ impl Shared {
             "policy": options.policy.name(),
             "paths": paths.iter().map(PathInfo::describe).collect::<Vec<_>>(),
             "last_error": status.last_error,
+            "guard": status.guard.describe(),
+            "rescap": facts.rescap,
             "events": { "count": status.events, "last": status.last_event, "asked_for": facts.events },
             "counters": self.counted(),
         })

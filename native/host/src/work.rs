@@ -195,6 +195,38 @@ impl Work {
         self.requests.get(number as usize)?.as_ref()
     }
 
+    /// The next part is none of a read.
+    pub fn next_changes(&self) -> bool {
+        match self.again.front() {
+            Some((part, _)) => part.verb != Verb::Read,
+            None => self
+                .front()
+                .is_some_and(|progress| !matches!(progress.op, Op::Read { .. })),
+        }
+    }
+
+    /// The first part of a read that waits, past whatever is before it.
+    pub fn next_read(&mut self, facts: &Facts) -> Option<(Part, Data)> {
+        let read = |(part, _): &(Part, Data)| part.verb == Verb::Read;
+        if let Some(at) = self.again.iter().position(read) {
+            let (part, data) = self.again.remove(at)?;
+            return Some(self.fit(part, data, facts));
+        }
+        let at = self.fresh.iter().position(|&number| {
+            let progress = self.requests.get(number as usize).and_then(Option::as_ref);
+            progress.is_some_and(|progress| matches!(progress.op, Op::Read { .. }))
+        })?;
+        let number = self.fresh[at];
+        let progress = self.requests.get_mut(number as usize)?.as_mut()?;
+        let cut = progress.cut(number, self.next_order, self.lane, facts);
+        self.next_order += 1;
+        progress.under_way += 1;
+        if !progress.more() {
+            self.fresh.remove(at);
+        }
+        Some(cut)
+    }
+
     /// Cut the flush that is next into one part for each target; one for any path where there is none.
     pub fn spread_flush(&mut self, targets: &[Target], facts: &Facts) {
         let lane = self.lane;
@@ -409,12 +441,21 @@ impl Work {
     }
 
     /// Everything that waits here ends with `error`; commands that are on a queue end there, and then their requests do.
-    pub fn fail_waiting(&mut self, error: &IoError) -> Vec<Ended> {
-        let again = std::mem::take(&mut self.again).into_iter();
-        let delayed = std::mem::take(&mut self.delayed).into_iter();
+    /// With `but_reads` reads are left alone.
+    pub fn fail_waiting(&mut self, error: &IoError, but_reads: bool) -> Vec<Ended> {
+        let fails = |part: &Part| !but_reads || part.verb != Verb::Read;
+        let (again, kept): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.again)
+            .into_iter()
+            .partition(|(part, _)| fails(part));
+        self.again = kept;
+        let (delayed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.delayed)
+            .into_iter()
+            .partition(|(_, part, _)| fails(part));
+        self.delayed = kept;
         let targeted = std::mem::take(&mut self.targeted).into_iter();
         let parts: Vec<_> = again
-            .chain(delayed.map(|(_, part, data)| (part, data)))
+            .into_iter()
+            .chain(delayed.into_iter().map(|(_, part, data)| (part, data)))
             .chain(targeted.map(|part| (part, Data::None)))
             .collect();
         let mut ended: Vec<_> = parts
@@ -425,6 +466,10 @@ impl Work {
             let Some(Some(progress)) = self.requests.get_mut(number as usize) else {
                 continue;
             };
+            if but_reads && matches!(progress.op, Op::Read { .. }) {
+                self.fresh.push_back(number);
+                continue;
+            }
             progress.error.get_or_insert_with(|| error.clone());
             (progress.blocks, progress.flush_due) = (0, false);
             if progress.under_way == 0 {

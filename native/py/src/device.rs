@@ -1,15 +1,18 @@
 //! An open device.
 
 use crate::{errors, memory, wait};
-use headrace_transfer::{submit_one, BlockDevice, Op};
+use headrace_host::NvmeTcpDevice;
+use headrace_transfer::{submit_one, BlockDevice, ErrorKind, IoError, Op};
 use pyo3::prelude::*;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 #[pyclass(frozen, module = "headrace._native")]
 pub struct Device {
     /// `None` only while it is being dropped.
     device: Option<Arc<dyn BlockDevice>>,
+    /// The same one, where it speaks NVMe/TCP.
+    nvme: Weak<NvmeTcpDevice>,
     /// The process that opened it: threads do not survive a fork, so the child must not try to end them.
     process: u32,
 }
@@ -18,6 +21,7 @@ impl Device {
     pub fn new(device: Arc<dyn BlockDevice>) -> Self {
         Device {
             device: Some(device),
+            nvme: Weak::new(),
             process: std::process::id(),
         }
     }
@@ -27,6 +31,22 @@ impl Device {
             Some(device) => device,
             None => unreachable!("a device that is being dropped has no callers"),
         }
+    }
+
+    pub fn new_nvme(device: Arc<NvmeTcpDevice>) -> Self {
+        let nvme = Arc::downgrade(&device);
+        let mut device = Device::new(device);
+        device.nvme = nvme;
+        device
+    }
+
+    /// Where commands of NVMe can be sent; `UsageError` where that makes no sense.
+    pub fn nvme(&self, py: Python<'_>) -> PyResult<Arc<NvmeTcpDevice>> {
+        self.nvme.upgrade().ok_or_else(|| {
+            let error = IoError::new(ErrorKind::Usage, "this device takes no NVMe commands")
+                .expected("an nvme+tcp: device");
+            errors::raise(py, &error)
+        })
     }
 
     fn one(&self, py: Python<'_>, op: Op, offset: u64) -> PyResult<()> {

@@ -12,6 +12,8 @@ fn class_name(kind: ErrorKind) -> &'static str {
         ErrorKind::Gone => "DeviceGone",
         ErrorKind::Protocol => "ProtocolError",
         ErrorKind::Failed => "CommandFailed",
+        ErrorKind::Conflict => "ReservationConflict",
+        ErrorKind::Unknown => "OutcomeUnknown",
         ErrorKind::Closed => "DeviceClosed",
         ErrorKind::Checksum => "ChecksumMismatch",
     }

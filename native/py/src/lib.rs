@@ -10,6 +10,8 @@ mod memory;
 mod open_file;
 mod open_memory;
 mod open_nvme_tcp;
+mod passthrough;
+mod reservation;
 mod submit;
 mod target;
 mod transfer;
@@ -27,6 +29,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(discover::discover, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_read, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_write, module)?)?;
+    module.add_function(wrap_pyfunction!(passthrough::command, module)?)?;
+    module.add_function(wrap_pyfunction!(reservation::reservation_register, module)?)?;
+    module.add_function(wrap_pyfunction!(reservation::reservation_acquire, module)?)?;
+    module.add_function(wrap_pyfunction!(reservation::reservation_release, module)?)?;
+    module.add_function(wrap_pyfunction!(reservation::reservation_report, module)?)?;
+    module.add_function(wrap_pyfunction!(reservation::guard_writes, module)?)?;
+    module.add_function(wrap_pyfunction!(reservation::unguard_writes, module)?)?;
     module.add_function(wrap_pyfunction!(crc32c::crc32c, module)?)?;
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `nvme+tcp:` devices.
 
-use crate::device::{opened, Device};
+use crate::device::Device;
+use crate::errors;
 use crate::wait::{interruptible, seconds};
 use headrace_host::{HostOptions, NamespaceKey, NvmeTcpDevice, Policy, Portal, Route};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -95,5 +96,8 @@ pub fn open_nvme_tcp(
             .transpose()?,
     };
     let result = interruptible(py, move || NvmeTcpDevice::open(options))?;
-    opened(py, result)
+    match result {
+        Ok(device) => Ok(Device::new_nvme(device)),
+        Err(error) => Err(errors::raise_unopened(py, &error)),
+    }
 }

@@ -16,6 +16,10 @@ pub enum ErrorKind {
     Protocol,
     /// The device answered with an error status, or the operating system did.
     Failed,
+    /// Another host holds the reservation: this one may not do that, or not any more.
+    Conflict,
+    /// Nobody can say whether it was done.
+    Unknown,
     /// Closed on this side.
     Closed,
     /// Data do not match their checksum.

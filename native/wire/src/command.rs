@@ -146,6 +146,11 @@ impl Sqe {
         self
     }
 
+    pub fn with_nsid(mut self, nsid: u32) -> Self {
+        put(&mut self.0, 4, &nsid.to_le_bytes());
+        self
+    }
+
     pub fn with_sgl(mut self, sgl: Sgl) -> Self {
         let (address, length, kind) = match sgl {
             Sgl::None => (0, 0, SGL_TRANSPORT),

@@ -9,9 +9,19 @@ from headrace.device.batch import Batch
 from headrace.device.native import NativeDevice
 from headrace.device.open import open_device
 from headrace.device.protocol import BlockDevice, Buffer
+from headrace.device.reservations import (
+    AdminResult,
+    Registrant,
+    ReservationCapabilities,
+    ReservationReport,
+    Reservations,
+    ReservationType,
+    new_key,
+)
 from headrace.device.transfer import Transfer, read_batch, submit_read, submit_write, write_batch
 
 __all__ = [
+    "AdminResult",
     "Batch",
     "BlockDevice",
     "Buffer",
@@ -21,8 +31,14 @@ __all__ = [
     "NvmeTcpAddress",
     "NvmeTcpOptions",
     "Portal",
+    "Registrant",
+    "ReservationCapabilities",
+    "ReservationReport",
+    "ReservationType",
+    "Reservations",
     "Transfer",
     "crc32c",
+    "new_key",
     "open_device",
     "parse_address",
     "read_batch",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headrace import _native
 from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, parse_address
 from headrace.device.protocol import Buffer
-from headrace.errors import DeviceClosed, DeviceError, UsageError
+from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
+from headrace.errors import DeviceClosed, DeviceError, ReservationConflict, UsageError
 from headrace.settings import HostIdentity, host_identity
 
 #: How long `close` lets queued requests end.
@@ -38,6 +40,8 @@ class NativeDevice:
         self._opened_read_only = read_only
         self._closed = False
         self._lock = threading.Lock()
+        self._reservations: Reservations | None = None
+        self._guard: tuple[int, ReservationType] | None = None
         self._handle: _native.Device | None = _open(address, read_only, identity)
         self._pid = os.getpid()
 
@@ -63,7 +67,12 @@ class NativeDevice:
             if self._handle is None:
                 if isinstance(self._address, MemoryAddress):
                     raise DeviceClosed("a mem: device belongs to the process that opened it", where=self.uri)
-                self._handle = _open(self._address, self._opened_read_only, self._identity)
+                handle = _open(self._address, self._opened_read_only, self._identity)
+                if self._guard is not None:
+                    # Not passed: then it is fenced, which its writes will say; reads go on.
+                    with suppress(ReservationConflict):
+                        _guard(handle, *self._guard)
+                self._handle = handle
             return self._handle
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,7 +80,7 @@ class NativeDevice:
             raise UsageError(
                 "a mem: device cannot leave its process", where=self.uri, next_step="use file: or nvme+tcp:"
             )
-        return (_later, (self.uri, self._opened_read_only, self._identity))
+        return (_later, (self.uri, self._opened_read_only, self._identity, self._guard))
 
     # ---- BlockDevice ----
 
@@ -145,6 +154,82 @@ class NativeDevice:
             **json.loads(handle.describe()),
         }
 
+    # ---- NVMe ----
+
+    @property
+    def reservations(self) -> Reservations:
+        """Who may write to the namespace. `UsageError` by its verbs where this is no `nvme+tcp:` device."""
+        if self._reservations is None:
+            self._reservations = Reservations(lambda: self.handle, self.describe)
+        return self._reservations
+
+    def guard_writes(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
+        """From now on nothing is written before the target has shown, on each new association anew, that this host is
+        registered with `key` and the reservation of this type is held by it (for the registrants-only types: under that
+        key). Done on the I/O thread, whatever Python does.
+
+        Waits until one path has shown it. `ReservationConflict`: it showed something else. Then, as after each later
+        question that is answered so, the device is fenced: writes, flushes and deallocations fail with
+        `ReservationConflict` at once, until `unguard_writes`; reads go on. `describe()["guard"]` tells the state.
+        The guard goes with the device into other processes.
+        """
+        kind = ReservationType(type)
+        self._guard = (key, kind)
+        _guard(self.handle, key, kind, timeout_s)
+
+    def unguard_writes(self) -> None:
+        """End the guard, and a fence with it: for who has made sure by other means."""
+        self._guard = None
+        _native.unguard_writes(self.handle)
+
+    def admin(
+        self,
+        opcode: int,
+        *,
+        nsid: int = 0,
+        cdw10: int = 0,
+        cdw11: int = 0,
+        cdw12: int = 0,
+        cdw13: int = 0,
+        cdw14: int = 0,
+        cdw15: int = 0,
+        data_out: bytes | None = None,
+        read_bytes: int = 0,
+        timeout_s: float = TIMEOUT_S,
+    ) -> AdminResult:
+        """Send one admin command as it is, once, and give back what the controller answered, an error status too.
+
+        `data_out` goes with it, or `read_bytes` come back (multiples of 4, at most 1 MiB). `OutcomeUnknown`: it was
+        sent, and its answer was lost. Commands of queues and associations are refused with `UsageError`.
+        """
+        if data_out is not None and read_bytes:
+            raise UsageError("data_out and read_bytes exclude each other")
+        words = (cdw10, cdw11, cdw12, cdw13, cdw14, cdw15)
+        for name, value, most in [("opcode", opcode, 0xFF), ("nsid", nsid, 0xFFFFFFFF)] + [
+            (f"cdw{10 + at}", word, 0xFFFFFFFF) for at, word in enumerate(words)
+        ]:
+            if not 0 <= value <= most:
+                raise UsageError(f"not a value of {name}", expected=f"0 to {most:#x}", found=str(value))
+        answer = _native.command(
+            self.handle,
+            admin=True,
+            opcode=opcode,
+            nsid=nsid,
+            cdw=words,
+            data_out=data_out,
+            read_bytes=read_bytes,
+            timeout_s=timeout_s,
+        )
+        return AdminResult(
+            status_type=answer[0],
+            status_code=answer[1],
+            do_not_retry=answer[2],
+            status=answer[3],
+            dw0=answer[4],
+            dw1=answer[5],
+            data=answer[6],
+        )
+
     # ---- the rest ----
 
     def check_writable(self) -> None:
@@ -164,17 +249,25 @@ class NativeDevice:
         return f"<{'closed ' if self._closed else ''}device {self.uri}>"
 
 
-def _later(uri: str, read_only: bool, identity: HostIdentity | None) -> NativeDevice:
+def _later(
+    uri: str, read_only: bool, identity: HostIdentity | None, guard: tuple[int, ReservationType] | None = None
+) -> NativeDevice:
     """A device that opens itself when first used: what a pickle holds."""
     device = NativeDevice.__new__(NativeDevice)
     device._address = parse_address(uri)
     device._opened_read_only = read_only
     device._identity = identity
+    device._guard = guard
+    device._reservations = None
     device._closed = False
     device._lock = threading.Lock()
     device._handle = None
     device._pid = os.getpid()
     return device
+
+
+def _guard(handle: _native.Device, key: int, kind: ReservationType, timeout_s: float = TIMEOUT_S) -> None:
+    _native.guard_writes(handle, key=key, type=kind.value, timeout_s=timeout_s)
 
 
 def _open(

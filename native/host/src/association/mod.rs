@@ -27,6 +27,7 @@ use crate::connection::{Broken, Connection};
 use crate::errors::{refused, unreachable};
 use crate::facts::Facts;
 use crate::options::HostOptions;
+use crate::passthrough::Call;
 use crate::queue::{Asked, Completion, Data, End, ADMIN_IN_CAPSULE};
 use crate::reactor::Turn;
 use crate::work::Part;
@@ -57,6 +58,10 @@ pub(crate) enum Tag {
     Event,
     Look(Look),
     Part(Part),
+    /// Passed through.
+    Call(Box<Call>),
+    /// The question of the guard of this number.
+    Guard(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -236,7 +241,7 @@ impl Association {
             let result = self.connections[at].turn(turn.scratch);
             while let Some(completion) = self.connections[at].queue.completion() {
                 match completion.tag {
-                    Tag::Part(_) => completed(completion),
+                    Tag::Part(_) | Tag::Call(_) | Tag::Guard(_) => completed(completion),
                     Tag::KeepAlive => self.kept_alive(&completion)?,
                     Tag::Event => self.heard(&completion, turn.now),
                     Tag::Look(look) => self.looked(look, completion, turn.now),
@@ -338,6 +343,25 @@ impl Association {
             };
         }
         Err((part, data))
+    }
+
+    /// Put a command that is no part on the admin queue, or on an I/O queue that has room.
+    pub fn send_own(
+        &mut self,
+        admin: bool,
+        sqe: Sqe,
+        data: Data,
+        tag: Tag,
+        until: Instant,
+    ) -> Result<(), (Tag, Data)> {
+        let queues = if admin { 0..1 } else { 1..self.connections.len() };
+        let Some(at) = queues
+            .into_iter()
+            .find(|&at| self.connections[at].queue.room() > 0)
+        else {
+            return Err((tag, data));
+        };
+        self.submit(at, sqe, data, tag, Some(until))
     }
 
     /// KATO/2; KATO/4 where traffic counts (TBKAS): such a controller looks once a KATO whether anything came since it

@@ -87,7 +87,12 @@ impl Core {
             if flush {
                 continue;
             }
-            let Some(at) = self.choose(self.works[lane].avoid(), now) else {
+            let writes = self.works[lane].next_changes();
+            let Some(at) = self.choose(self.works[lane].avoid(), writes, now) else {
+                // Writes that wait for the guard do not hold up reads.
+                if writes && self.read_ahead(lane, now) {
+                    continue;
+                }
                 return;
             };
             let Phase::Ready(association) = &mut self.paths[at].phase else {
@@ -120,9 +125,29 @@ impl Core {
         Ok(())
     }
 
-    /// The path for the next command, if there is one with room.
-    fn choose(&mut self, avoid: u16, now: Instant) -> Option<usize> {
-        let tier = |path: &Path| path.tier(now);
+    /// Send the first read that waits, past the writes before it; `true` if there was one.
+    fn read_ahead(&mut self, lane: usize, now: Instant) -> bool {
+        let Some(at) = self.choose(0, false, now) else {
+            return false;
+        };
+        let Phase::Ready(association) = &self.paths[at].phase else {
+            return false;
+        };
+        let Some((part, data)) = self.works[lane].next_read(&association.facts) else {
+            return false;
+        };
+        match self.send_on(at, part, data, now) {
+            Ok(()) => true,
+            Err(back) => {
+                self.works[lane].again(vec![back]);
+                false
+            }
+        }
+    }
+
+    /// The path for the next command, if there is one with room; for a write, one that the guard lets through.
+    fn choose(&mut self, avoid: u16, writes: bool, now: Instant) -> Option<usize> {
+        let tier = |path: &Path| path.tier(now).filter(|_| !writes || self.may_write(path.index));
         let wanted = |path: &Path| avoid & 1 << path.index == 0;
         let usable = || self.paths.iter().filter(|path| tier(path).is_some());
         // Room does not count here: an optimized path that is full is waited for.

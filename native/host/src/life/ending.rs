@@ -2,9 +2,10 @@
 
 use super::path::Phase;
 use super::Core;
-use crate::association::{Association, Step};
+use crate::association::{Association, Step, Tag};
 use crate::errors::{closed, no_path};
 use crate::paths::PathState;
+use crate::queue::Completion;
 use crate::reactor::Turn;
 use crate::work::{Ended, Work};
 use headrace_transfer::{ErrorKind, IoError};
@@ -20,7 +21,13 @@ impl Core {
         mut association: Box<Association>,
         turn: &mut Turn<'_>,
     ) -> bool {
-        let result = association.turn(turn, &mut |_| {}).and_then(|again| {
+        // What is passed through and answered now was not lost.
+        let mut completed = |completion: Completion<Tag>| {
+            if let Tag::Call(call) = completion.tag {
+                call.complete(completion.data, completion.end);
+            }
+        };
+        let result = association.turn(turn, &mut completed).and_then(|again| {
             association.tick(turn.now)?;
             Ok(association.send()? || again)
         });
@@ -61,6 +68,7 @@ impl Core {
         let works = self.works.iter_mut();
         let ended: Vec<_> = works.flat_map(|work| work.fail_all(&error)).collect();
         ended.into_iter().for_each(Ended::report);
+        self.end_own(&error);
         if let Some(opening) = self.opening.take() {
             opening.reply.set(Err(error));
             self.over = true;
@@ -179,7 +187,7 @@ impl Core {
             self.end(closed(&self.shared.place), turn);
         } else if !self.ended {
             // What waits for a path that is not there would wait for nothing but its deadline, which is ours to keep.
-            if !self.works.iter().all(Work::is_empty) {
+            if !self.works.iter().all(Work::is_empty) || !self.own_is_empty() {
                 return false;
             }
             changed = self.take_leave(deadline, turn);

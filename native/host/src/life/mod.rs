@@ -3,6 +3,7 @@
 //! * [`path`]: the life of one path
 //! * [`dispatch`]: which path takes the next command
 //! * [`outcome`]: what answers, and the lack of them, mean
+//! * [`own`]: commands that are no parts of requests, and the guard of writes
 //! * [`ending`]: deadlines, failing, the orderly close
 //!
 //! # The device
@@ -48,6 +49,7 @@ mod dispatch;
 mod ending;
 mod heed;
 mod outcome;
+mod own;
 mod path;
 
 use crate::association::{Association, Failure, Step, Tag};
@@ -60,6 +62,7 @@ use crate::resolve::{ask, literal, unknown};
 use crate::shared::{Latch, Shared};
 use crate::work::{reject, Ended, Work};
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Request};
+use own::Own;
 use path::{Path, Phase};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::Ordering;
@@ -109,6 +112,7 @@ pub(crate) struct Core {
     over: bool,
     next_path: usize,
     completed: Vec<Completion<Tag>>,
+    own: Own,
     random: u64,
 }
 
@@ -137,6 +141,7 @@ impl Core {
             over: false,
             next_path: 0,
             completed: Vec::new(),
+            own: Own::default(),
             random: std::collections::hash_map::RandomState::new()
                 .build_hasher()
                 .finish()
@@ -156,7 +161,7 @@ impl Core {
             let error = match &self.failing {
                 Some(error) => Some(error.clone()),
                 None if self.closing.is_some() || self.opening.is_some() => Some(closed(&self.shared.place)),
-                None => None,
+                None => self.fenced(&request.op).cloned(),
             };
             let ended = match error {
                 Some(error) => Some(reject(request, error)),
@@ -189,11 +194,13 @@ impl Core {
     pub fn run(&mut self, turn: &mut Turn<'_>) -> Next {
         let mut again = false;
         self.ripen(turn.now);
+        self.run_own(turn.now);
         self.pump(turn.now);
         for at in 0..self.paths.len() {
             again |= self.run_path(at, turn);
         }
         again |= self.look(turn.now);
+        self.run_own(turn.now);
         self.pump(turn.now);
         for at in 0..self.paths.len() {
             again |= self.send(at, turn);
@@ -428,6 +435,7 @@ impl Core {
             self.opening.as_ref().map(|opening| opening.deadline),
             self.loss.as_ref().and_then(|loss| loss.deadline),
             self.closing.as_ref().map(|closing| closing.deadline),
+            self.own_wake_at(),
         ]
         .into_iter()
         .flatten()
@@ -442,6 +450,7 @@ impl Drop for Core {
         // The associations, and with them every pointer into the callers' buffers, go first.
         self.paths.iter_mut().for_each(|path| path.phase = Phase::Over);
         self.completed.clear();
+        self.end_own(&error);
         let works = self.works.iter_mut();
         works
             .flat_map(|work| work.fail_all(&error))

@@ -44,11 +44,14 @@ impl Core {
         } else {
             Instant::now()
         };
+        let mut result = result;
         for completion in completed.drain(..) {
             if let Tag::Part(part) = completion.tag {
                 if let Some(ended) = self.settle(at, part, completion.data, completion.end, now) {
                     ended.report();
                 }
+            } else if let Err(error) = self.own_completed(at, completion) {
+                result = result.and(Err(error.into()));
             }
         }
         self.completed = completed;
@@ -318,7 +321,8 @@ impl Core {
             status.last_error = error.to_string();
         }
         let works = self.works.iter_mut();
-        let ended: Vec<_> = works.flat_map(|work| work.fail_waiting(&error)).collect();
+        let ended: Vec<_> = works.flat_map(|work| work.fail_waiting(&error, false)).collect();
+        self.end_own(&error);
         ended.into_iter().for_each(Ended::report);
     }
 }

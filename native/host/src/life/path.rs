@@ -17,6 +17,7 @@
 //! A path that comes up and breaks [`FLAPS`] times within [`FLAP_WINDOW`] is *held back*: each time twice as long, and only
 //! while another path is usable. Commands that went its way would wait for its next break again and again.
 
+use super::own::Asked;
 use crate::association::Association;
 use crate::facts::Facts;
 use crate::options::Portal;
@@ -92,6 +93,8 @@ pub(super) struct Path {
     /// When the path was held back.
     pub held: bool,
     hearsay: Option<Hearsay>,
+    /// What the guard of writes knows of this association.
+    pub guard: Asked,
     /// What was told of its use last.
     told: (bool, Option<AnaState>),
     ana_since: Instant,
@@ -122,6 +125,7 @@ impl Path {
             hold: HOLD_MIN,
             held: false,
             hearsay: None,
+            guard: Asked::Not,
             told: (false, None),
             ana_since: now,
             shared,
@@ -266,6 +270,7 @@ impl Path {
 
     pub fn became_ready(&mut self, association: Box<Association>, now: Instant, first: bool) {
         self.generation += 1;
+        self.guard = Asked::Not;
         (self.written, self.flushed, self.under_way) = (0, 0, 0);
         self.ready_since = now;
         self.progress = false;
