@@ -107,8 +107,18 @@ def submit_write(
 ) -> Transfer:
     """`checksums` (writable) receives the checksum of every block; it is complete when the transfer is."""
 
-def discover(host: str, port: int, *, hostnqn: str, hostid: bytes, connect_timeout_s: float) -> str:
-    """The discovery log page as JSON: {"generation": int, "records": [{trtype, adrfam, subtype, traddr, ...}]}."""
+def discover(
+    portals: list[tuple[str, int]],
+    *,
+    referrals: bool,
+    hostnqn: str,
+    hostid: bytes,
+    host_traddr: str | None,
+    host_iface: str | None,
+    connect_timeout_s: float,
+) -> str:
+    """What the discovery controllers offer, as JSON: {"controllers": [{address, generation, via}], "records":
+    [{trtype, adrfam, subtype, traddr, ..., problem, controller}], "failures": [{address, via, error}]}."""
 
 def crc32c(data: Buffer, seed: int = 0) -> int:
     """CRC32C (Castagnoli) of `data`, going on from `seed` (0 to start; crc32c(b, crc32c(a)) == crc32c(a + b))."""

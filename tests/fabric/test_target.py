@@ -42,7 +42,7 @@ def options(*listen: ListenOptions, size_bytes: int = 1 << 20, **more: object) -
 def test_discovery_finds_what_is_served() -> None:
     with Target(options()) as target:
         host, port = target.addresses[0]
-        log = discover(host, port)
+        log = discover([(host, port)])
         assert sorted(r.subnqn for r in log.records if r.subtype == "nvm") == NQNS
         record = next(r for r in log.records if r.subnqn == NQNS[0])
         assert (record.trtype, record.adrfam, record.traddr, record.trsvcid) == ("tcp", "ipv4", host, str(port))
@@ -70,14 +70,14 @@ def test_discovery_of_nobody_and_of_the_mute() -> None:
         mute.bind(("127.0.0.1", 0))
         port = mute.getsockname()[1]
         with pytest.raises(ConnectRefused, match=str(port)):
-            discover("127.0.0.1", port, connect_timeout_s=2)
+            discover([("127.0.0.1", port)], connect_timeout_s=2)
         mute.listen()
         with pytest.raises(DeviceTimeout):
-            discover("127.0.0.1", port, connect_timeout_s=0.3)
+            discover([("127.0.0.1", port)], connect_timeout_s=0.3)
     with pytest.raises(UsageError):
-        discover("127.0.0.1", 0)
+        discover([("127.0.0.1", 0)])
     with pytest.raises(UsageError):
-        discover("127.0.0.1", 1, connect_timeout_s=0)
+        discover([("127.0.0.1", 1)], connect_timeout_s=0)
 
 
 def test_discovery_of_something_else() -> None:
@@ -94,7 +94,7 @@ def test_discovery_of_something_else() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(DeviceError) as caught:
-            discover("127.0.0.1", other.getsockname()[1], connect_timeout_s=5)
+            discover([("127.0.0.1", other.getsockname()[1])], connect_timeout_s=5)
         assert not isinstance(caught.value, DeviceTimeout)
         thread.join()
 

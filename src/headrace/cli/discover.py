@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 
 def discover(
-    address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="A target or discovery controller.", show_default=False)
+    addresses: Annotated[
+        list[str],
+        typer.Argument(metavar="HOST:PORT...", help="Targets or discovery controllers.", show_default=False),
     ],
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for an answer.")] = 10.0,
+    referrals: Annotated[
+        bool,
+        typer.Option("--referrals/--no-referrals", help="Also ask the controllers that these refer to."),
+    ] = True,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest wait for each controller.")] = 10.0,
+    host_traddr: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Connect from this address of the machine.")
+    ] = None,
+    host_iface: Annotated[str | None, typer.Option(metavar="NAME", help="Connect by this network interface.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Ask an NVMe/TCP target which subsystems it has.
+    """Ask NVMe/TCP targets which subsystems they have.
+
+    Without a port: 8009. Controllers that do not answer, and entries that nobody can use, are told on standard error;
+    the command fails when none of HOST:PORT answers.
 
     Example: `headrace discover 10.0.0.1:4420`
     """
@@ -24,13 +37,27 @@ def discover(
     from headrace.fabric import DISCOVERY_PORT, parse_endpoint
     from headrace.fabric import discover as ask
 
-    host, port = parse_endpoint(address, default_port=DISCOVERY_PORT)
-    log = ask(host, port, connect_timeout_s=timeout)
-    if json:
-        records = [asdict(record) | {"uri": record.uri} for record in log.records]
-        print_json({"generation": log.generation, "records": records})
-        return
-    print_table(
-        ["transport", "type", "address", "subsystem"],
-        [[r.trtype, r.subtype, f"{r.traddr}:{r.trsvcid}", r.subnqn] for r in log.records],
+    found = ask(
+        [parse_endpoint(address, default_port=DISCOVERY_PORT) for address in addresses],
+        referrals=referrals,
+        host_traddr=host_traddr,
+        host_iface=host_iface,
+        connect_timeout_s=timeout,
     )
+    if json:
+        records = [asdict(record) | {"uri": record.uri} for record in found.records]
+        print_json(asdict(found) | {"records": records, "subsystems": found.subsystems()})
+    else:
+        print_table(
+            ["transport", "type", "address", "subsystem", "said by"],
+            [[r.trtype, r.subtype, r.portal, r.subnqn, r.controller] for r in found.records],
+        )
+    for failure in found.failures:
+        by = f" (referred to by {failure.via})" if failure.via else ""
+        print(f"headrace: {failure.address}{by}: {failure.error}", file=sys.stderr)
+    for record in found.records:
+        if record.problem is not None and record.subtype != "referral":
+            print(
+                f"headrace: {record.controller} names {record.subnqn} at {record.portal}: {record.problem}",
+                file=sys.stderr,
+            )

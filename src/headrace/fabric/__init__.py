@@ -1,6 +1,13 @@
 """What an administrator does with a fabric: find subsystems, serve subsystems."""
 
-from headrace.fabric.discovery import DISCOVERY_PORT, DiscoveryLog, DiscoveryRecord, discover
+from headrace.fabric.discovery import (
+    DISCOVERY_PORT,
+    Discovery,
+    DiscoveryController,
+    DiscoveryFailure,
+    DiscoveryRecord,
+    discover,
+)
 from headrace.fabric.endpoint import parse_endpoint
 from headrace.fabric.serve import (
     FileMedia,
@@ -14,7 +21,9 @@ from headrace.fabric.serve import (
 
 __all__ = [
     "DISCOVERY_PORT",
-    "DiscoveryLog",
+    "Discovery",
+    "DiscoveryController",
+    "DiscoveryFailure",
     "DiscoveryRecord",
     "FileMedia",
     "ListenOptions",
