@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from headrace.fabric.serve import MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
+from headrace.fabric import MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 
 NQN = "nqn.2024-01.headrace:benchmark"
 

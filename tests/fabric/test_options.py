@@ -8,7 +8,9 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.fabric import (
+    AnaGroupOptions,
     FileMedia,
+    HostOptions,
     ListenOptions,
     MemoryMedia,
     NamespaceOptions,
@@ -22,12 +24,14 @@ NQN = "nqn.2026-01.io.example:disk"
 
 def test_json_says_what_was_chosen_and_nothing_else() -> None:
     options = TargetOptions(
-        listen=[ListenOptions(port=4420)],
+        listen=[ListenOptions(port=4420, name="a")],
         mdts_bytes=1 << 17,
         subsystems=[
             SubsystemOptions(
                 nqn=NQN,
-                allow_hosts=["nqn.host"],
+                allow_hosts=[HostOptions(nqn="nqn.host", access="read-only")],
+                ana_groups=[AnaGroupOptions(id=1, states={"a": "change"})],
+                mdts_bytes=1 << 16,
                 namespaces=[
                     NamespaceOptions(media=MemoryMedia(size_bytes=1 << 20)),
                     NamespaceOptions(
@@ -41,7 +45,7 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
         ],
     )
     assert json.loads(options.to_json()) == {
-        "listen": [{"host": "127.0.0.1", "port": 4420}],
+        "listen": [{"host": "127.0.0.1", "port": 4420, "name": "a", "discovery": False}],
         "io_engine": "auto",
         "mdts_bytes": 131072,
         "subsystems": [
@@ -49,7 +53,10 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                 "nqn": NQN,
                 "serial": "",
                 "model": "headrace",
-                "allow_hosts": [{"nqn": "nqn.host"}],
+                "allow_hosts": [{"nqn": "nqn.host", "access": "read-only"}],
+                "other_hosts": None,
+                "ana_groups": [{"id": 1, "states": {"a": "change"}, "state": "optimized"}],
+                "mdts_bytes": 65536,
                 "namespaces": [
                     {
                         "nsid": 1,
@@ -58,6 +65,8 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                         "volatile_cache_bytes": 0,
                         "read_only": False,
                         "uuid": None,
+                        "nguid": None,
+                        "ana_group": 1,
                     },
                     {
                         "nsid": 2,
@@ -66,6 +75,8 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                         "volatile_cache_bytes": 5,
                         "read_only": False,
                         "uuid": None,
+                        "nguid": None,
+                        "ana_group": 1,
                     },
                 ],
             }
@@ -81,7 +92,10 @@ def test_mistakes_name_the_field() -> None:
         (lambda: NamespaceOptions(media=media, read_only=True), "read_only"),
         (lambda: NamespaceOptions(media=media, volatile_cache_bytes=-1), "volatile_cache_bytes"),
         (lambda: SubsystemOptions(nqn="", namespaces=[NamespaceOptions(media=media)]), "SubsystemOptions.nqn"),
-        (lambda: SubsystemOptions(nqn=NQN, namespaces=[]), "namespaces"),
+        (lambda: SubsystemOptions(nqn=NQN, namespaces=[], allow_hosts=["a b"]), "allow_hosts"),
+        (lambda: SubsystemOptions(nqn=NQN, namespaces=[], other_hosts="all"), "other_hosts"),
+        (lambda: HostOptions(nqn="nqn.a", access="write"), "access"),
+        (lambda: AnaGroupOptions(id=1, states={"a": "fast"}), "states"),
         (lambda: ListenOptions(port=70000), "port"),
         (lambda: TargetOptions(subsystems=[], io_engine="magic"), "io_engine"),
         (lambda: TargetOptions(subsystems=[], listen=[]), "listen"),

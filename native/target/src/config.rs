@@ -8,6 +8,7 @@ use headrace_wire::ana::AnaState;
 use headrace_wire::{DISCOVERY_NQN, NQN_MAX};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// See the fields; unknown names are refused, so that a spelling error never means a default.
@@ -502,6 +503,11 @@ impl SubsystemConfig {
         }
     }
 
+    /// Nobody said who may connect, which means everybody.
+    pub(crate) fn is_open_by_default(&self) -> bool {
+        self.allow_hosts.is_empty() && self.other_hosts.is_none()
+    }
+
     pub(crate) fn hosts(&self) -> Hosts {
         let everybody = self.allow_hosts.is_empty().then_some(HostAccess::ReadWrite);
         Hosts {
@@ -595,7 +601,19 @@ impl NamespaceConfig {
                 size_bytes,
                 create,
             } => {
-                let error = |e: std::io::Error| format!("namespace {}: {}: {e}", self.nsid, path.display());
+                let error = |e: std::io::Error| {
+                    let advice = match e.kind() {
+                        ErrorKind::WouldBlock => {
+                            "; stop the other one (`headrace target stop`), or serve another file"
+                        }
+                        ErrorKind::NotFound => "; to make it, give its size",
+                        ErrorKind::PermissionDenied => {
+                            "; make it readable and writable for this user, or serve it read-only"
+                        }
+                        _ => "",
+                    };
+                    format!("namespace {}: {}: {e}{advice}", self.nsid, path.display())
+                };
                 if let (true, Some(size), false) = (*create, size_bytes, path.exists()) {
                     FileMedia::create(path, *size).map_err(error)?;
                 }

@@ -101,8 +101,8 @@ impl Target {
     }
 
     /// From now on its commands are answered with Invalid Namespace. Those under way end; then its media is flushed and
-    /// closed, which this waits for. `false`: commands were still under way after `timeout`; the next change, the next
-    /// status or the end of the target closes it.
+    /// closed, which this waits for. `false`: commands were still under way after `timeout`; the next change, or the
+    /// end of the target, closes it.
     pub fn remove_namespace(&self, nqn: &str, nsid: u32, timeout: Duration) -> Result<bool> {
         let subsystem = self.subsystem(nqn)?;
         let removed = subsystem.change(|view| {

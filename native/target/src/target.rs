@@ -11,6 +11,7 @@ use crate::subsystem::{hex, Subsystem};
 use crate::system;
 use crate::worker::Workers;
 use serde_json::{json, Value};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -68,21 +69,7 @@ impl Target {
             .max_host_connections
             .unwrap_or((max_connections / 2).max(64))
             .min(max_connections);
-        let mut listeners = Vec::with_capacity(config.listen.len());
-        let mut portals = Vec::with_capacity(config.listen.len());
-        for (listen, name) in config.listen.iter().zip(config.portal_names()) {
-            let error =
-                |e: std::io::Error| format!("cannot listen on {} port {}: {e}", listen.host, listen.port);
-            let listener = TcpListener::bind((listen.host.as_str(), listen.port)).map_err(error)?;
-            listener.set_nonblocking(true).map_err(error)?;
-            system::deepen_backlog(&listener, BACKLOG).map_err(error)?;
-            portals.push(Portal {
-                name,
-                address: listener.local_addr().map_err(error)?,
-                discovery: listen.discovery,
-            });
-            listeners.push(listener);
-        }
+        let (listeners, portals) = listen(config)?;
         let reactors = match config.reactor_threads {
             0 => std::thread::available_parallelism().map_or(1, |cores| if cores.get() < 4 { 1 } else { 2 }),
             count => count,
@@ -268,6 +255,53 @@ impl Target {
         }
         lost.map_or(Ok(()), Err)
     }
+}
+
+/// Bind every listener. Beyond loopback only where each subsystem says who may connect, be it everybody: NVMe/TCP asks
+/// nobody for a password. What a name resolved to counts, not how it reads.
+fn listen(config: &TargetConfig) -> Result<(Vec<TcpListener>, Vec<Portal>), String> {
+    let mut listeners = Vec::with_capacity(config.listen.len());
+    let mut portals = Vec::with_capacity(config.listen.len());
+    for (listen, name) in config.listen.iter().zip(config.portal_names()) {
+        let place = if listen.host.contains(':') {
+            format!("[{}]:{}", listen.host, listen.port)
+        } else {
+            format!("{}:{}", listen.host, listen.port)
+        };
+        let error = |e: std::io::Error| {
+            let advice = match e.kind() {
+                ErrorKind::AddrInUse => {
+                    "; another process listens there: stop it, or take another port, 0 for a free one"
+                }
+                ErrorKind::AddrNotAvailable => {
+                    "; take an address of this machine, or 0.0.0.0 for all of them"
+                }
+                ErrorKind::PermissionDenied => "; take a port above 1023",
+                _ => "",
+            };
+            format!("cannot listen on {place}: {e}{advice}")
+        };
+        let listener = TcpListener::bind((listen.host.as_str(), listen.port)).map_err(error)?;
+        listener.set_nonblocking(true).map_err(error)?;
+        system::deepen_backlog(&listener, BACKLOG).map_err(error)?;
+        let address = listener.local_addr().map_err(error)?;
+        let open = config.subsystems.iter().find(|s| s.is_open_by_default());
+        if let (false, Some(subsystem)) = (address.ip().to_canonical().is_loopback(), open) {
+            return Err(format!(
+                "listening on {place} ({}) lets other machines in, and subsystem {} says of no host that it may connect; \
+                 name its hosts, or allow all",
+                address.ip(),
+                subsystem.nqn
+            ));
+        }
+        portals.push(Portal {
+            name,
+            address,
+            discovery: listen.discovery,
+        });
+        listeners.push(listener);
+    }
+    Ok((listeners, portals))
 }
 
 impl Drop for Target {

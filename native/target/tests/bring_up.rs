@@ -214,6 +214,9 @@ fn discovery_lists_what_this_host_may_use() {
     hidden.allow_hosts = vec!["nqn.2026-01.io.other:host".into()];
     config.subsystems.push(hidden);
     config.listen[0].host = "0.0.0.0".into();
+    let error = Target::start(config.clone()).err().unwrap();
+    assert!(error.contains("lets other machines in"), "{error}");
+    config.subsystems[0].other_hosts = Some(headrace_target::HostAccess::ReadWrite);
     let target = Target::start(config).unwrap();
     let port = target.addresses()[0].port();
     let mut client = Client::open(([127, 0, 0, 1], port).into());

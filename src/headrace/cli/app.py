@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import demo, discover, ingest, serve, volume
+from headrace.cli import demo, discover, ingest, serve, target, volume
 
 app = typer.Typer(
     name="headrace",
@@ -40,6 +40,7 @@ def headrace(
 
 app.command("demo")(demo.demo)
 app.command("serve")(serve.serve)
+app.add_typer(target.app, name="target")
 app.command("discover")(discover.discover)
 app.add_typer(volume.app, name="volume")
 app.command("ingest")(ingest.ingest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -12,7 +13,8 @@ import typer
 from headrace.cli.sizes import parse_size
 
 if TYPE_CHECKING:
-    from headrace.fabric import FileMedia, MemoryMedia, Target
+    from headrace.fabric import FileMedia, MemoryMedia, Target, TargetOptions
+    from headrace.fabric.control import ControlServer
 
 #: Of the subsystem that holds the namespaces given without one.
 DEFAULT_NQN = "nqn.2026-01.io.headrace:serve"
@@ -66,7 +68,29 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Serve what this TOML file says, in place of the options above: several portals, ANA groups, hosts "
+            "that may only read, limits. `--print-config` shows one.",
+            show_default=False,
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print what would be served as a TOML file, and stop.")
+    ] = False,
+    socket: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="The control socket, for `headrace target` and `--status`. [default: one of this process, in "
+            "$XDG_RUNTIME_DIR/headrace]",
+            show_default=False,
+        ),
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="Show what a running target does, and stop.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready, or the status.")] = False,
 ) -> None:
     """Export files, block devices or memory as NVMe/TCP namespaces; no root, no kernel module.
 
@@ -77,8 +101,82 @@ def serve(
 
     Example: `headrace serve /data/a.img:100GiB --listen 10.0.0.1:4420 --allow-host any`
     """
+    if status:
+        from headrace.cli.target import status as show
+
+        show(socket=socket, json=json)
+        return
+    from headrace.fabric import Target
+    from headrace.fabric.config import load_config, to_toml
+
+    if config is not None:
+        _nothing_beside_the_file(
+            namespaces, subsystem, listen, allow_host, volatile_cache, nqn != DEFAULT_NQN, block_size != 4096,
+            io_engine != "auto", read_only,
+        )  # fmt: skip
+        options = load_config(config)
+    else:
+        options = _options(
+            namespaces, nqn, subsystem, listen, volatile_cache, block_size, io_engine, read_only, allow_host
+        )
+    if print_config:
+        print(to_toml(options), end="")
+        return
+    # Before the target starts, so that a signal which comes meanwhile ends it in order too.
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Target(options) as target, _control(target, socket, stop) as control:
+        _say_ready(target, None if control is None else str(control.path), json)
+        while not stop.wait(3600):
+            pass
+        if not json:
+            print("stopping", file=sys.stderr, flush=True)
+        # Requests that wait for commands end with the commands.
+        target.stop()
+
+
+def _nothing_beside_the_file(*given: object) -> None:
     from headrace.errors import UsageError
-    from headrace.fabric import ListenOptions, NamespaceOptions, SubsystemOptions, Target, TargetOptions, parse_endpoint
+
+    if any(given):
+        raise UsageError(
+            "--config says all that is served",
+            expected="no namespace and no option that says what is served beside it",
+            next_step="put it into the file; `headrace serve ... --print-config` shows how",
+        )
+
+
+def _control(target: Target, path: str | None, stop: threading.Event) -> ControlServer | contextlib.nullcontext[None]:
+    """The control socket; a default place that cannot be had is said, and is no reason not to serve."""
+    from pathlib import Path
+
+    from headrace.errors import HeadraceError
+    from headrace.fabric.control import ControlServer, default_socket
+
+    if path is not None:
+        return ControlServer(target, Path(path), stop.set)
+    try:
+        return ControlServer(target, default_socket(), stop.set)
+    except (HeadraceError, OSError) as error:
+        print(f"headrace: no control socket: {error}", file=sys.stderr, flush=True)
+        return contextlib.nullcontext()
+
+
+def _options(
+    namespaces: list[str] | None,
+    nqn: str,
+    subsystem: list[str] | None,
+    listen: list[str] | None,
+    volatile_cache: str | None,
+    block_size: int,
+    io_engine: str,
+    read_only: bool,
+    allow_host: list[str] | None,
+) -> TargetOptions:
+    from headrace.errors import UsageError
+    from headrace.fabric import ListenOptions, NamespaceOptions, SubsystemOptions, TargetOptions, parse_endpoint
+    from headrace.fabric.endpoint import is_loopback
 
     cache_bytes = 0 if volatile_cache is None else parse_size("--volatile-cache", volatile_cache)
     hosts = [host for host in allow_host or [] if host != ANY_HOST]
@@ -92,7 +190,7 @@ def serve(
         wanted[name] = those.split(",")
     if not wanted:
         raise UsageError(
-            "nothing to serve", expected="a NAMESPACE or --subsystem", next_step="see `headrace serve --help`"
+            "nothing to serve", expected="a NAMESPACE, --subsystem or --config", next_step="see `headrace serve --help`"
         )
     endpoints = [parse_endpoint(text) for text in listen or ["127.0.0.1:0"]]
     for host, _ in endpoints:
@@ -101,11 +199,12 @@ def serve(
                 f"listening on {host} lets other machines in, and NVMe/TCP asks nobody for a password",
                 next_step="name the hosts with --allow-host HOSTNQN, or allow all with --allow-host any",
             )
-    options = TargetOptions(
+    return TargetOptions(
         subsystems=[
             SubsystemOptions(
                 nqn=name,
                 allow_hosts=hosts,
+                other_hosts="read-write" if ANY_HOST in (allow_host or []) else None,
                 namespaces=[
                     NamespaceOptions(
                         nsid=nsid,
@@ -122,16 +221,6 @@ def serve(
         listen=[ListenOptions(host=host, port=port) for host, port in endpoints],
         io_engine=io_engine,
     )
-    # Before the target starts, so that a signal which comes meanwhile ends it in order too.
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    with Target(options) as target:
-        _say_ready(target, json)
-        while not stop.wait(3600):
-            pass
-        if not json:
-            print("stopping", file=sys.stderr, flush=True)
 
 
 def parse_media(text: str) -> FileMedia | MemoryMedia:
@@ -158,25 +247,16 @@ def parse_media(text: str) -> FileMedia | MemoryMedia:
     return FileMedia(path=text)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener there; a name counts by its own, without asking a resolver."""
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _say_ready(target: Target, json: bool) -> None:
+def _say_ready(target: Target, socket: str | None, json: bool) -> None:
     from headrace.cli.output import print_json
 
     listening = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in target.addresses]
+    served_at = [at for at, listen in zip(listening, target.options.listen, strict=True) if not listen.discovery]
     served = [
         (f"nvme+tcp://{address}/{subsystem.nqn}?nsid={namespace.nsid}", namespace)
         for subsystem in target.options.subsystems
         for namespace in subsystem.namespaces
-        for address in listening
+        for address in served_at
     ]
     engine = _engines(target.status())
     if json:
@@ -185,6 +265,7 @@ def _say_ready(target: Target, json: bool) -> None:
                 "event": "ready",
                 "listen": listening,
                 "io_engine": engine,
+                "socket": socket,
                 "namespaces": [
                     {
                         "uri": uri,
@@ -198,7 +279,10 @@ def _say_ready(target: Target, json: bool) -> None:
         return
     for uri, _ in served:
         print(f"READY {uri}")
-    print(f"I/O engine: {engine}", flush=True)
+    print(f"I/O engine: {engine}")
+    if socket is not None:
+        print(f"control socket: {socket}")
+    sys.stdout.flush()
 
 
 def _engines(status: dict[str, Any]) -> str:

@@ -9,23 +9,27 @@ from headrace.fabric.discovery import (
     discover,
 )
 from headrace.fabric.endpoint import parse_endpoint
-from headrace.fabric.serve import (
+from headrace.fabric.options import (
+    AnaGroupOptions,
     FileMedia,
+    HostOptions,
     ListenOptions,
     MemoryMedia,
     NamespaceOptions,
     SubsystemOptions,
-    Target,
     TargetOptions,
 )
+from headrace.fabric.serve import Target
 
 __all__ = [
     "DISCOVERY_PORT",
+    "AnaGroupOptions",
     "Discovery",
     "DiscoveryController",
     "DiscoveryFailure",
     "DiscoveryRecord",
     "FileMedia",
+    "HostOptions",
     "ListenOptions",
     "MemoryMedia",
     "NamespaceOptions",

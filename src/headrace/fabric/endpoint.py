@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 
 from headrace.errors import UsageError
 from headrace.settings import check_text
@@ -21,3 +23,15 @@ def parse_endpoint(text: str, *, default_port: int | None = None) -> tuple[str, 
     if match is None or port is None or port > 65535:
         raise UsageError("not an address to connect to or listen at", expected="HOST:PORT", found=repr(text))
     return match["v6"] or match["name"], port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener there: of a name, every address that it resolves to counts.
+
+    A name that does not resolve is no way in: whoever listens there is told so.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return True
+    return all(ipaddress.ip_address(str(info[4][0]).split("%")[0]).is_loopback for info in found)
