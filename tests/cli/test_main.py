@@ -16,7 +16,20 @@ from headrace.cli import main
 from headrace.testing.serve import serving
 from headrace.volume import Volume
 
-COMMANDS = ["demo", "serve", "discover", "volume", "ingest"]
+COMMANDS = ["demo", "serve", "target", "discover", "volume", "ingest"]
+TARGET_COMMANDS = [
+    *(
+        "status",
+        "add-namespace",
+        "remove-namespace",
+        "resize-namespace",
+        "ana",
+        "allow-host",
+        "deny-host",
+        "disconnect",
+    ),
+    *("drain", "stop"),
+]
 VOLUME_COMMANDS = ["create", "info", "ls", "rm", "cat", "verify"]
 NQN = "nqn.2026-01.io.headrace:test"
 
@@ -47,11 +60,18 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert answer.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", [[name] for name in COMMANDS] + [["volume", name] for name in VOLUME_COMMANDS])
+@pytest.mark.parametrize(
+    "command",
+    [[name] for name in COMMANDS]
+    + [["volume", name] for name in VOLUME_COMMANDS]
+    + [["target", name] for name in TARGET_COMMANDS],
+)
 def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
     answer = run(*command, "--help")
     assert answer.returncode == 0, answer.stderr
-    assert command == ["volume"] or f"Example: headrace {' '.join(command)}" in " ".join(answer.stdout.split())
+    assert command in (["volume"], ["target"]) or f"Example: headrace {' '.join(command)}" in " ".join(
+        answer.stdout.split()
+    )
 
 
 def test_version() -> None:

@@ -67,6 +67,7 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                         "uuid": None,
                         "nguid": None,
                         "ana_group": 1,
+                        "reservations_path": None,
                     },
                     {
                         "nsid": 2,
@@ -77,6 +78,7 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                         "uuid": None,
                         "nguid": None,
                         "ana_group": 1,
+                        "reservations_path": None,
                     },
                 ],
             }

@@ -218,7 +218,8 @@ impl Target {
         let mut late = Vec::new();
         for subsystem in &self.shared.subsystems {
             let view = subsystem.view();
-            let mut namespaces = view.namespaces();
+            let retired = subsystem.retired().clone();
+            let mut namespaces = view.namespaces().chain(&retired);
             if let Some(late) = namespaces.find(|n| !n.reservations.desk.stop(deadline)) {
                 return Err(format!(
                     "the reservations of namespace {} did not end within {timeout:?}",

@@ -143,6 +143,30 @@ fn a_host_comes_up_reads_writes_and_leaves() {
     target.stop(Duration::from_secs(5)).unwrap();
 }
 
+/// The Commands Supported and Effects page says of each opcode what is so.
+#[test]
+fn the_effects_page_is_true() {
+    let target = start("");
+    let address = target.addresses()[0];
+    let (mut first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    let cid = first.cid();
+    let page = first
+        .command(get_log_page(cid, 0xFFFF_FFFF, 5, 0, 4096), &[])
+        .data;
+    // Async Event Request is answered when something happens, Fabrics commands are no part of the page.
+    for opcode in (0..=255u8).filter(|opcode| ![0x0C, 0x7F].contains(opcode)) {
+        let claimed = |base: usize| page[base + usize::from(opcode) * 4] & 1 == 1;
+        let unknown = Status::INVALID_OPCODE.do_not_retry();
+        let cid = first.cid();
+        let status = first.command(Sqe::new(opcode, cid, 1), &[]).cqe.status;
+        assert_eq!(claimed(0), status != unknown, "admin {opcode:#x}: {status}");
+        let cid = queue.cid();
+        let status = queue.command(Sqe::new(opcode, cid, 1), &[]).cqe.status;
+        assert_eq!(claimed(1024), status != unknown, "I/O {opcode:#x}: {status}");
+    }
+}
+
 #[test]
 fn connect_names_the_field_that_it_refuses() {
     let text = r#""max_queue_entries": 128"#;

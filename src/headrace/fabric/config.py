@@ -58,6 +58,19 @@ MAX_ANA_GROUP = 64
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 ENGINES = ("auto", "io_uring", "pread")
 
+LIMIT_KEYS = ("mdts", "in_capsule", "max_queue_entries", "max_io_queues")
+TOP_KEYS = (
+    *("listen", "discovery", "subsystem", "io_engine", "memory", "connection_memory", "max_connections"),
+    "max_host_connections",
+    *("max_h2c_data", "connect_timeout_s", "progress_timeout_s", "reactor_threads", "worker_threads"),
+    *LIMIT_KEYS,
+)
+SUBSYSTEM_KEYS = ("nqn", "serial", "model", "host", "other_hosts", "ana_group", "namespace", *LIMIT_KEYS)
+NAMESPACE_KEYS = (
+    *("nsid", "path", "size", "create", "memory", "block_size", "read_only", "volatile_cache", "uuid", "nguid"),
+    *("ana_group", "reservations"),
+)
+
 
 def load_config(path: str) -> TargetOptions:
     """Read a configuration file. Raises `UsageError` for each mistake in it; opens nothing else.
@@ -86,11 +99,12 @@ def load_config(path: str) -> TargetOptions:
 
 
 def read_config(top: Table, folder: Path) -> TargetOptions:
+    top.only(*TOP_KEYS)
     listen = [_listen(item, discovery=False) for item in top.tables_or_texts("listen", text_key="address")]
     directory = top.table("discovery")
     if directory is not None:
+        directory.only("listen")
         own = directory.tables_or_texts("listen", text_key="address")
-        directory.finish()
         if not listen:
             listen = [ListenOptions()]
         listen += [_listen(item, discovery=True) for item in own]
@@ -118,12 +132,13 @@ def read_config(top: Table, folder: Path) -> TargetOptions:
                     )
     if not subsystems:
         raise top.error("subsystem", expected="at least one [[subsystem]]", found="none")
-    whole = TargetOptions(
+    return TargetOptions(
         subsystems=subsystems,
         listen=listen or [ListenOptions()],
         io_engine=top.choice("io_engine", ENGINES) or "auto",
         max_h2c_data_bytes=top.size("max_h2c_data", 4096, 1 << 30, multiple=4),
         max_connections=top.integer("max_connections", 1, 65536),
+        max_host_connections=top.integer("max_host_connections", 1, 65536),
         memory_bytes=top.size("memory", 1 << 16, 1 << 44),
         connection_memory_bytes=top.size("connection_memory", 1 << 16, 1 << 40),
         connect_timeout_ms=_milliseconds(seconds["connect_timeout"]),
@@ -132,8 +147,6 @@ def read_config(top: Table, folder: Path) -> TargetOptions:
         worker_threads=top.integer("worker_threads", 1, 64),
         **limits,
     )
-    top.finish()
-    return whole
 
 
 def _milliseconds(seconds: float | None) -> int | None:
@@ -153,26 +166,27 @@ def _limits(table: Table) -> dict[str, int | None]:
 
 
 def _listen(table: Table, *, discovery: bool) -> ListenOptions:
+    table.only("address", "name")
     address = table.required_text("address")
     try:
         host, port = parse_endpoint(address, default_port=8009 if discovery else 4420)
     except UsageError as error:
         raise table.error("address", expected=error.expected, found=error.found) from None
     name = table.text("name", 64) or ""
-    table.finish()
     return ListenOptions(host=host, port=port, name=name, discovery=discovery)
 
 
 def _subsystem(table: Table, portals: list[str], folder: Path, used: dict[str, str]) -> SubsystemOptions:
+    table.only(*SUBSYSTEM_KEYS)
     nqn = table.nqn("nqn")
     if nqn == DISCOVERY_NQN:
         raise table.error("nqn", expected="a name of your own", found="that of the discovery subsystem")
     hosts: list[HostOptions] = []
     for item in table.tables_or_texts("host", text_key="nqn"):
+        item.only("nqn", "access")
         host = HostOptions(nqn=item.nqn("nqn"), access=item.choice("access", ACCESSES) or "read-write")
         if host.nqn in [other.nqn for other in hosts]:
             raise item.error("nqn", expected="each host once", found=repr(host.nqn))
-        item.finish()
         hosts.append(host)
     groups: list[AnaGroupOptions] = []
     for item in table.tables("ana_group"):
@@ -199,7 +213,7 @@ def _subsystem(table: Table, portals: list[str], folder: Path, used: dict[str, s
                 )
             used[real] = item.path
         namespaces.append(namespace)
-    options = SubsystemOptions(
+    return SubsystemOptions(
         nqn=nqn,
         namespaces=namespaces,
         serial=table.text("serial", 20) or "",
@@ -209,11 +223,10 @@ def _subsystem(table: Table, portals: list[str], folder: Path, used: dict[str, s
         ana_groups=groups,
         **_limits(table),
     )
-    table.finish()
-    return options
 
 
 def _ana_group(table: Table, portals: list[str]) -> AnaGroupOptions:
+    table.only("id", "state", "states")
     number = table.integer("id", 1, MAX_ANA_GROUP)
     if number is None:
         raise table.error("id", expected=f"a number from 1 to {MAX_ANA_GROUP}", found="nothing")
@@ -221,16 +234,16 @@ def _ana_group(table: Table, portals: list[str]) -> AnaGroupOptions:
     states: dict[str, str] = {}
     given = table.table("states")
     if given is not None:
-        for name in list(given.left):
+        for name in given.keys:
             if name not in portals:
                 raise given.error(name, expected="the name of a portal, " + ", ".join(portals), found=repr(name))
             states[name] = given.choice(name, ANA_STATES) or state
-    table.finish()
     return AnaGroupOptions(id=number, state=state, states=states)
 
 
 def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> NamespaceOptions:
     """One namespace, as it stands in a file or in a request of the control socket."""
+    table.only(*NAMESPACE_KEYS)
     nsid = table.integer("nsid", 1, MAX_NSID) or default_nsid
     if nsid is None:
         raise table.error("nsid", expected=f"a number from 1 to {MAX_NSID}", found="nothing")
@@ -263,7 +276,10 @@ def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> N
                 next_step='to make it, give size = "..." and create = true',
             )
         media = FileMedia(path=whole, size_bytes=size, create=create)
-    options = NamespaceOptions(
+    reservations = table.text("reservations", 4096)
+    if reservations is not None and memory is not None:
+        raise table.error("reservations", expected="it only with a path", found="it with memory")
+    return NamespaceOptions(
         nsid=nsid,
         media=media,
         block_bytes=block,
@@ -272,9 +288,8 @@ def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> N
         uuid=table.digits("uuid"),
         nguid=table.digits("nguid"),
         ana_group=table.integer("ana_group", 1, MAX_ANA_GROUP) or 1,
+        reservations_path=None if reservations is None else str(folder / reservations),
     )
-    table.finish()
-    return options
 
 
 # ---- the other way --------------------------------------------------------------------------------------------------
@@ -353,6 +368,7 @@ def namespace_items(namespace: NamespaceOptions) -> list[tuple[str, Any]]:
         ("uuid", namespace.uuid),
         ("nguid", namespace.nguid),
         ("ana_group", None if namespace.ana_group == 1 else namespace.ana_group),
+        ("reservations", namespace.reservations_path),
     ]
 
 

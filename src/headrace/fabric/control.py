@@ -215,7 +215,9 @@ class ControlServer:
             verb = request.choice("do", tuple(VERBS))
             if verb is None:
                 raise request.error("do", expected=" or ".join(VERBS), found="nothing")
-            result = VERBS[verb](self._target, request)
+            perform, keys = VERBS[verb]
+            request.only("do", *keys)
+            result = perform(self._target, request)
             return {"ok": result}, self._stop if verb in ("stop", "drain") else None
         except HeadraceError as error:
             return {"error": _error(error)}, None
@@ -322,7 +324,6 @@ def _host(request: Table) -> str | None:
 
 
 def _status(target: Target, request: Table) -> dict[str, Any]:
-    request.finish()
     return target.status() | {"pid": os.getpid()}
 
 
@@ -334,14 +335,12 @@ def _add_namespace(target: Target, request: Table) -> dict[str, Any]:
     taken = next(s["namespaces"] for s in target.status()["subsystems"] if s["nqn"] == nqn)
     free = next(nsid for nsid in range(1, MAX_NSID + 2) if nsid not in [n["nsid"] for n in taken])
     namespace = read_namespace(table, default_nsid=free, folder=Path("/"))
-    request.finish()
     target.add_namespace(nqn, namespace)
     return {"nqn": nqn, "nsid": namespace.nsid}
 
 
 def _remove_namespace(target: Target, request: Table) -> dict[str, Any]:
     nqn, nsid, timeout_s = _subsystem(target, request), _nsid(request), _timeout(request)
-    request.finish()
     return {"closed": target.remove_namespace(nqn, nsid, timeout_s=timeout_s)}
 
 
@@ -350,7 +349,6 @@ def _resize_namespace(target: Target, request: Table) -> dict[str, Any]:
     size, force = request.size("size", 512, (1 << 63) - 1), request.flag("force")
     if size is None:
         raise request.error("size", expected='a size such as "64GiB"', found="nothing")
-    request.finish()
     target.resize_namespace(nqn, nsid, size, force=force)
     return {"size_bytes": size}
 
@@ -361,52 +359,47 @@ def _ana(target: Target, request: Table) -> dict[str, Any]:
     portal, state = request.text("portal", 64), request.choice("state", ANA_STATES)
     if state is None:
         raise request.error("state", expected=" or ".join(ANA_STATES), found="nothing")
-    request.finish()
     target.set_ana_state(nqn, group, state, portal=portal)
     return {}
 
 
 def _allow_host(target: Target, request: Table) -> dict[str, Any]:
     nqn, host, access = _subsystem(target, request), _host(request), request.choice("access", ACCESSES)
-    request.finish()
     target.allow_host(nqn, host, read_only=access == "read-only")
     return {}
 
 
 def _deny_host(target: Target, request: Table) -> dict[str, Any]:
     nqn, host = _subsystem(target, request), _host(request)
-    request.finish()
     return {"ended": target.deny_host(nqn, host)}
 
 
 def _disconnect(target: Target, request: Table) -> dict[str, Any]:
     host = request.required_text("host")
-    request.finish()
     return {"ended": target.disconnect_host(host)}
 
 
 def _drain(target: Target, request: Table) -> dict[str, Any]:
     timeout_s = _timeout(request)
-    request.finish()
     return {"drained": target.drain(timeout_s)}
 
 
 def _stop(target: Target, request: Table) -> dict[str, Any]:
-    request.finish()
     return {}
 
 
-VERBS: dict[str, Callable[[Target, Table], dict[str, Any]]] = {
-    "status": _status,
-    "add-namespace": _add_namespace,
-    "remove-namespace": _remove_namespace,
-    "resize-namespace": _resize_namespace,
-    "ana": _ana,
-    "allow-host": _allow_host,
-    "deny-host": _deny_host,
-    "disconnect": _disconnect,
-    "drain": _drain,
-    "stop": _stop,
+#: What a request does, and the keys that it may have.
+VERBS: dict[str, tuple[Callable[[Target, Table], dict[str, Any]], tuple[str, ...]]] = {
+    "status": (_status, ()),
+    "add-namespace": (_add_namespace, ("nqn", "namespace")),
+    "remove-namespace": (_remove_namespace, ("nqn", "nsid", "timeout_s")),
+    "resize-namespace": (_resize_namespace, ("nqn", "nsid", "size", "force")),
+    "ana": (_ana, ("nqn", "group", "portal", "state")),
+    "allow-host": (_allow_host, ("nqn", "host", "access")),
+    "deny-host": (_deny_host, ("nqn", "host")),
+    "disconnect": (_disconnect, ("host",)),
+    "drain": (_drain, ("timeout_s",)),
+    "stop": (_stop, ()),
 }
 
 

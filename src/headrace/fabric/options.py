@@ -66,6 +66,8 @@ class NamespaceOptions:
     nguid: str | None = None
     #: The ANA group that it is in, for as long as it is there.
     ana_group: int = 1
+    #: File for reservations that survive a restart; it must exist. `None`: beside a media file, made when first needed.
+    reservations_path: str | None = None
 
     def __post_init__(self) -> None:
         if self.block_bytes not in (512, 4096):
@@ -87,6 +89,7 @@ class NamespaceOptions:
             "uuid": self.uuid,
             "nguid": self.nguid,
             "ana_group": self.ana_group,
+            "reservations_path": self.reservations_path,
         }
 
 
@@ -212,8 +215,10 @@ class TargetOptions:
     in_capsule_bytes: int | None = None
     #: MDTS: longest single command, a power of two (1 MiB).
     mdts_bytes: int | None = None
-    #: Connections of all hosts together (1024).
+    #: Connections of all hosts together (8192, or as many as the process may have descriptors for).
     max_connections: int | None = None
+    #: Of one host, and of one address before it has said which host it is (half of all, but not less than 64).
+    max_host_connections: int | None = None
     #: Largest queue in entries (1024).
     max_queue_entries: int | None = None
     #: I/O queues of one controller (64).

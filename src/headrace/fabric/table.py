@@ -1,5 +1,5 @@
 """One table of a configuration file or request, read key by key. Whatever is wrong is one `UsageError` that names the
-key by its path, and a key that nobody read is refused: a spelling error never means a default."""
+key by its path, and a key that nobody knows is refused: a spelling error never means a default."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class Table:
         self.file = file
         self.path = path
         self._tree = tree
-        #: Keys that nobody asked for yet.
-        self.left = dict.fromkeys(tree)
-        self._known: list[str] = []
+        self.keys = list(tree)
 
     def error(
         self, key: str, *, expected: str | None = None, found: str | None = None, next_step: str | None = None
@@ -42,26 +40,22 @@ class Table:
     def place(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
-    def _take(self, key: str) -> Any:
-        self._known.append(key)
-        self.left.pop(key, None)
-        return self._tree.get(key)
-
-    def finish(self) -> None:
-        """Refuse what is left."""
-        for key in self.left:
-            near = difflib.get_close_matches(key, self._known, n=1)
-            known = ", ".join(sorted(self._known))
+    def only(self, *known: str) -> None:
+        """Refuse every other key; first of all, so that a missing key is not blamed for a misspelt one."""
+        for key in self._tree:
+            if key in known:
+                continue
+            near = difflib.get_close_matches(key, known, n=1)
             raise self.error(
                 key,
-                expected=f"one of {known}",
+                expected=f"one of {', '.join(known)}",
                 found="a key that nobody knows",
                 next_step=f"did you mean {near[0]}?" if near else None,
             )
 
     def text(self, key: str, longest: int) -> str | None:
         """At most `longest` bytes, printable."""
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is None:
             return None
         if (
@@ -91,7 +85,7 @@ class Table:
 
     def digits(self, key: str) -> str | None:
         """32 hexadecimal digits, hyphens anywhere."""
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is not None and (
             not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f]{32}", value.replace("-", ""))
         ):
@@ -99,19 +93,19 @@ class Table:
         return None if value is None else str(value)
 
     def flag(self, key: str) -> bool:
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is not None and not isinstance(value, bool):
             raise self.error(key, expected="true or false", found=_kind(value))
         return bool(value)
 
     def integer(self, key: str, low: int, high: int) -> int | None:
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high):
             raise self.error(key, expected=f"a whole number from {low} to {high}", found=_kind(value))
         return value
 
     def number(self, key: str, low: float, high: float) -> float | None:
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
@@ -120,7 +114,7 @@ class Table:
 
     def size(self, key: str, low: int, high: int, *, multiple: int = 1) -> int | None:
         """Bytes: a whole number, or a text such as "64GiB"."""
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is None:
             return None
         count = value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -137,13 +131,13 @@ class Table:
         return count
 
     def choice(self, key: str, choices: Sequence[str]) -> str | None:
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is not None and value not in choices:
             raise self.error(key, expected=" or ".join(choices), found=_kind(value))
         return None if value is None else str(value)
 
     def table(self, key: str) -> Table | None:
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
@@ -151,7 +145,7 @@ class Table:
         return Table(value, file=self.file, path=self.place(key))
 
     def tables(self, key: str) -> list[Table]:
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
@@ -160,7 +154,7 @@ class Table:
 
     def tables_or_texts(self, key: str, *, text_key: str) -> list[Table]:
         """A list of tables; a text in their place stands for a table with this one key."""
-        value = self._take(key)
+        value = self._tree.get(key)
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, Mapping | str) for item in value):
