@@ -71,6 +71,10 @@ def namespaces(place: Path) -> dict[int, dict[str, object]]:
     return {int(n["nsid"]): n for n in subsystems[0]["namespaces"]}
 
 
+def generation(served: ServeProcess) -> int:
+    return discover([("127.0.0.1", served.port)]).controllers[0].generation
+
+
 def test_status_for_people_and_for_machines(served: ServeProcess, place: Path) -> None:
     with open_device(served.uri()) as device:
         device.write(0, b"x" * 8192)
@@ -116,12 +120,12 @@ def test_ana_states_and_hosts(served: ServeProcess, place: Path) -> None:
     assert isinstance(subsystems, list)
     assert subsystems[0]["ana_groups"] == [{"id": 1, "states": {"1": "non-optimized"}, "changes": 1}]
     target(place, "ana", "optimized")
-    before = discover("127.0.0.1", served.port).generation
+    before = generation(served)
     host = "nqn.2026-01.io.example:host"
     os.environ["HEADRACE_HOSTNQN"] = host
     try:
         target(place, "allow-host", host, "--read-only")
-        assert discover("127.0.0.1", served.port).generation > before
+        assert generation(served) > before
         with open_device(served.uri()) as device:
             device.read_into(0, bytearray(4096))
             # This host looks at the namespace first; that the target refuses is in native/target/tests/runtime.rs.
