@@ -34,6 +34,9 @@ const DATAO: u32 = 12;
 const DATAL: u32 = 16;
 const RESP_CID: u32 = 20;
 
+/// What it is, where it comes, the digests in force, the bytes; FES and FEI of the answer.
+type Row<L> = (&'static str, L, Digests, Vec<u8>, u16, u32);
+
 fn h2c(cccid: u16, ttag: u16, datao: u32, datal: u32, last: bool) -> Pdu {
     Pdu::H2cData(DataHeader {
         cccid,
@@ -149,7 +152,7 @@ fn what_the_target_refuses() {
     let small = |datao, datal, last| data(h2c(7, 0, datao, datal, last), datal);
 
     #[rustfmt::skip]
-    let table: Vec<(&str, Life, Digests, Vec<u8>, u16, u32)> = vec![
+    let table: Vec<Row<Life>> = vec![
         ("no such PDU type", Life::Fresh, OFF, changed(ic_request(0), 0, 0x0B), 1, 0),
         ("ICReq with PFV 1", Life::Fresh, OFF, changed(ic_request(0), 8, 1), 6, 8),
         ("ICReq with HPDA 32", Life::Fresh, OFF, ic_request(32), 1, 10),
@@ -304,7 +307,7 @@ fn what_the_host_refuses() {
     assert_eq!(FLAG_LAST_PDU, 4);
 
     #[rustfmt::skip]
-    let table: Vec<(&str, Host, Digests, Vec<u8>, u16, u32)> = vec![
+    let table: Vec<Row<Host>> = vec![
         ("an answer before ICResp", Host::Fresh, OFF, cqe(0), 2, 0),
         ("an R2T before ICResp", Host::Fresh, OFF, r2t(0, 0, 512), 2, 0),
         ("ICResp with PFV 1", Host::Fresh, OFF, changed(response(4096, OFF), 8, 1), 6, 8),
