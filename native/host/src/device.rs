@@ -2,6 +2,7 @@
 
 use crate::errors::forked;
 use crate::ghosts::Unsettled;
+use crate::lane::TrafficClass;
 use crate::life::Core;
 use crate::options::HostOptions;
 use crate::passthrough::Call;
@@ -61,21 +62,46 @@ impl NvmeTcpDevice {
         }))
     }
 
+    pub(crate) fn submit_as(&self, class: TrafficClass, requests: Vec<Request>) {
+        if !self.reactor.is_ours() {
+            for request in requests {
+                reject(request, forked(&self.shared.place)).report();
+            }
+            return;
+        }
+        if !requests.is_empty() {
+            self.reactor
+                .send(Message::Submit(self.core, class as usize, requests));
+        }
+    }
+
     /// Every path of the device: its state, why it is not used, what went over it.
     pub fn paths(&self) -> Vec<PathInfo> {
-        self.shared.path_infos()
+        if self.reactor.is_ours() {
+            self.shared.path_infos()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Ranges that a write which was given up may still reach, although the write itself was answered since: see
     /// [`Unsettled`]. Other bytes than that write's must not be trusted to stay there until the range is settled.
     pub fn unsettled(&self) -> Vec<Unsettled> {
-        self.shared.unsettled()
+        if self.reactor.is_ours() {
+            self.shared.unsettled()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Forget the ranges that were lost up to `generation`: the caller knows that nothing of them is under way any more.
     /// Says how many ranges are left.
     pub fn settle(&self, generation: u64) -> usize {
-        self.shared.ghosts().settle(generation)
+        if self.reactor.is_ours() {
+            self.shared.ghosts().settle(generation)
+        } else {
+            0
+        }
     }
 
     pub(crate) fn place(&self) -> &str {
@@ -144,15 +170,7 @@ impl BlockDevice for NvmeTcpDevice {
     }
 
     fn submit(&self, requests: Vec<Request>) {
-        if !self.reactor.is_ours() {
-            for request in requests {
-                reject(request, forked(&self.shared.place)).report();
-            }
-            return;
-        }
-        if !requests.is_empty() {
-            self.reactor.send(Message::Submit(self.core, requests));
-        }
+        self.submit_as(TrafficClass::Feed, requests);
     }
 
     fn describe(&self) -> serde_json::Value {

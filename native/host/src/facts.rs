@@ -1,6 +1,7 @@
 //! What a controller and its namespace say about themselves, as far as the host believes and uses it.
 
 use crate::errors::{bad_answer, namespace_missing, refused};
+use crate::lane::LANES;
 use crate::options::HostOptions;
 use headrace_transfer::{DeviceInfo, ErrorKind, IoError};
 use headrace_wire::ana::AnaState;
@@ -71,6 +72,8 @@ pub(crate) struct Facts {
     pub deallocation: Deallocation,
     /// I/O queues granted, and commands on each.
     pub queues: u16,
+    /// Queues of each traffic class; 0: it shares the feed's.
+    pub lanes: [u16; LANES],
     pub depth: u16,
     // Of the namespace.
     pub nsid: u32,

@@ -46,6 +46,7 @@ mod facts;
 mod ghosts;
 mod guard;
 mod histogram;
+mod lane;
 mod life;
 #[allow(unsafe_code)]
 mod memory;
@@ -73,6 +74,7 @@ pub use headrace_wire::reservation::{
     AcquireAction, Change, RegisterAction, ReleaseAction, Report, ReservationType,
 };
 pub use histogram::Latency;
+pub use lane::{NvmeTcpLane, TrafficClass};
 pub use options::{
     DiscoverOptions, HostOptions, NamespaceKey, Policy, Portal, Route, DEPTH_MAX, PORTALS_MAX, QUEUES_MAX,
 };

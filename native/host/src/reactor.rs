@@ -56,7 +56,8 @@ pub(crate) struct Turn<'a> {
 
 pub(crate) enum Message {
     Open(Box<Core>),
-    Submit(usize, Vec<Request>),
+    /// To a core, by this lane.
+    Submit(usize, usize, Vec<Request>),
     /// Something that this core waits for has happened elsewhere.
     Wake(usize),
     /// Try every path again.
@@ -80,7 +81,7 @@ impl Message {
         };
         match self {
             Message::Open(core) => drop(core),
-            Message::Submit(_, requests) => requests
+            Message::Submit(_, _, requests) => requests
                 .into_iter()
                 .for_each(|request| reject(request, gone()).report()),
             Message::Close(_, _, reply) => reply.set(()),
@@ -324,9 +325,9 @@ impl Thread {
                 );
                 Some(id)
             }
-            Message::Submit(id, requests) => {
+            Message::Submit(id, lane, requests) => {
                 match self.cores.get_mut(&id) {
-                    Some(entry) => entry.core.submit(requests),
+                    Some(entry) => entry.core.submit(lane, requests),
                     None => requests
                         .into_iter()
                         .for_each(|request| reject(request, closed("")).report()),

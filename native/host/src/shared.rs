@@ -3,6 +3,7 @@
 use crate::facts::{hex, Ana, Facts};
 use crate::ghosts::{Ghosts, Unsettled};
 use crate::guard::GuardStatus;
+use crate::lane::TrafficClass;
 use crate::options::HostOptions;
 use crate::paths::{PathInfo, PathShared};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -137,6 +138,7 @@ impl Shared {
             "nguid": hex(&facts.ids.nguid),
             "digests": { "header": options.header_digest, "data": options.data_digest },
             "queues": facts.queues,
+            "lanes": lanes(facts),
             "depth": facts.depth,
             "mdts_bytes": facts.mdts_bytes,
             "max_transfer_bytes": if facts.block_bytes > 0 { facts.max_transfer_bytes() } else { 0 },
@@ -165,6 +167,18 @@ impl Shared {
             "counters": self.counted(),
         })
     }
+}
+
+/// I/O queues of each traffic class on each path.
+fn lanes(facts: &Facts) -> serde_json::Value {
+    let entry = |class: TrafficClass| {
+        let value = match facts.lanes[class as usize] {
+            0 => "shares the feed's".into(),
+            queues => queues.into(),
+        };
+        (class.name().to_string(), value)
+    };
+    serde_json::Value::Object(TrafficClass::ALL.into_iter().map(entry).collect())
 }
 
 /// How the connections are made.

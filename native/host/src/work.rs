@@ -170,6 +170,13 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    pub fn new(lane: u8) -> Self {
+        Work {
+            lane,
+            ..Default::default()
+        }
+    }
+
     /// No request is left.
     pub fn is_empty(&self) -> bool {
         self.free.len() == self.requests.len()

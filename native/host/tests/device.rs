@@ -46,7 +46,8 @@ fn bring_up_is_the_specified_sequence() {
         (0, 0x7F, 4, 0x1C),
         (0, 0x7F, 4, 0x1C),
         (0, 0x06, 0, 1),
-        (0, 0x09, 0, 0),
+        // Three queues, one for each traffic class, of which the first is connected.
+        (0, 0x09, 0, 0x2_0002),
         (0, 0x09, 0, 0x1F),
         (1, 0x7F, 1, 0),
         (0, 0x06, 0, 0),

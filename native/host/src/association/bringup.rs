@@ -1,8 +1,10 @@
 //! The steps of the bring-up and of the shutdown: what each answer leads to.
 
 use super::events::wanted;
+use super::lanes::share_out;
 use super::{is_transient, Association, Failure, Step, Tag, ADMIN_DEPTH, POLL_INTERVAL};
 use crate::errors::{bad_answer, connect_refused, refused, step_failed, ConnectPlace};
+use crate::lane::LANES;
 use crate::queue::{Completion, Data, End};
 use crate::reactor::Turn;
 use headrace_transfer::{Buffer, ErrorKind, IoError};
@@ -16,6 +18,9 @@ use headrace_wire::fabrics::{
 use headrace_wire::identify::{cns, IDENTIFY_BYTES};
 use headrace_wire::{admin, Cqe, Sqe, Status};
 use std::time::Instant;
+
+/// Of all lanes together; a connection's place in its token is bounded.
+const QUEUES_ASKED_MAX: u32 = 384;
 
 impl Association {
     pub(super) fn initialized(&mut self, at: usize, now: Instant) -> Result<(), Failure> {
@@ -217,7 +222,7 @@ impl Association {
             }
             Step::IdentifyController => {
                 self.facts.controller(&bytes, &self.options)?;
-                let wanted = u32::from(self.options.queues - 1);
+                let wanted = (u32::from(self.options.queues) * LANES as u32).min(QUEUES_ASKED_MAX) - 1;
                 let sqe = Sqe::new(admin::SET_FEATURES, 0, 0)
                     .with_cdw(10, feature::NUMBER_OF_QUEUES.into())
                     .with_cdw(11, wanted | wanted << 16);
@@ -225,7 +230,9 @@ impl Association {
             }
             Step::Queues => {
                 let granted = (cqe.dw0 & 0xFFFF).min(cqe.dw0 >> 16) + 1;
-                self.facts.queues = granted.min(self.options.queues.into()) as u16;
+                let granted = granted.min(QUEUES_ASKED_MAX) as u16;
+                self.facts.lanes = share_out(granted, self.options.queues);
+                self.facts.queues = self.facts.lanes[0];
                 let mut depth = self.options.depth.min(self.facts.mqes.max(1));
                 if self.facts.maxcmd > 0 {
                     depth = depth.min(self.facts.maxcmd);
@@ -285,8 +292,7 @@ impl Association {
         self.connections[usize::from(qid)]
             .queue
             .set_in_capsule(self.facts.in_capsule);
-        self.awaited -= 1;
-        if self.awaited == 0 {
+        if self.lane_connected(qid) && self.step == Step::IoQueues {
             self.find(now)?;
         }
         Ok(())
@@ -302,11 +308,18 @@ impl Association {
 
     fn connect_queues(&mut self, turn: &Turn<'_>) -> Result<(), Failure> {
         self.step = Step::IoQueues;
-        self.awaited = self.facts.queues;
-        for _ in 0..self.facts.queues {
-            self.connect_tcp(self.facts.depth, self.facts.in_capsule.max(1024), turn)?;
+        self.open_lane(0, turn);
+        if self.connections.len() > usize::from(self.facts.queues) {
+            return Ok(());
         }
-        Ok(())
+        Err(
+            IoError::new(ErrorKind::Failed, "cannot open a socket for each I/O queue")
+                .at(self.options.address())
+                .expected(format!("{} sockets", self.facts.queues))
+                .found(format!("{}", self.connections.len() - 1))
+                .next("check the limit of open files")
+                .into(),
+        )
     }
 
     /// The namespace is known; where access is asymmetric, so is its state before anything is sent to it.

@@ -5,7 +5,7 @@
 //! ```text
 //! admin:  TCP -> ICReq/ICResp -> Connect -> CAP -> VS -> CC.EN=1 -> CSTS.RDY? -> Identify controller
 //!         -> Set Features queues -> Set Features asynchronous events
-//! I/O n:  TCP -> ICReq/ICResp -> Connect QID n            (all at once)
+//! I/O n:  TCP -> ICReq/ICResp -> Connect QID n            (the feed's, all at once; others when first used: [`lanes`])
 //! admin:  [search by UUID or NGUID ->] Identify namespace -> identifiers -> [ANA log ->] ready, with event requests
 //! ```
 //!
@@ -20,12 +20,14 @@
 mod bringup;
 mod events;
 mod find;
+mod lanes;
 
 pub(crate) use events::{Event, Look};
 
 use crate::connection::{Broken, Connection};
 use crate::errors::{refused, unreachable};
 use crate::facts::Facts;
+use crate::lane::LANES;
 use crate::options::HostOptions;
 use crate::passthrough::Call;
 use crate::queue::{Asked, Completion, Data, End, ADMIN_IN_CAPSULE};
@@ -37,6 +39,7 @@ use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::fabrics::{property, property_get, property_set, Cc, CC_ENABLE};
 use headrace_wire::pdu::Digests;
 use headrace_wire::{admin, Sqe, Status};
+use lanes::Lane;
 use mio::Token;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -151,13 +154,11 @@ pub(crate) struct Association {
     pub step: Step,
     /// Next look at CSTS.
     poll_at: Option<Instant>,
-    /// I/O queues that are not connected yet.
-    awaited: u16,
     keep_alive_at: Option<Instant>,
     /// No command is overdue before this; exact when looked at.
     check_at: Option<Instant>,
     first_token: usize,
-    round_robin: usize,
+    lanes: [Lane; LANES],
     /// For commands of the bring-up.
     patience: Duration,
     search: Search,
@@ -181,11 +182,10 @@ impl Association {
             facts: Facts::default(),
             step: Step::Tcp,
             poll_at: None,
-            awaited: 0,
             keep_alive_at: None,
             check_at: None,
             first_token,
-            round_robin: 0,
+            lanes: Default::default(),
             search: Search::default(),
             watch: Watch::default(),
         };
@@ -318,52 +318,6 @@ impl Association {
 
     // Running.
 
-    /// Room for commands on the I/O queues.
-    pub fn has_room(&self) -> bool {
-        self.connections
-            .iter()
-            .skip(1)
-            .any(|connection| connection.queue.room() > 0)
-    }
-
-    /// Put a part on the next queue that has room; gives it back where none has.
-    pub fn send_part(&mut self, part: Part, data: Data, now: Instant) -> Result<(), (Part, Data)> {
-        let queues = self.connections.len() - 1;
-        for _ in 0..queues {
-            let at = 1 + self.round_robin % queues;
-            self.round_robin = self.round_robin.wrapping_add(1);
-            if self.connections[at].queue.room() == 0 {
-                continue;
-            }
-            let sqe = part.sqe(self.facts.nsid);
-            let deadline = now + self.options.io_timeout;
-            return match self.submit(at, sqe, data, Tag::Part(part), Some(deadline)) {
-                Err((Tag::Part(part), data)) => Err((part, data)),
-                _ => Ok(()),
-            };
-        }
-        Err((part, data))
-    }
-
-    /// Put a command that is no part on the admin queue, or on an I/O queue that has room.
-    pub fn send_own(
-        &mut self,
-        admin: bool,
-        sqe: Sqe,
-        data: Data,
-        tag: Tag,
-        until: Instant,
-    ) -> Result<(), (Tag, Data)> {
-        let queues = if admin { 0..1 } else { 1..self.connections.len() };
-        let Some(at) = queues
-            .into_iter()
-            .find(|&at| self.connections[at].queue.room() > 0)
-        else {
-            return Err((tag, data));
-        };
-        self.submit(at, sqe, data, tag, Some(until))
-    }
-
     /// KATO/2; KATO/4 where traffic counts (TBKAS): such a controller looks once a KATO whether anything came since it
     /// last looked, so that what arrives right after a look must not be all until the one after the next.
     fn keep_alive_interval(&self) -> Duration {
@@ -404,6 +358,7 @@ impl Association {
             self.check_at,
             reconcile_at,
             resume_at,
+            self.lanes_wake_at(),
         ]
         .into_iter()
         .flatten()
@@ -430,6 +385,7 @@ impl Association {
             let _ = self.submit(0, sqe, Data::None, Tag::KeepAlive, Some(now + kato));
         }
         self.tick_watch(now);
+        self.tick_lanes(now)?;
         if self.check_at.is_some_and(|at| at <= now) {
             self.check_at = self
                 .connections

@@ -10,6 +10,7 @@ use super::path::{Path, Phase};
 use super::{Core, Loss};
 use crate::options::Policy;
 use crate::queue::Data;
+use crate::reactor::Turn;
 use crate::work::{Part, Target, Trip, Verb};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -67,15 +68,21 @@ impl Core {
         }
     }
 
-    pub(super) fn pump(&mut self, now: Instant) {
+    pub(super) fn pump(&mut self, turn: &Turn<'_>) {
         for lane in 0..self.works.len() {
             if self.works[lane].waiting() || self.works[lane].has_targeted() {
-                self.pump_lane(lane, now);
+                self.pump_lane(lane, turn);
             }
         }
     }
 
-    fn pump_lane(&mut self, lane: usize, now: Instant) {
+    fn pump_lane(&mut self, lane: usize, turn: &Turn<'_>) {
+        let now = turn.now;
+        for path in &mut self.paths {
+            if let Phase::Ready(association) = &mut path.phase {
+                association.open_lane(lane, turn);
+            }
+        }
         for part in self.works[lane].take_targeted() {
             self.send_targeted(part, now);
         }
@@ -88,7 +95,7 @@ impl Core {
                 continue;
             }
             let writes = self.works[lane].next_changes();
-            let Some(at) = self.choose(self.works[lane].avoid(), writes, now) else {
+            let Some(at) = self.choose(lane, self.works[lane].avoid(), writes, now) else {
                 // Writes that wait for the guard do not hold up reads.
                 if writes && self.read_ahead(lane, now) {
                     continue;
@@ -127,7 +134,7 @@ impl Core {
 
     /// Send the first read that waits, past the writes before it; `true` if there was one.
     fn read_ahead(&mut self, lane: usize, now: Instant) -> bool {
-        let Some(at) = self.choose(0, false, now) else {
+        let Some(at) = self.choose(lane, 0, false, now) else {
             return false;
         };
         let Phase::Ready(association) = &self.paths[at].phase else {
@@ -146,7 +153,7 @@ impl Core {
     }
 
     /// The path for the next command, if there is one with room; for a write, one that the guard lets through.
-    fn choose(&mut self, avoid: u16, writes: bool, now: Instant) -> Option<usize> {
+    fn choose(&mut self, lane: usize, avoid: u16, writes: bool, now: Instant) -> Option<usize> {
         let tier = |path: &Path| path.tier(now).filter(|_| !writes || self.may_write(path.index));
         let wanted = |path: &Path| avoid & 1 << path.index == 0;
         let usable = || self.paths.iter().filter(|path| tier(path).is_some());
@@ -155,7 +162,7 @@ impl Core {
         let eligible = |path: &&Path| !only_wanted || wanted(path);
         let best = usable().filter(eligible).filter_map(tier).min()?;
         let room = |path: &&Path| match &path.phase {
-            Phase::Ready(association) => association.has_room(),
+            Phase::Ready(association) => association.has_room(lane),
             _ => false,
         };
         let candidates = || {

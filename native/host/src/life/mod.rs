@@ -55,6 +55,7 @@ mod path;
 use crate::association::{Association, Failure, Step, Tag};
 use crate::errors::{closed, no_path};
 use crate::facts::Facts;
+use crate::lane::LANES;
 use crate::paths::PathState;
 use crate::queue::Completion;
 use crate::reactor::{first_token, path_of, Reactor, Turn};
@@ -100,7 +101,8 @@ pub(crate) struct Core {
     shared: Arc<Shared>,
     reactor: Weak<Reactor>,
     paths: Vec<Path>,
-    works: [Work; 1],
+    /// One for each traffic class.
+    works: [Work; LANES],
     /// Of the first connection; the namespace must stay so.
     facts: Facts,
     opening: Option<Opening>,
@@ -131,7 +133,7 @@ impl Core {
             paths: paths.collect(),
             shared,
             reactor,
-            works: Default::default(),
+            works: std::array::from_fn(|lane| Work::new(lane as u8)),
             facts: Facts::default(),
             opening: Some(Opening { deadline, reply }),
             loss: None,
@@ -156,7 +158,7 @@ impl Core {
         }
     }
 
-    pub fn submit(&mut self, requests: Vec<Request>) {
+    pub fn submit(&mut self, lane: usize, requests: Vec<Request>) {
         for request in requests {
             let error = match &self.failing {
                 Some(error) => Some(error.clone()),
@@ -165,7 +167,7 @@ impl Core {
             };
             let ended = match error {
                 Some(error) => Some(reject(request, error)),
-                None => self.works[0].accept(request, &self.facts, &self.shared.place),
+                None => self.works[lane].accept(request, &self.facts, &self.shared.place),
             };
             if let Some(ended) = ended {
                 ended.report();
@@ -195,13 +197,13 @@ impl Core {
         let mut again = false;
         self.ripen(turn.now);
         self.run_own(turn.now);
-        self.pump(turn.now);
+        self.pump(turn);
         for at in 0..self.paths.len() {
             again |= self.run_path(at, turn);
         }
         again |= self.look(turn.now);
         self.run_own(turn.now);
-        self.pump(turn.now);
+        self.pump(turn);
         for at in 0..self.paths.len() {
             again |= self.send(at, turn);
         }

@@ -222,6 +222,9 @@ impl Core {
             self.paths[at].phase = phase;
             return false;
         };
+        if let Some(lane) = association.lane_refused(&error, turn.now) {
+            self.paths[at].share_lane(lane);
+        }
         let parts = association.end(turn);
         let generation = self.shared.lost(at);
         self.shared.status().last_error = error.to_string();

@@ -20,6 +20,7 @@
 use super::own::Asked;
 use crate::association::Association;
 use crate::facts::Facts;
+use crate::lane::LANES;
 use crate::options::Portal;
 use crate::paths::{PathShared, PathState};
 use crate::resolve::Answer;
@@ -95,6 +96,8 @@ pub(super) struct Path {
     hearsay: Option<Hearsay>,
     /// What the guard of writes knows of this association.
     pub guard: Asked,
+    /// Lanes whose queues the controller refused.
+    shared_lanes: [bool; LANES],
     /// What was told of its use last.
     told: (bool, Option<AnaState>),
     ana_since: Instant,
@@ -126,6 +129,7 @@ impl Path {
             held: false,
             hearsay: None,
             guard: Asked::Not,
+            shared_lanes: [false; LANES],
             told: (false, None),
             ana_since: now,
             shared,
@@ -268,7 +272,12 @@ impl Path {
         }
     }
 
-    pub fn became_ready(&mut self, association: Box<Association>, now: Instant, first: bool) {
+    pub fn became_ready(&mut self, mut association: Box<Association>, now: Instant, first: bool) {
+        for lane in 1..LANES {
+            if self.shared_lanes[lane] {
+                association.share_lane(lane);
+            }
+        }
         self.generation += 1;
         self.guard = Asked::Not;
         (self.written, self.flushed, self.under_way) = (0, 0, 0);
@@ -295,6 +304,11 @@ impl Path {
         self.backoff = (self.backoff * 2).min(BACKOFF_MAX.min(patience / 4));
         self.held = false;
         self.tell(PathState::Waiting, why);
+    }
+
+    /// The association ended while it connected this lane: the next one does without.
+    pub fn share_lane(&mut self, lane: usize) {
+        self.shared_lanes[lane] = true;
     }
 
     /// An association that was ready is gone. Held back where that happens too often and `others` can do the work.
