@@ -9,7 +9,7 @@
 //! later has `connect_timeout` for it, and its commands wait meanwhile. A controller that refuses a queue which it granted
 //! ends the association, and the next one has that lane share from the start.
 
-use super::{Association, Failure, Step};
+use super::{Association, Failure, Step, Tag};
 use crate::lane::LANES;
 use crate::queue::Data;
 use crate::reactor::Turn;
@@ -17,8 +17,6 @@ use crate::work::Part;
 use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::Sqe;
 use std::time::Instant;
-
-use super::Tag;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
@@ -48,11 +46,11 @@ pub(super) fn share_out(granted: u16, each: u16) -> [u16; LANES] {
     let mut left = granted - feed;
     let mut lanes = [0; LANES];
     lanes[0] = feed;
-    for lane in 1..LANES {
+    for (at, lane) in lanes.iter_mut().enumerate().skip(1) {
         // One at least for each class behind this one, where that leaves one for it.
-        let behind = (LANES - 1 - lane) as u16;
-        lanes[lane] = each.min(left.saturating_sub(behind).max(left.min(1)));
-        left -= lanes[lane];
+        let behind = (LANES - 1 - at) as u16;
+        *lane = each.min(left.saturating_sub(behind).max(left.min(1)));
+        left -= *lane;
     }
     lanes
 }
