@@ -1,9 +1,9 @@
 //! Blocks in a file or a block device.
 
-use crate::{check, check_geometry, check_write, system, uring, Media};
+use crate::{check, check_geometry, check_write, direct, system, uring, Media};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{RwLock, RwLockReadGuard};
@@ -17,6 +17,18 @@ pub enum Engine {
     /// Refused where the system does not allow it.
     IoUring,
     Pread,
+}
+
+/// Whether bytes stay in the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Cache {
+    /// Files use it, block devices do not where the system allows that: a drive that is served has readers that cache for
+    /// themselves, and writes that nobody reads soon.
+    #[default]
+    Auto,
+    Use,
+    /// O_DIRECT; refused where the system does not allow it.
+    Bypass,
 }
 
 /// A file, or a block device, as media. The page cache makes it volatile: a write is durable after `fdatasync`.
@@ -34,11 +46,29 @@ pub struct FileMedia {
     sync_failed: AtomicBool,
     /// The file system answers `RWF_NOWAIT`.
     nowait: AtomicBool,
+    /// Past the page cache: how memory must be aligned.
+    direct: Option<usize>,
+    block_device: bool,
+    /// A block device past the page cache that says that it has no cache of its own.
+    durable: bool,
+    /// Deallocated ranges read as zeros, as far as was seen.
+    zeroing: AtomicBool,
 }
 
 impl FileMedia {
     /// The size is the file's, cut to whole blocks.
     pub fn open(path: &Path, block_bytes: u32, read_only: bool, engine: Engine) -> io::Result<Self> {
+        Self::open_as(path, block_bytes, read_only, engine, Cache::Use)
+    }
+
+    /// With a say about the page cache.
+    pub fn open_as(
+        path: &Path,
+        block_bytes: u32,
+        read_only: bool,
+        engine: Engine,
+        cache: Cache,
+    ) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(!read_only).open(path)?;
         let length = file.seek(SeekFrom::End(0))?;
         if length < u64::from(block_bytes) {
@@ -52,6 +82,44 @@ impl FileMedia {
         }
         let size_bytes = length - length % u64::from(block_bytes.max(1));
         check_geometry(size_bytes, block_bytes)?;
+        let block_device = file.metadata()?.file_type().is_block_device();
+        if block_device {
+            let sector = system::queue_attribute(&file, "logical_block_size");
+            let sector = sector.and_then(|text| text.parse::<u32>().ok()).unwrap_or(512);
+            if block_bytes < sector {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!(
+                        "{} has blocks of {sector} bytes: a namespace of it needs block_bytes {sector} or more, found \
+                         {block_bytes}",
+                        path.display()
+                    ),
+                ));
+            }
+        }
+        let wanted = cache == Cache::Bypass || (cache == Cache::Auto && block_device);
+        let direct = match wanted.then(|| direct::open(path, block_bytes, read_only)) {
+            Some(Ok((past_cache, alignment))) => {
+                file = past_cache;
+                Some(alignment)
+            }
+            Some(Err(error)) if cache == Cache::Bypass => {
+                return Err(io::Error::new(
+                    error.kind(),
+                    format!("this system does not read it past the page cache (O_DIRECT): {error}"),
+                ));
+            }
+            _ => None,
+        };
+        let queue = |name: &str| system::queue_attribute(&file, name).filter(|_| block_device);
+        let durable = direct.is_some() && queue("write_cache").as_deref() == Some("write through");
+        let zeroing = if block_device {
+            queue("write_zeroes_max_bytes").is_some_and(|bytes| bytes != "0")
+        } else {
+            // Behind the end there is nothing to lose.
+            let behind = length.next_multiple_of(1 << 20);
+            !read_only && system::fallocate(&file, libc::FALLOC_FL_PUNCH_HOLE, behind, 4096).is_ok()
+        };
         let uring = engine == Engine::IoUring;
         if uring {
             uring::available().map_err(|why| {
@@ -69,7 +137,11 @@ impl FileMedia {
             read_only,
             uring,
             sync_failed: AtomicBool::new(false),
-            nowait: AtomicBool::new(true),
+            nowait: AtomicBool::new(direct.is_none()),
+            direct,
+            block_device,
+            durable,
+            zeroing: AtomicBool::new(zeroing),
         })
     }
 
@@ -97,12 +169,57 @@ impl FileMedia {
         self.shape.read().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn put(&self, offset: u64, from: &[u8]) -> io::Result<()> {
-        if self.uring {
-            uring::write(&self.file, offset, from, 0)
-        } else {
-            self.file.write_all_at(from, offset)
+    /// The alignment that this memory lacks, and must have.
+    fn misaligned(&self, memory: &[u8]) -> Option<usize> {
+        self.direct
+            .filter(|&alignment| !direct::is_aligned(memory.as_ptr(), alignment))
+    }
+
+    fn get(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if let Some(alignment) = self.misaligned(into) {
+            return direct::in_pieces(into.len(), alignment, |at, piece| {
+                self.get(offset + at as u64, piece)?;
+                into[at..at + piece.len()].copy_from_slice(piece);
+                Ok(())
+            });
         }
+        if self.uring {
+            return uring::read(&self.file, offset, into);
+        }
+        self.file.read_exact_at(into, offset)
+    }
+
+    fn put(&self, offset: u64, from: &[u8], fua: bool) -> io::Result<()> {
+        if let Some(alignment) = self.misaligned(from) {
+            return direct::in_pieces(from.len(), alignment, |at, piece| {
+                piece.copy_from_slice(&from[at..at + piece.len()]);
+                self.put(offset + at as u64, piece, fua)
+            });
+        }
+        match (self.uring, fua) {
+            (true, true) => uring::write(&self.file, offset, from, libc::RWF_DSYNC),
+            (true, false) => uring::write(&self.file, offset, from, 0),
+            (false, true) => system::write_durably(&self.file, offset, from),
+            (false, false) => self.file.write_all_at(from, offset),
+        }
+    }
+
+    /// Zeros, one way or another: the first that this file or device can do.
+    fn put_zeros(&self, offset: u64, length: u64) -> io::Result<()> {
+        for mode in [libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE] {
+            match system::fallocate(&self.file, mode, offset, length) {
+                Err(error) if system::unsupported(&error) => {}
+                result => return result,
+            }
+        }
+        let zeros = vec![0; length.min(1 << 20) as usize];
+        let mut at = 0;
+        while at < length {
+            let piece = (length - at).min(zeros.len() as u64);
+            self.put(offset + at, &zeros[..piece as usize], false)?;
+            at += piece;
+        }
+        Ok(())
     }
 
     fn check_synced(&self) -> io::Result<()> {
@@ -133,7 +250,13 @@ impl Media for FileMedia {
         self.read_only
     }
     fn volatile_cache(&self) -> bool {
-        true
+        !self.durable
+    }
+    fn direct(&self) -> bool {
+        self.direct.is_some()
+    }
+    fn deallocated_reads_zeros(&self) -> bool {
+        self.zeroing.load(Ordering::Relaxed)
     }
     fn engine(&self) -> &'static str {
         if self.uring {
@@ -145,27 +268,19 @@ impl Media for FileMedia {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         check(self, offset, into.len() as u64)?;
-        if self.uring {
-            return uring::read(&self.file, offset, into);
-        }
-        self.file.read_exact_at(into, offset)
+        self.get(offset, into)
     }
 
     fn write(&self, offset: u64, from: &[u8], fua: bool) -> io::Result<()> {
         let _shape = self.read_shape();
         check_write(self, offset, from.len() as u64)?;
         if !fua {
-            return self.put(offset, from);
+            return self.put(offset, from, false);
         }
         self.check_synced()?;
-        let durable = if self.uring {
-            uring::write(&self.file, offset, from, libc::RWF_DSYNC)
-        } else {
-            system::write_durably(&self.file, offset, from)
-        };
-        match durable {
+        match self.put(offset, from, true) {
             Err(error) if system::unsupported(&error) => {
-                self.put(offset, from)?;
+                self.put(offset, from, false)?;
                 self.flush()
             }
             result => self.sync_result(result),
@@ -191,58 +306,30 @@ impl Media for FileMedia {
             return Ok(());
         }
         match system::fallocate(&self.file, libc::FALLOC_FL_PUNCH_HOLE, offset, length) {
-            // It is a hint: a file system without holes keeps the bytes.
-            Err(error) if system::unsupported(&error) => Ok(()),
+            // It is a hint: a file system without holes keeps the bytes, and a drive may leave anything.
+            Err(error) if system::unsupported(&error) => {
+                self.zeroing.store(false, Ordering::Relaxed);
+                match self
+                    .block_device
+                    .then(|| system::discard(&self.file, offset, length))
+                {
+                    Some(Err(error)) if !system::unsupported(&error) => Err(error),
+                    _ => Ok(()),
+                }
+            }
             result => result,
         }
     }
 
     fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> io::Result<()> {
-        let _shape = self.read_shape();
         check_write(self, offset, length)?;
         if length == 0 {
             return Ok(());
         }
-        match system::fallocate(&self.file, libc::FALLOC_FL_PUNCH_HOLE, offset, length) {
-            Err(error) if system::unsupported(&error) => {
-                let zeros = vec![0; length.min(1 << 20) as usize];
-                let mut at = 0;
-                while at < length {
-                    let piece = (length - at).min(zeros.len() as u64);
-                    self.put(offset + at, &zeros[..piece as usize])?;
-                    at += piece;
-                }
-            }
-            result => result?,
-        }
+        self.put_zeros(offset, length)?;
         if fua {
             self.flush()?;
         }
-        Ok(())
-    }
-
-    /// A regular file becomes longer, sparse, or shorter; a block device has the size that it has.
-    fn resize(&self, size_bytes: u64) -> io::Result<()> {
-        check_geometry(size_bytes, self.block_bytes)?;
-        if self.read_only {
-            return check_write(self, 0, 0);
-        }
-        let _alone = self.shape.write().unwrap_or_else(|e| e.into_inner());
-        if self.file.metadata()?.is_file() {
-            if size_bytes < self.size_bytes() {
-                self.size_bytes.store(size_bytes, Ordering::Release);
-            }
-            self.file.set_len(size_bytes)?;
-        } else {
-            let found = (&self.file).seek(SeekFrom::End(0))?;
-            if size_bytes > found {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    format!("the device has {found} bytes, less than {size_bytes}"),
-                ));
-            }
-        }
-        self.size_bytes.store(size_bytes, Ordering::Release);
         Ok(())
     }
 

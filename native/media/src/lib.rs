@@ -11,8 +11,9 @@
 //!   until it is opened again.
 //!
 //! Modules: [`memory`] and [`file`] hold bytes, [`volatile`] is the cache. The unsafe parts are small: [`mapping`]
-//! (anonymous memory), `system` (calls that the standard library lacks) and `uring`.
+//! (anonymous memory), `direct` (memory as O_DIRECT wants it), `system` (calls that the standard library lacks) and `uring`.
 
+mod direct;
 pub mod file;
 pub mod mapping;
 pub mod memory;
@@ -20,7 +21,7 @@ mod system;
 mod uring;
 pub mod volatile;
 
-pub use file::{Engine, FileMedia};
+pub use file::{Cache, Engine, FileMedia};
 pub use mapping::Mapping;
 pub use memory::MemoryMedia;
 pub use volatile::VolatileCache;
@@ -75,6 +76,16 @@ pub trait Media: Send + Sync {
             io::ErrorKind::Unsupported,
             "this media cannot change its size",
         ))
+    }
+
+    /// Whether a range that was deallocated is certain to read as zeros.
+    fn deallocated_reads_zeros(&self) -> bool {
+        false
+    }
+
+    /// Whether bytes pass by the page cache.
+    fn direct(&self) -> bool {
+        false
     }
 
     /// Fill `into` only if that needs no waiting for a device; `false`: it was not done, use [`Media::read`].

@@ -89,6 +89,9 @@ impl Media for MemoryMedia {
         self.mapping.zero(low as usize, (high - low) as usize);
         Ok(())
     }
+    fn deallocated_reads_zeros(&self) -> bool {
+        true
+    }
     fn try_read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
         self.read(offset, into).map(|()| true)
     }

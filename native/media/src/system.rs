@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 /// Write all of `from` at `offset` and return when it is durable: `pwritev2` with `RWF_DSYNC`.
 pub(crate) fn write_durably(file: &File, mut offset: u64, mut from: &[u8]) -> io::Result<()> {
@@ -70,6 +71,28 @@ pub(crate) fn fallocate(file: &File, mode: libc::c_int, offset: u64, length: u64
             return Err(error);
         }
     }
+}
+
+/// Tell a block device that a range is not needed any more; what it reads as afterwards is not said.
+pub(crate) fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    /// `_IO(0x12, 119)` of linux/fs.h.
+    const BLKDISCARD: libc::c_ulong = 0x1277;
+    let range = [offset, length];
+    // SAFETY: the kernel reads two live u64.
+    if unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) } == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}
+
+/// What sysfs says about the queue of the block device that this file is, if it is one.
+pub(crate) fn queue_attribute(file: &File, name: &str) -> Option<String> {
+    let rdev = file.metadata().ok()?.rdev();
+    let device = format!("/sys/dev/block/{}:{}", libc::major(rdev), libc::minor(rdev));
+    // A partition has none; its disk's is one up.
+    let text = std::fs::read_to_string(format!("{device}/queue/{name}"))
+        .or_else(|_| std::fs::read_to_string(format!("{device}/../queue/{name}")));
+    Some(text.ok()?.trim().to_string())
 }
 
 /// Take the advisory lock of the whole file, without waiting; it goes with the descriptor.

@@ -154,6 +154,12 @@ impl Media for VolatileCache {
     fn engine(&self) -> &'static str {
         self.below.engine()
     }
+    fn deallocated_reads_zeros(&self) -> bool {
+        self.below.deallocated_reads_zeros()
+    }
+    fn direct(&self) -> bool {
+        self.below.direct()
+    }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         check(self, offset, into.len() as u64)?;

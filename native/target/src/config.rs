@@ -3,7 +3,7 @@
 use crate::reservation::{store::Store, Reservations};
 use crate::subsystem::{MAX_ANA_GROUPS, MAX_NAMESPACES, MAX_NSID};
 use crate::view::{ana_state, Group, HostAccess, Hosts};
-use headrace_media::{check_geometry, Engine, FileMedia, Media, MemoryMedia, VolatileCache};
+use headrace_media::{check_geometry, Cache, Engine, FileMedia, Media, MemoryMedia, VolatileCache};
 use headrace_wire::ana::AnaState;
 use headrace_wire::{DISCOVERY_NQN, NQN_MAX};
 use serde::Deserialize;
@@ -228,10 +228,22 @@ pub enum MediaConfig {
         /// Make the file, sparse, where it does not exist.
         #[serde(default)]
         create: bool,
+        /// Past the page cache (O_DIRECT). `auto`: block devices, where the system allows it; not files. `on`: or not at all.
+        #[serde(default)]
+        direct: Direct,
     },
     Memory {
         size_bytes: u64,
     },
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Direct {
+    #[default]
+    Auto,
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -574,6 +586,7 @@ impl NamespaceConfig {
                 path,
                 create,
                 size_bytes: None,
+                ..
             } if *create => Err(format!("{place}: a size is needed to create {}", path.display())),
             MediaConfig::File { size_bytes, .. } => size_bytes.map_or(Ok(()), geometry),
         }
@@ -600,6 +613,7 @@ impl NamespaceConfig {
                 path,
                 size_bytes,
                 create,
+                direct,
             } => {
                 let error = |e: std::io::Error| {
                     let advice = match e.kind() {
@@ -617,7 +631,13 @@ impl NamespaceConfig {
                 if let (true, Some(size), false) = (*create, size_bytes, path.exists()) {
                     FileMedia::create(path, *size).map_err(error)?;
                 }
-                let media = FileMedia::open(path, self.block_bytes, self.read_only, engine).map_err(error)?;
+                let cache = match direct {
+                    Direct::Auto => Cache::Auto,
+                    Direct::On => Cache::Bypass,
+                    Direct::Off => Cache::Use,
+                };
+                let media = FileMedia::open_as(path, self.block_bytes, self.read_only, engine, cache);
+                let media = media.map_err(error)?;
                 media.lock().map_err(error)?;
                 if let Some(size) = size_bytes.filter(|size| *size != media.size_bytes()) {
                     return Err(format!(

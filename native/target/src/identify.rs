@@ -176,8 +176,12 @@ fn describe_namespace(namespace: &Namespace, protected: bool) -> Vec<u8> {
         nmic: SHARED,
         rescap: namespace.reservations.capabilities(),
         anagrpid: namespace.ana_group,
-        // Zeros after deallocation where that is certain; a file system may not have holes.
-        dlfeat: u8::from(namespace.mapping.is_some()),
+        // Zeros after deallocation, and by Write Zeroes with DEAC, where that is certain; a file system may not have holes.
+        dlfeat: if namespace.media.deallocated_reads_zeros() {
+            1 | 1 << 3
+        } else {
+            0
+        },
         nguid: namespace.nguid,
         formats: vec![LbaFormat {
             ms: 0,

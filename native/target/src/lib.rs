@@ -62,8 +62,8 @@ extern crate self as headrace_target;
 mod common;
 
 pub use config::{
-    AnaGroupConfig, HostConfig, IoEngine, ListenConfig, MediaConfig, NamespaceConfig, SubsystemConfig,
-    TargetConfig,
+    AnaGroupConfig, Direct, HostConfig, IoEngine, ListenConfig, MediaConfig, NamespaceConfig,
+    SubsystemConfig, TargetConfig,
 };
 pub use control::ControlError;
 

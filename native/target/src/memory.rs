@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 const CLASSES: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// Idle buffers that are kept for reuse.
 const IDLE_BYTES: usize = 64 << 20;
+/// Buffers begin at a multiple of it, as O_DIRECT wants them.
+const ALIGNMENT: usize = 4096;
 /// How many ticks (of 250 ms) they are kept when nobody takes any.
 const QUIET_TICKS: u32 = 40;
 
@@ -47,6 +49,8 @@ pub(crate) struct Allowance {
 /// A buffer of at least the length that was asked for; it derefs to exactly that length.
 pub(crate) struct Buffer {
     bytes: Option<Box<[u8]>>,
+    /// Where it begins in `bytes`.
+    start: usize,
     length: usize,
     class: usize,
     owner: Arc<Allowance>,
@@ -148,9 +152,12 @@ impl Allowance {
             }
             buffer
         };
-        let bytes = reused.unwrap_or_else(|| vec![0; size].into_boxed_slice());
+        let bytes = reused.unwrap_or_else(|| vec![0; size + ALIGNMENT].into_boxed_slice());
+        // At most ALIGNMENT for bytes.
+        let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Some(Buffer {
             bytes: Some(bytes),
+            start,
             length,
             class,
             owner: self.clone(),
@@ -167,14 +174,15 @@ impl Allowance {
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.bytes.as_ref().map_or(&[], |bytes| &bytes[..self.length])
+        let range = self.start..self.start + self.length;
+        self.bytes.as_ref().map_or(&[], |bytes| &bytes[range])
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let length = self.length;
-        self.bytes.as_mut().map_or(&mut [], |bytes| &mut bytes[..length])
+        let range = self.start..self.start + self.length;
+        self.bytes.as_mut().map_or(&mut [], |bytes| &mut bytes[range])
     }
 }
 
@@ -209,6 +217,7 @@ mod tests {
         let first = a.take(1 << 20).unwrap();
         let second = a.take((1 << 20) - 5).unwrap();
         assert_eq!(second.len(), (1 << 20) - 5);
+        assert_eq!(second.as_ptr() as usize % ALIGNMENT, 0);
         assert!(a.take(1).is_none(), "over the connection's share");
         let third = b.take(1 << 20).unwrap();
         assert!(b.take(1).is_none(), "over the target's limit");

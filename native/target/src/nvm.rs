@@ -8,7 +8,7 @@ use crate::reservation::Claim;
 use crate::subsystem::{count, Namespace};
 use crate::view::Reach;
 use headrace_media::Mapping;
-use headrace_wire::command::{DsmRange, CDW11_DEALLOCATE, NSID_ALL};
+use headrace_wire::command::{DsmRange, CDW11_DEALLOCATE, CDW12_DEAC, NSID_ALL};
 use headrace_wire::reservation::{report_request, Change};
 use headrace_wire::{io, Sgl, Sqe, Status};
 use std::sync::atomic::Ordering;
@@ -42,6 +42,7 @@ pub(crate) enum Plan {
         offset: u64,
         length: u64,
         fua: bool,
+        deallocate: bool,
     },
     /// Register, Acquire, Release: `bytes` come from the host.
     Reserve {
@@ -197,7 +198,10 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Arc<Controller>, reach: &Reach) -> Re
     let (offset, length) = range(&namespace, sqe.slba(), sqe.nlb())?;
     let fua = sqe.fua() || (writes && controller.writes_through());
     if opcode == io::WRITE_ZEROES {
+        // DEAC is a wish, and granted where what is deallocated reads as zeros.
+        let deallocate = sqe.cdw(12) & CDW12_DEAC != 0 && namespace.media.deallocated_reads_zeros();
         return Ok(Plan::Zero {
+            deallocate,
             namespace,
             offset,
             length,
@@ -283,6 +287,7 @@ pub(crate) enum Work {
         offset: u64,
         length: u64,
         fua: bool,
+        deallocate: bool,
     },
     Deallocate {
         namespace: Claim,
@@ -397,10 +402,16 @@ impl Work {
                 offset,
                 length,
                 fua,
+                deallocate,
             } => {
                 let _shared = namespace.beside_others();
-                let result = namespace.media.write_zeroes(*offset, *length, *fua);
-                outcome(namespace, result, Status::WRITE_FAULT)
+                let media = &namespace.media;
+                let result = match (*deallocate, *fua) {
+                    (false, fua) => media.write_zeroes(*offset, *length, fua),
+                    (true, false) => media.deallocate(*offset, *length),
+                    (true, true) => media.deallocate(*offset, *length).and_then(|()| media.flush()),
+                };
+                durably(namespace, result, *fua)
             }
             Work::Deallocate { namespace, ranges } => {
                 for (offset, length) in ranges {
@@ -433,14 +444,25 @@ impl Work {
     }
 }
 
-fn write(namespace: &Namespace, offset: u64, data: &[u8], fua: bool) -> Status {
+fn write(namespace: &Claim, offset: u64, data: &[u8], fua: bool) -> Status {
     let result = namespace.media.write(offset, data, fua);
     account_write(namespace, data.len());
+    durably(namespace, result, fua)
+}
+
+/// What came of a write; one with FUA that failed was a sync that failed.
+fn durably(namespace: &Claim, result: std::io::Result<()>, fua: bool) -> Status {
     let status = outcome(namespace, result, Status::WRITE_FAULT);
     if fua && status == Status::WRITE_FAULT {
-        namespace.degraded.store(true, Ordering::Relaxed);
+        lost(namespace, namespace.controller());
     }
     status
+}
+
+/// Answered writes may be lost: said in the status, in SMART, and to the host that asked, now and as long as the media is open.
+fn lost(namespace: &Namespace, controller: &Controller) {
+    namespace.degraded.store(true, Ordering::Relaxed);
+    controller.raise(Event::RELIABILITY);
 }
 
 fn compare(namespace: &Namespace, offset: u64, expected: &[u8]) -> Status {
@@ -469,8 +491,7 @@ fn flush<'a>(namespaces: impl Iterator<Item = &'a Namespace>, controller: &Contr
         count(&namespace.counters.flushes, 1);
         let status = outcome(namespace, namespace.media.flush(), Status::WRITE_FAULT);
         if !status.is_success() {
-            namespace.degraded.store(true, Ordering::Relaxed);
-            controller.raise(Event::RELIABILITY);
+            lost(namespace, controller);
             if answer.is_success() {
                 answer = status;
             }
@@ -561,11 +582,13 @@ pub(crate) fn prepare(
             offset,
             length,
             fua,
+            deallocate,
         } => Work::Zero {
             namespace,
             offset,
             length,
             fua,
+            deallocate,
         },
         Plan::Manage {
             namespace,

@@ -105,6 +105,7 @@ impl Namespace {
             "size_bytes": self.media.size_bytes(),
             "block_bytes": self.media.block_bytes(),
             "engine": self.media.engine(),
+            "direct": self.media.direct(),
             "volatile_cache": self.media.volatile_cache(),
             "read_only": self.media.read_only(),
             "degraded": self.degraded.load(Ordering::Relaxed),

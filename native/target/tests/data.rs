@@ -449,6 +449,7 @@ fn read_only_is_enforced() {
         path: path.clone(),
         size_bytes: None,
         create: false,
+        direct: headrace_target::Direct::Auto,
     };
     config.subsystems[0].namespaces[0].read_only = true;
     let target = Target::start(config).unwrap();
@@ -472,4 +473,89 @@ fn wrong_header_digest_is_fatal() {
     bytes[20] ^= 4;
     queue.send(&bytes);
     assert_eq!(queue.term().fes, 3);
+}
+
+/// Over the wire: a file past the page cache and in it, zeros with and without DEAC, and what Identify says of them.
+#[test]
+fn files_past_the_page_cache() {
+    for direct in ["on", "off"] {
+        let path = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("direct-{direct}-{}", std::process::id()));
+        let text = format!(
+            r#"{{"subsystems": [{{"nqn": "{}", "namespaces": [{{"nsid": 1, "block_bytes": 512, "media": {{"kind": "file",
+            "path": {path:?}, "create": true, "size_bytes": 8388608, "direct": "{direct}"}}}}]}}]}}"#,
+            common::NQN
+        );
+        let started = Target::start(headrace_target::TargetConfig::from_json(&text).unwrap());
+        let target = match started {
+            Ok(target) => target,
+            Err(error) if direct == "on" => {
+                assert!(error.contains("O_DIRECT"), "{error}");
+                println!("not tested: {error}");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let address = target.addresses()[0];
+        let (mut first, cntlid) = admin(address);
+        assert_eq!(
+            target.status()["subsystems"][0]["namespaces"][0]["direct"],
+            direct == "on"
+        );
+        let sqe = Sqe::new(6, 77, 1).with_sgl(Sgl::Transport { length: 4096 });
+        let identify = first.command(sqe, &[]).data;
+        let zeros = identify[33] == 9;
+        assert!(zeros || identify[33] == 0, "DLFEAT {}", identify[33]);
+        let mut queue = io(address, cntlid, Digests::default(), 0);
+        let data = common::pattern(1 << 20, 6);
+        assert!(queue.write(1, &data, 512, 300_000).status.is_success());
+        assert!(queue
+            .write_in_capsule(4096, &data[..1536], 512)
+            .status
+            .is_success());
+        assert!(queue.read(1, 2048, 512).data == data);
+        assert!(queue.read(4096, 3, 512).data == data[..1536]);
+        // FUA and DEAC in every combination; the neighbours stay.
+        let allocated = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).unwrap());
+        for (slba, flags) in [
+            (9u64, 0u32),
+            (17, 1 << 30),
+            (25, 1 << 25),
+            (33, 1 << 25 | 1 << 30),
+        ] {
+            let cid = queue.cid();
+            let sqe = Sqe::rw(8, cid, 1, slba, 8);
+            let flagged = sqe.cdw(12) | flags;
+            assert!(queue
+                .command(sqe.with_cdw(12, flagged), &[])
+                .cqe
+                .status
+                .is_success());
+            assert!(
+                queue.read(slba, 8, 512).data.iter().all(|&byte| byte == 0),
+                "{flags:x}"
+            );
+            assert!(queue.read(slba + 8, 1, 512).data == data[(slba as usize + 7) * 512..][..512]);
+        }
+        // With DEAC the room is given back, where that can be.
+        let before = allocated();
+        let cid = queue.cid();
+        let sqe = Sqe::rw(8, cid, 1, 128, 1024);
+        let flagged = sqe.cdw(12) | 1 << 25 | 1 << 30;
+        assert!(queue
+            .command(sqe.with_cdw(12, flagged), &[])
+            .cqe
+            .status
+            .is_success());
+        if zeros {
+            assert!(
+                allocated() < before,
+                "{} sectors before, {} after",
+                before,
+                allocated()
+            );
+        }
+        drop(target);
+        std::fs::remove_file(&path).unwrap();
+    }
 }

@@ -222,6 +222,7 @@ fn a_port_in_use_and_a_missing_file_are_said_plainly() {
         path: "/nowhere/at/all".into(),
         size_bytes: None,
         create: false,
+        direct: headrace_target::Direct::Auto,
     };
     let error = Target::start(third).err().unwrap();
     assert!(error.contains("/nowhere/at/all: No such file"), "{error}");
