@@ -13,6 +13,7 @@ from benchmarks import figures
 
 SUITES = {
     "fabric": "the NVMe/TCP host and target beside bare sockets",
+    "fabric-scale": "many controllers on one target",
 }
 
 

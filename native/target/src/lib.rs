@@ -53,6 +53,8 @@ mod worker;
 mod any_bytes;
 #[cfg(test)]
 mod bad_media;
+#[cfg(test)]
+mod pdu_cases;
 
 // The tests' raw client names this crate as its users do.
 #[cfg(test)]
