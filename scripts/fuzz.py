@@ -3,9 +3,11 @@
     python3 scripts/fuzz.py 60                 every target for 60 seconds, one after the other
     python3 scripts/fuzz.py 600 target_bytes   some of them
     python3 scripts/fuzz.py --minimise         cut the kept corpus (native/fuzz/corpus) to what adds coverage
+    python3 scripts/fuzz.py --keep FILE NAME   put an input into the kept corpus of one target
 
-What a run finds worth keeping goes to target/fuzz/corpus/NAME and is used by the next run; an input that breaks an
-invariant goes to target/fuzz/NAME-crash-... and the command that repeats it is printed. Standard library only.
+The kept corpus of a target is one file: each input with its length before it (4 bytes, little-endian). What a run finds
+worth keeping goes to target/fuzz/corpus/NAME and is used by the next run; an input that breaks an invariant goes to
+target/fuzz/NAME-crash-... and the command that repeats it is printed. Standard library only.
 """
 
 from __future__ import annotations
@@ -71,7 +73,6 @@ def explore(program: Path, seconds: int, extra: list[str]) -> tuple[int, str]:
     name = program.name
     found = BUILT / "corpus" / name
     found.mkdir(parents=True, exist_ok=True)
-    (KEPT / name).mkdir(parents=True, exist_ok=True)
     command = [
         str(program),
         f"-max_total_time={seconds}",
@@ -83,10 +84,39 @@ def explore(program: Path, seconds: int, extra: list[str]) -> tuple[int, str]:
         f"-artifact_prefix={BUILT}/{name}-",
         *extra,
         str(found),
-        str(KEPT / name),
+        str(unpacked(name)),
     ]
     answer = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return answer.returncode, answer.stderr.decode(errors="replace")
+
+
+def kept(name: str) -> list[bytes]:
+    """The inputs of a target's kept corpus."""
+    path = KEPT / name
+    data = path.read_bytes() if path.exists() else b""
+    inputs, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        inputs.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    return inputs
+
+
+def keep(name: str, inputs: list[bytes]) -> None:
+    ordered = sorted(set(inputs), key=lambda one: (len(one), one))
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / name).write_bytes(b"".join(len(one).to_bytes(4, "little") + one for one in ordered))
+    print(f"{name}: {len(ordered)} inputs, {(KEPT / name).stat().st_size} bytes")
+
+
+def unpacked(name: str) -> Path:
+    """The kept corpus as libFuzzer reads it: a folder with a file an input."""
+    folder = BUILT / "kept" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for number, one in enumerate(kept(name)):
+        (folder / f"{number:05}").write_bytes(one)
+    return folder
 
 
 def minimise(program: Path) -> None:
@@ -95,13 +125,12 @@ def minimise(program: Path) -> None:
     merged = BUILT / "merged" / name
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir(parents=True)
-    sources = [str(path) for path in (KEPT / name, BUILT / "corpus" / name) if path.is_dir()]
-    command = [str(program), "-merge=1", f"-max_len={LONGEST.get(name, 4096)}", "-timeout=20", str(merged), *sources]
+    found = BUILT / "corpus" / name
+    found.mkdir(parents=True, exist_ok=True)
+    command = [str(program), "-merge=1", f"-max_len={LONGEST.get(name, 4096)}", "-timeout=20"]
+    command += [str(merged), str(unpacked(name)), str(found)]
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=True)
-    shutil.rmtree(KEPT / name, ignore_errors=True)
-    shutil.copytree(merged, KEPT / name)
-    files = list((KEPT / name).iterdir())
-    print(f"{name}: {len(files)} inputs, {sum(file.stat().st_size for file in files)} bytes")
+    keep(name, [path.read_bytes() for path in merged.iterdir()])
 
 
 def main() -> int:
@@ -109,7 +138,14 @@ def main() -> int:
     parser.add_argument("seconds", type=int, nargs="?", default=60, help="for each target")
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all when none is named")
     parser.add_argument("--minimise", action="store_true")
+    parser.add_argument("--keep", nargs=2, metavar=("FILE", "NAME"))
     arguments = parser.parse_args()
+    if arguments.keep:
+        file, name = arguments.keep
+        if name not in TARGETS:
+            parser.error(f"no such target: {name}; there are {', '.join(TARGETS)}")
+        keep(name, [*kept(name), Path(file).read_bytes()])
+        return 0
     unknown = set(arguments.targets) - set(TARGETS)
     if unknown:
         parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")

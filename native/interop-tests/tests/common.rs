@@ -6,6 +6,9 @@ use headrace_host::{HostOptions, NvmeTcpDevice, Portal};
 use headrace_target::{Target, TargetConfig};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, IoError, Op};
 use serde_json::{json, Value};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 pub const NQN: &str = "nqn.2026-01.test:interop";
@@ -87,4 +90,47 @@ pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
 
 pub fn close(device: &NvmeTcpDevice) {
     device.close(Duration::from_secs(5));
+}
+
+/// A target with a volatile cache, in a process of its own that is killed when this is dropped.
+pub struct Killable {
+    child: Child,
+    pub port: u16,
+}
+
+impl Drop for Killable {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Serve the file at `path`. The process is this test program: each that uses it has the ignored test `serve_until_killed`,
+/// which calls the function of that name here.
+pub fn serve(path: &Path, port: u16) -> Killable {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "serve_until_killed", "--ignored", "--nocapture"])
+        .env("HEADRACE_TEST_PORT", port.to_string())
+        .env("HEADRACE_TEST_FILE", path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let port = lines
+        .map_while(Result::ok)
+        .find_map(|line| {
+            line.split_once("port ")
+                .and_then(|(_, port)| port.trim().parse().ok())
+        })
+        .expect("the target says its port");
+    Killable { child, port }
+}
+
+pub fn serve_until_killed() {
+    let port = std::env::var("HEADRACE_TEST_PORT").unwrap().parse().unwrap();
+    let media = json!({ "kind": "file", "path": std::env::var("HEADRACE_TEST_FILE").unwrap() });
+    let (_target, port) = start(config(port, media, json!({ "volatile_cache_bytes": 32 << 20 })));
+    println!("port {port}");
+    // Longer than any test that forgets it.
+    std::thread::sleep(Duration::from_secs(60));
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{close, config, flush, memory, options, pattern, read, start, write};
+use common::{close, config, flush, memory, options, pattern, read, serve, start, write};
 use headrace_host::{discover, DiscoverOptions, NvmeTcpDevice};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, Op};
 use serde_json::json;
@@ -193,35 +193,11 @@ fn discovery_names_what_the_target_serves() {
     assert_eq!(found["traddr"], "127.0.0.1");
 }
 
-/// Not a test: the target of the next one, in a process of its own that can be killed.
+/// Not a test: see `common::serve`.
 #[test]
 #[ignore = "run by another test, in a process of its own"]
 fn serve_until_killed() {
-    let port = std::env::var("HEADRACE_TEST_PORT").unwrap().parse().unwrap();
-    let media = json!({ "kind": "file", "path": std::env::var("HEADRACE_TEST_FILE").unwrap() });
-    let (_target, port) = start(config(port, media, json!({ "volatile_cache_bytes": 32 * MIB })));
-    println!("port {port}");
-    std::thread::sleep(Duration::from_secs(60));
-}
-
-fn serve(path: &std::path::Path, port: u16) -> (std::process::Child, u16) {
-    use std::io::{BufRead, BufReader};
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "serve_until_killed", "--ignored", "--nocapture"])
-        .env("HEADRACE_TEST_PORT", port.to_string())
-        .env("HEADRACE_TEST_FILE", path)
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let port = lines
-        .map_while(Result::ok)
-        .find_map(|line| {
-            line.split_once("port ")
-                .and_then(|(_, port)| port.trim().parse().ok())
-        })
-        .expect("the target says its port");
-    (child, port)
+    common::serve_until_killed();
 }
 
 /// The durability rule, against a cache that dies with its process.
@@ -229,14 +205,14 @@ fn serve(path: &std::path::Path, port: u16) -> (std::process::Child, u16) {
 fn writes_lost_with_a_killed_target_are_told_by_the_loss_counter() {
     let path = std::env::temp_dir().join(format!("headrace-kill-{}", std::process::id()));
     std::fs::File::create(&path).unwrap().set_len(16 * MIB).unwrap();
-    let (mut child, port) = serve(&path, 0);
+    let target = serve(&path, 0);
+    let port = target.port;
     let device = NvmeTcpDevice::open(options(port)).unwrap();
     let bytes = pattern(MIB as usize, 8);
     let c0 = device.loss_count();
     write(&device, 0, &bytes).unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let (mut child, _) = serve(&path, port);
+    drop(target);
+    let target = serve(&path, port);
     // The flush succeeds, on a new association, and proves nothing.
     flush(&device).unwrap();
     assert_ne!(device.loss_count(), c0);
@@ -248,15 +224,13 @@ fn writes_lost_with_a_killed_target_are_told_by_the_loss_counter() {
     write(&device, 0, &bytes).unwrap();
     flush(&device).unwrap();
     assert_eq!(device.loss_count(), c1);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let (mut child, _) = serve(&path, port);
+    drop(target);
+    let target = serve(&path, port);
     assert!(
         read(&device, 0, bytes.len()).unwrap() == bytes,
         "flushed is flushed"
     );
     close(&device);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    drop(target);
     std::fs::remove_file(path).unwrap();
 }
