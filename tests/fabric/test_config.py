@@ -130,7 +130,7 @@ def test_the_target_takes_it(tmp_path: Path) -> None:
     assert [portal["name"] for portal in status["portals"]] == ["a", "b", "3"]
     one = status["subsystems"][0]
     assert one["namespaces"][0]["uuid"] == "00112233445566778899aabbccddeeff"
-    assert one["ana_groups"][0]["states"] == {"a": "optimized", "b": "non-optimized", "3": "optimized"}
+    assert one["ana_groups"][0]["states"] == {"a": "optimized", "b": "non-optimized"}
     assert (one["hosts"], one["other_hosts"]) == ({"nqn.2026-01.io.example:all": "read-write"}, "read-only")
     assert (tmp_path / "disk").stat().st_size == 64 << 20
 

@@ -170,7 +170,29 @@ mod tests {
     use super::*;
     use crate::controller::QueueLink;
     use crate::mailbox::Mailbox;
+    use headrace_wire::event::ChangedNamespaces;
     use headrace_wire::fabrics::{Cc, CC_ENABLE};
+
+    #[test]
+    fn more_changed_namespaces_than_their_list_holds() {
+        let host = HostKey {
+            hostnqn: "host".into(),
+            hostid: [1; 16],
+        };
+        let subsystem = Arc::new(Subsystem::discovery(crate::config::QueueLimits::default()));
+        let controller = Controller::new(1, subsystem, host, 0, 0);
+        controller.namespaces_changed(1..=1024);
+        let ChangedNamespaces::List(nsids) = controller.changed_namespaces(false) else {
+            panic!("they fit")
+        };
+        assert_eq!(nsids.len(), 1024);
+        controller.namespaces_changed([7, 2000, 3000]);
+        assert_eq!(controller.changed_namespaces(false), ChangedNamespaces::TooMany, "not read yet");
+        assert_eq!(controller.changed_namespaces(true), ChangedNamespaces::TooMany);
+        assert_eq!(controller.changed_namespaces(true), ChangedNamespaces::List(vec![]));
+        controller.namespaces_changed([9]);
+        assert_eq!(controller.changed_namespaces(true), ChangedNamespaces::List(vec![9]));
+    }
 
     /// The reactors of the queues' connections have not looked into their mailboxes yet, and the host's next Connect waits
     /// all the same.

@@ -2,6 +2,7 @@
 
 use crate::config::{parse_uuid, NamespaceConfig, QueueLimits, SubsystemConfig};
 use crate::reservation::Reservations;
+use crate::shared::Portal;
 use crate::view::{HostAccess, Hosts, View};
 use headrace_media::{Engine, Mapping, Media};
 use headrace_wire::DISCOVERY_NQN;
@@ -251,8 +252,8 @@ impl Subsystem {
         self.retired.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// `portals`: the names of the listeners.
-    pub(crate) fn status(&self, portals: &[String]) -> serde_json::Value {
+    /// `portals`: the target's listeners; no namespace is behind those for discovery.
+    pub(crate) fn status(&self, portals: &[Portal]) -> serde_json::Value {
         let view = self.view();
         let groups: Vec<_> = view
             .groups
@@ -261,7 +262,8 @@ impl Subsystem {
                 let states: BTreeMap<_, _> = portals
                     .iter()
                     .zip(&group.states)
-                    .map(|(name, state)| (name, state.name()))
+                    .filter(|(portal, _)| !portal.discovery)
+                    .map(|(portal, state)| (&portal.name, state.name()))
                     .collect();
                 json!({"id": id, "states": states, "changes": group.changes})
             })

@@ -181,7 +181,7 @@ impl Target {
             "draining": shared.draining.load(Ordering::Relaxed),
             "discovery_generation": get(&shared.discovery_generation),
             "uptime_s": shared.started.elapsed().as_secs_f64(),
-            "subsystems": shared.subsystems.iter().map(|s| s.status(&portals)).collect::<Vec<_>>(),
+            "subsystems": shared.subsystems.iter().map(|s| s.status(&shared.portals)).collect::<Vec<_>>(),
             "controllers": controllers,
             "connections": shared.connections.load(Ordering::Relaxed),
             "max_connections": shared.limits.max_connections,

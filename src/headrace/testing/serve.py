@@ -10,6 +10,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+from headrace.fabric.control import ask, socket_folder
 
 
 def free_port() -> int:
@@ -28,7 +31,7 @@ def _accepts(port: int) -> bool:
 
 
 class ServeProcess:
-    """The process, its port, and all that it printed."""
+    """The process, its port, its control socket, and all that it printed."""
 
     def __init__(self, nqn: str, port: int, process: subprocess.Popen[str]) -> None:
         self.nqn = nqn
@@ -50,6 +53,15 @@ class ServeProcess:
         """The address of one namespace; options are those of `headrace.device.open_device`."""
         query = "&".join([f"nsid={nsid}", *(f"{key}={value}" for key, value in options.items())])
         return f"nvme+tcp://127.0.0.1:{self.port}/{self.nqn}?{query}"
+
+    def ask(self, verb: str, **request: Any) -> dict[str, Any]:
+        """A request to its control socket, as `ask("ana", state="inaccessible", portal="1")`."""
+        path = socket_folder() / f"{self.process.pid}.sock"
+        deadline = time.monotonic() + 20
+        # It listens for hosts before it does for this.
+        while not path.exists() and time.monotonic() < deadline and self.process.poll() is None:
+            time.sleep(0.02)
+        return ask(path, {"do": verb, **request})
 
     def stop(self, timeout_s: float = 10) -> int:
         """SIGTERM, and SIGKILL when the time has passed; returns the exit status."""
