@@ -187,11 +187,21 @@ mod tests {
         };
         assert_eq!(nsids.len(), 1024);
         controller.namespaces_changed([7, 2000, 3000]);
-        assert_eq!(controller.changed_namespaces(false), ChangedNamespaces::TooMany, "not read yet");
+        assert_eq!(
+            controller.changed_namespaces(false),
+            ChangedNamespaces::TooMany,
+            "not read yet"
+        );
         assert_eq!(controller.changed_namespaces(true), ChangedNamespaces::TooMany);
-        assert_eq!(controller.changed_namespaces(true), ChangedNamespaces::List(vec![]));
+        assert_eq!(
+            controller.changed_namespaces(true),
+            ChangedNamespaces::List(vec![])
+        );
         controller.namespaces_changed([9]);
-        assert_eq!(controller.changed_namespaces(true), ChangedNamespaces::List(vec![9]));
+        assert_eq!(
+            controller.changed_namespaces(true),
+            ChangedNamespaces::List(vec![9])
+        );
     }
 
     /// The reactors of the queues' connections have not looked into their mailboxes yet, and the host's next Connect waits

@@ -395,6 +395,8 @@ fn ana_states_are_each_portals_own() {
             "opcode {opcode}"
         );
     }
+    // An event of the other side would come before this answer.
+    identify(&mut a.0, 1, 0);
     target.set_ana_state(NQN, 1, Some("1"), "non-optimized").unwrap();
     assert_eq!(
         event(&mut a.0, for_a).0,

@@ -1,0 +1,76 @@
+"""The Linux kernel host hears of what changes at the target: ANA states, a namespace that grows, comes and goes.
+
+One guest runs all cases (`kernel_host_changes.sh`); each case is one test here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.fabric import (
+    AnaGroupOptions,
+    ListenOptions,
+    MemoryMedia,
+    NamespaceOptions,
+    SubsystemOptions,
+    Target,
+    TargetOptions,
+)
+from tests.interop.guest import run_in_guest
+
+pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
+
+NQN = "nqn.2024-01.lab:headrace-changes"
+CASES = ["connected", "ana", "resize", "namespaces"]
+SCRIPT = Path(__file__).with_name("kernel_host_changes.sh")
+SIZE = 16 << 20
+
+
+@pytest.fixture(scope="module")
+def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    options = TargetOptions(
+        listen=[ListenOptions(name="a"), ListenOptions(name="b")],
+        subsystems=[
+            SubsystemOptions(
+                nqn=NQN,
+                ana_groups=[AnaGroupOptions(id=1, states={"b": "non-optimized"})],
+                namespaces=[NamespaceOptions(media=MemoryMedia(size_bytes=SIZE))],
+            )
+        ],
+    )
+    second = NamespaceOptions(nsid=2, media=MemoryMedia(size_bytes=SIZE))
+    with Target(options) as target:
+        (_, first_port), (_, second_port) = target.addresses
+        yield run_in_guest(
+            lab,
+            SCRIPT,
+            tmp_path_factory.mktemp("share"),
+            env={"PORT": first_port, "SECOND": second_port, "NQN": NQN},
+            outside={
+                "inaccessible": lambda: target.set_ana_state(NQN, 1, "inaccessible", portal="a"),
+                "optimized": lambda: target.set_ana_state(NQN, 1, "optimized", portal="a"),
+                "grow": lambda: target.resize_namespace(NQN, 1, 2 * SIZE),
+                "add": lambda: target.add_namespace(NQN, second),
+                "remove": lambda: _remove(target),
+            },
+            timeout_s=400,
+        )
+
+
+def _remove(target: Target) -> None:
+    assert target.remove_namespace(NQN, 2), "commands of the kernel are still under way"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_case(guest_output: str, case: str) -> None:
+    if not re.search(rf"^CASE {case} ok\b", guest_output, re.M):
+        own = re.search(rf"^---- {case}$.*?(?=^---- |\Z)", guest_output, re.M | re.S)
+        pytest.fail(own[0] if own else guest_output, pytrace=False)
+
+
+def test_the_script_ran_to_its_end(guest_output: str) -> None:
+    assert guest_output.rstrip().endswith("FINISHED")
