@@ -18,6 +18,8 @@ struct Options {
     digests: bool,
     #[serde(default = "one")]
     nsid: u32,
+    #[serde(default)]
+    poll_us: u64,
 }
 
 fn one() -> u32 {
@@ -112,6 +114,7 @@ impl HostLoad {
             header_digest: options.digests,
             data_digest: options.digests,
             depth: options.depth,
+            poll: Duration::from_micros(options.poll_us),
             ..HostOptions::default()
         };
         let device = NvmeTcpDevice::open(host)?;

@@ -137,11 +137,14 @@ impl<T> Connection<T> {
             }
             let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
             let count = self.queue.gather(&mut pieces);
+            let offered: usize = pieces[..count].iter().map(|piece| piece.len()).sum();
             match self.stream.write_vectored(&pieces[..count]) {
                 Ok(0) => return Err(Broken::Closed),
                 Ok(sent) => {
                     bytes += sent;
                     self.queue.sent(sent);
+                    // Less than was offered: the socket is full, and room will be a new edge.
+                    self.writable = sent == offered;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

@@ -141,7 +141,8 @@ pub struct HostOptions {
     pub hpda: u8,
     /// MAXR2T: R2Ts of one command that the controller may have outstanding, less one; 0 to 255.
     pub maxr2t: u8,
-    /// How long the I/O thread looks for more before it sleeps; zero: not at all.
+    /// How long the I/O thread looks for answers before it sleeps while I/O commands are under way; zero: not at all. Never
+    /// when idle, and less and less often where nothing comes so soon.
     pub poll: Duration,
     /// KATO; a Keep Alive goes out at half of it. Zero: none.
     pub keep_alive: Duration,

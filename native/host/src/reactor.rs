@@ -1,5 +1,7 @@
 //! The I/O thread: one per process, for all devices, asleep when nothing is to be done.
 //!
+//! While commands of a device with `HostOptions::poll` are under way it looks for their answers for so long before it sleeps.
+//!
 //! Handles talk to it through an inbox; a wake-up (one write to an eventfd) is paid only when the thread sleeps. It starts
 //! with the first device and ends with the last; the handle that goes last joins it, once every device had its orderly end.
 //! Should the thread die of a defect of ours, everything that waits for it is told, and so is whoever comes later.
@@ -52,6 +54,8 @@ pub(crate) struct Turn<'a> {
     pub registry: &'a Registry,
     pub scratch: &'a mut [u8],
     pub now: Instant,
+    /// How long to look for what comes before sleeping; raised by whoever has commands under way.
+    pub poll: Duration,
 }
 
 pub(crate) enum Message {
@@ -176,6 +180,7 @@ impl Reactor {
             cores: HashMap::new(),
             timers: BTreeSet::new(),
             scratch: vec![0; SCRATCH_BYTES],
+            patience: Patience::default(),
         };
         let handle = std::thread::Builder::new()
             .name("headrace-host".into())
@@ -254,6 +259,36 @@ impl Drop for Reactor {
 struct Entry {
     core: Core,
     timer: Option<Instant>,
+    /// See [`Turn::poll`]; of its last turn.
+    poll: Duration,
+}
+
+/// Whether looking for an answer is worth its CPU time. Each time that nothing came while we looked doubles the number of
+/// sleeps before we look again, so that a slow target costs a small part of the time spent waiting; an answer that came
+/// starts anew.
+#[derive(Default)]
+struct Patience {
+    misses: u32,
+    skip: u32,
+}
+
+impl Patience {
+    const MISSES_MAX: u32 = 6;
+
+    fn try_now(&mut self) -> bool {
+        let now = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        now
+    }
+
+    fn hit(&mut self) {
+        *self = Patience::default();
+    }
+
+    fn miss(&mut self) {
+        self.misses = (self.misses + 1).min(Self::MISSES_MAX);
+        self.skip = (1 << self.misses) - 1;
+    }
 }
 
 struct Thread {
@@ -262,6 +297,7 @@ struct Thread {
     cores: HashMap<usize, Entry>,
     timers: BTreeSet<(Instant, usize)>,
     scratch: Vec<u8>,
+    patience: Patience,
 }
 
 impl Thread {
@@ -321,6 +357,7 @@ impl Thread {
                     Entry {
                         core: *core,
                         timer: None,
+                        poll: Duration::ZERO,
                     },
                 );
                 Some(id)
@@ -374,8 +411,10 @@ impl Thread {
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
             now: Instant::now(),
+            poll: Duration::ZERO,
         };
         let next = entry.core.run(&mut turn);
+        entry.poll = turn.poll;
         if entry.timer != next.wake_at || next.over {
             if let Some(at) = entry.timer.take() {
                 self.timers.remove(&(at, id));
@@ -391,8 +430,40 @@ impl Thread {
         next.again
     }
 
+    /// Look for events and messages for as long as the devices with commands under way want, without sleeping; `true`
+    /// when something came.
+    fn look(&mut self, events: &mut Events) -> bool {
+        let wanted = self.cores.values().map(|entry| entry.poll).max();
+        let Some(wanted) = wanted.filter(|wanted| !wanted.is_zero()) else {
+            return false;
+        };
+        if !self.patience.try_now() {
+            return false;
+        }
+        let begun = Instant::now();
+        loop {
+            // An error is the business of `sleep`, which comes next.
+            if self.poll.poll(events, Some(Duration::ZERO)).is_ok() && !events.is_empty() {
+                self.patience.hit();
+                return true;
+            }
+            if !self.inbox.lock().is_empty() {
+                return true;
+            }
+            let now = Instant::now();
+            if now - begun >= wanted || self.timers.first().is_some_and(|(at, _)| *at <= now) {
+                self.patience.miss();
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     /// Sleep until an event, a message or the next timer; not at all when `busy`.
     fn sleep(&mut self, events: &mut Events, busy: bool) {
+        if !busy && self.look(events) {
+            return;
+        }
         let mut timeout = if busy {
             Some(Duration::ZERO)
         } else {
@@ -423,5 +494,31 @@ impl Drop for Thread {
         };
         self.cores.clear();
         rest.into_iter().for_each(Message::return_to_sender);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looking_in_vain_becomes_rare_and_an_answer_makes_it_usual_again() {
+        let mut patience = Patience::default();
+        let tries = |patience: &mut Patience, sleeps: u32, hit: bool| {
+            (0..sleeps)
+                .filter(|_| {
+                    let now = patience.try_now();
+                    match (now, hit) {
+                        (true, true) => patience.hit(),
+                        (true, false) => patience.miss(),
+                        _ => {}
+                    }
+                    now
+                })
+                .count()
+        };
+        assert_eq!(tries(&mut patience, 100, true), 100);
+        assert!(tries(&mut patience, 1000, false) < 25);
+        assert!(tries(&mut patience, 64 + 100, true) >= 100);
     }
 }

@@ -487,8 +487,10 @@ impl Peer {
             }
             let namespace = self.connection.direct_namespace();
             let shared = namespace.as_ref().map(|namespace| namespace.beside_others());
+            let tail = self.connection.receiver.tail_bytes();
             let (mut parts, room) = self.connection.data_space(available);
-            parts.push(PartMut::slice(scratch));
+            let tail = tail.min(scratch.len());
+            parts.push(PartMut::slice(&mut scratch[..tail]));
             let result = system::receive(&self.stream, &mut parts);
             drop(parts);
             let count = match result {
@@ -510,7 +512,7 @@ impl Peer {
             let rest = &scratch[..count - placed];
             let taken = self.connection.feed(rest);
             self.backlog.extend_from_slice(&rest[taken..]);
-            if count < room + scratch.len() {
+            if count < room + tail {
                 // The socket is empty, or nearly: level-triggered readiness tells if not.
                 return Ok(());
             }

@@ -14,6 +14,10 @@ use std::sync::Arc;
 
 /// Data that may come with an admin or Connect command.
 const ADMIN_CAPSULE_BYTES: usize = 8192;
+/// More data than this in a PDU are long.
+const LONG_BYTES: usize = 32 << 10;
+/// Room behind long data: for the part of a block that has no place yet, and for some dozen headers.
+const TAIL_LONG: usize = (4 << 10) + 128;
 
 enum Stage {
     Prefix,
@@ -54,6 +58,8 @@ pub(crate) struct Receiver {
     common: Option<(CommonHeader, Layout)>,
     /// A complete prefix waits for memory for its data.
     stalled: bool,
+    /// The last PDU with data had much of it; the next is likely to.
+    long: bool,
 }
 
 impl Default for Receiver {
@@ -65,6 +71,7 @@ impl Default for Receiver {
             stage: Stage::Prefix,
             common: None,
             stalled: false,
+            long: false,
         }
     }
 }
@@ -81,6 +88,16 @@ impl Receiver {
                 matches!(sink, Sink::Command(s) if *s == slot)
             }
             Stage::Prefix => false,
+        }
+    }
+
+    /// How much to receive behind the data that have a place of their own. What comes there is copied once more: cheap for
+    /// headers and short data, and saves calls; dear where more long data follow.
+    pub(crate) fn tail_bytes(&self) -> usize {
+        if self.long {
+            TAIL_LONG
+        } else {
+            usize::MAX
         }
     }
 
@@ -256,6 +273,7 @@ impl Connection {
         };
         self.receiver.next_pdu();
         if layout.data_bytes > 0 {
+            self.receiver.long = layout.data_bytes > LONG_BYTES;
             self.receiver.stage = Stage::Data {
                 sink,
                 at,

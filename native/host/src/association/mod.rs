@@ -262,6 +262,13 @@ impl Association {
             at += 1;
         }
         self.look(turn.now);
+        // Not for the admin queue: event requests wait there for hours.
+        if self.connections[1..]
+            .iter()
+            .any(|connection| connection.queue.is_busy())
+        {
+            turn.poll = turn.poll.max(self.options.poll);
+        }
         self.send().map(|again| more | again)
     }
 

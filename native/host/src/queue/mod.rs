@@ -200,6 +200,11 @@ impl<T> QueuePair<T> {
         }
     }
 
+    /// Commands are under way.
+    pub fn is_busy(&self) -> bool {
+        self.free.len() < self.commands.len()
+    }
+
     /// Queue a command; its CID and SGL are filled in here. Hands everything back where there is no room.
     pub fn submit(
         &mut self,
