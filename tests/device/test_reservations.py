@@ -256,6 +256,11 @@ def test_every_path_is_asked(target: _Target, connect: Open) -> None:
             holder.close()
 
 
+def _stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
+
+
 def _healed(relay: Relay) -> bool:
     with suppress(OSError):
         # Its thread may still hold the old listener.
@@ -331,6 +336,7 @@ def test_admin_commands_pass_through(target: _Target, connect: Open) -> None:
         device.admin(0x06, cdw12=1 << 32)
 
     target.process.process.send_signal(signal.SIGSTOP)
+    _until(lambda: _stopped(target.process.process.pid))
     try:
         with pytest.raises(OutcomeUnknown, match="unknown"):
             device.admin(0x06, cdw10=1, read_bytes=4096, timeout_s=0.5)
