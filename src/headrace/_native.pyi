@@ -64,7 +64,7 @@ def open_nvme_tcp(
 ) -> Device:
     """`uuid`, `nguid`: in place of `nsid`. `io_timeout_s`: deadline of one command while connected. `loss_timeout_s`:
     how long I/O waits for a lost target to come back (reconnecting all the while; infinity: for ever) before it fails
-    with DeviceGone; then every later call fails at once."""
+    with DeviceGone; from then on every call fails at once until it is back."""
 
 def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
     """An existing file or block device. `io_engine`: "auto", "io_uring" or "pread"."""
@@ -173,6 +173,17 @@ def reservation_report(
     device: Device, *, timeout_s: float
 ) -> tuple[int, int, bool, int, list[tuple[int, bool, bytes, int]]]:
     """GEN, RTYPE, PTPLS, REGCTL, and CNTLID, holds, host identifier, key of each registrant."""
+
+def paths(device: Device) -> str:
+    """JSON: a list of objects, one for each path; `UsageError` where this is no nvme+tcp: device, here and below."""
+
+def unsettled(device: Device) -> list[tuple[int, int, str, int, float]]:
+    """Offset, length, path, generation, seconds since."""
+
+def settle(device: Device, generation: int) -> int: ...
+def reconnect(device: Device) -> None: ...
+def lane(device: Device, name: str) -> Device:
+    """The same device for "feed", "checkpoint" or "metadata"; closing it ends nothing."""
 
 def guard_writes(device: Device, *, key: int, type: int, timeout_s: float) -> None: ...
 def unguard_writes(device: Device) -> None: ...

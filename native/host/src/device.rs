@@ -84,6 +84,11 @@ impl NvmeTcpDevice {
         }
     }
 
+    /// As in `describe`.
+    pub fn describe_paths(&self) -> serde_json::Value {
+        self.paths().iter().map(PathInfo::describe).collect()
+    }
+
     /// Ranges that a write which was given up may still reach, although the write itself was answered since: see
     /// [`Unsettled`]. Other bytes than that write's must not be trusted to stay there until the range is settled.
     pub fn unsettled(&self) -> Vec<Unsettled> {

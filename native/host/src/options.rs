@@ -51,8 +51,8 @@ pub enum Policy {
 impl Policy {
     pub fn name(self) -> &'static str {
         match self {
-            Policy::RoundRobin => "round_robin",
-            Policy::QueueDepth => "queue_depth",
+            Policy::RoundRobin => "round-robin",
+            Policy::QueueDepth => "queue-depth",
         }
     }
 }

@@ -40,6 +40,13 @@ impl Device {
         device
     }
 
+    /// A view of an open device.
+    pub fn view(device: Arc<dyn BlockDevice>, nvme: Weak<NvmeTcpDevice>) -> Self {
+        let mut view = Device::new(device);
+        view.nvme = nvme;
+        view
+    }
+
     /// Where commands of NVMe can be sent; `UsageError` where that makes no sense.
     pub fn nvme(&self, py: Python<'_>) -> PyResult<Arc<NvmeTcpDevice>> {
         self.nvme.upgrade().ok_or_else(|| {
@@ -139,7 +146,13 @@ impl Drop for Device {
             return;
         }
         // Closed here, by a thread of Python's, so that no I/O thread ever is the one that ends a device.
-        Python::attach(|py| py.detach(|| device.close(Duration::from_secs(5))));
+        Python::attach(|py| {
+            py.detach(|| {
+                device.close(Duration::from_secs(5));
+                // A view may be the last to let the device go, which ends it now.
+                drop(device);
+            });
+        });
     }
 }
 

@@ -11,6 +11,7 @@ mod open_file;
 mod open_memory;
 mod open_nvme_tcp;
 mod passthrough;
+mod paths;
 mod reservation;
 mod submit;
 mod target;
@@ -36,6 +37,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(reservation::reservation_report, module)?)?;
     module.add_function(wrap_pyfunction!(reservation::guard_writes, module)?)?;
     module.add_function(wrap_pyfunction!(reservation::unguard_writes, module)?)?;
+    module.add_function(wrap_pyfunction!(paths::paths, module)?)?;
+    module.add_function(wrap_pyfunction!(paths::unsettled, module)?)?;
+    module.add_function(wrap_pyfunction!(paths::settle, module)?)?;
+    module.add_function(wrap_pyfunction!(paths::reconnect, module)?)?;
+    module.add_function(wrap_pyfunction!(paths::lane, module)?)?;
     module.add_function(wrap_pyfunction!(crc32c::crc32c, module)?)?;
     Ok(())
 }

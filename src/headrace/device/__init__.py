@@ -8,6 +8,7 @@ from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, 
 from headrace.device.batch import Batch
 from headrace.device.native import NativeDevice
 from headrace.device.open import open_device
+from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnsettledRange
 from headrace.device.protocol import BlockDevice, Buffer
 from headrace.device.reservations import (
     AdminResult,
@@ -30,13 +31,17 @@ __all__ = [
     "NativeDevice",
     "NvmeTcpAddress",
     "NvmeTcpOptions",
+    "PathInfo",
+    "PathLatency",
     "Portal",
     "Registrant",
     "ReservationCapabilities",
     "ReservationReport",
     "ReservationType",
     "Reservations",
+    "TrafficClass",
     "Transfer",
+    "UnsettledRange",
     "crc32c",
     "new_key",
     "open_device",

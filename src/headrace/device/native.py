@@ -7,10 +7,11 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from headrace import _native
 from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, parse_address
+from headrace.device.paths import PathInfo, TrafficClass, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
 from headrace.errors import DeviceClosed, DeviceError, ReservationConflict, UsageError
@@ -154,6 +155,42 @@ class NativeDevice:
             **json.loads(handle.describe()),
         }
 
+    # ---- paths ----
+
+    def paths(self) -> list[PathInfo]:
+        """How each path is, and why it is not used. `UsageError` here and below: this is no `nvme+tcp:` device."""
+        return [PathInfo.from_native(said) for said in json.loads(_native.paths(self.handle))]
+
+    def unsettled(self) -> list[UnsettledRange]:
+        """Ranges whose fate is unknown: see `UnsettledRange`. At most 1024; beyond that, neighbours are merged."""
+        return [
+            UnsettledRange(offset=offset, length=length, path=path, generation=generation, age_s=age_s)
+            for offset, length, path, generation, age_s in _native.unsettled(self.handle)
+        ]
+
+    def settle(self, generation: int) -> int:
+        """Forget ranges up to this generation: the caller knows that nothing of those associations is under way any
+        more. The number of ranges that are left."""
+        _check_offset(generation)
+        return _native.settle(self.handle, generation)
+
+    def reconnect(self) -> None:
+        """Try at once every path that is refused, held back or waiting."""
+        _native.reconnect(self.handle)
+
+    def lane(self, name: TrafficClass) -> NativeDevice:
+        """This device for one class of traffic: "feed" (what the device itself is), "checkpoint" or "metadata".
+
+        Each has I/O queues of its own, connected when it is first used; `describe()["lanes"]` says where a target had
+        too few. A view shares everything else with the device and ends with it; closing a view does nothing. A device
+        that is no `nvme+tcp:` one is its own view.
+        """
+        if name not in get_args(TrafficClass):
+            raise UsageError("no such class of traffic", expected="feed, checkpoint or metadata", found=repr(name))
+        if not isinstance(self._address, NvmeTcpAddress):
+            return self
+        return _Lane(self, name)
+
     # ---- NVMe ----
 
     @property
@@ -247,6 +284,45 @@ class NativeDevice:
 
     def __repr__(self) -> str:
         return f"<{'closed ' if self._closed else ''}device {self.uri}>"
+
+
+class _Lane(NativeDevice):
+    """A device, seen by one class of traffic."""
+
+    def __init__(self, device: NativeDevice, name: TrafficClass) -> None:
+        self._device = device
+        self._name = name
+        self._address = device._address
+        self._opened_read_only = device._opened_read_only
+        self._reservations = None
+        self._view: tuple[_native.Device, _native.Device] | None = None
+
+    @property
+    def handle(self) -> _native.Device:
+        handle = self._device.handle
+        view = self._view
+        if view is None or view[0] is not handle:
+            # The device was opened again, in another process.
+            self._view = view = (handle, _native.lane(handle, self._name))
+        return view[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Lane, (self._device, self._name))
+
+    def guard_writes(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._device.guard_writes(key, type, timeout_s=timeout_s)
+
+    def unguard_writes(self) -> None:
+        self._device.unguard_writes()
+
+    def lane(self, name: TrafficClass) -> NativeDevice:
+        return self._device.lane(name)
+
+    def close(self) -> None:
+        """Nothing: the device is closed where it was opened."""
+
+    def __repr__(self) -> str:
+        return f"<{self._name} of {self._device!r}>"
 
 
 def _later(
