@@ -16,8 +16,10 @@ pub fn paths(py: Python<'_>, device: &Device) -> PyResult<String> {
 }
 
 /// Offset, length, path, generation, seconds since it was lost.
+type Range = (u64, u64, String, u64, f64);
+
 #[pyfunction]
-pub fn unsettled(py: Python<'_>, device: &Device) -> PyResult<Vec<(u64, u64, String, u64, f64)>> {
+pub fn unsettled(py: Python<'_>, device: &Device) -> PyResult<Vec<Range>> {
     let device = device.nvme(py)?;
     let ranges = py.detach(|| device.unsettled());
     let tuple = |range: headrace_host::Unsettled| {
