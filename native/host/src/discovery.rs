@@ -3,9 +3,10 @@
 //! Connect to the discovery subsystem, enable, read the header, read the records, read the header again: when its
 //! generation moved meanwhile, the records may be of two generations, and reading starts over.
 
-use crate::errors::{connect_refused, step_failed, unreachable, ConnectPlace};
+use crate::errors::{step_failed, unreachable};
 use crate::options::{authority, DiscoverOptions};
 use crate::queue::{Asked, Data, End, QueuePair, ADMIN_IN_CAPSULE};
+use crate::refusal::{self, connect_refused};
 use crate::resolve::resolve;
 use crate::socket::socket;
 use crate::transmit::PIECES_MAX;
@@ -114,10 +115,14 @@ impl<'a> Session<'a> {
         let data = Data::Write(Buffer::from_vec(data.encode().to_vec()));
         let (cqe, _) = self.command("Connect", connect.encode(0), data)?;
         if !cqe.status.is_success() {
-            let asked = ConnectPlace {
+            let asked = refusal::Asked {
                 place: &self.place,
                 subsysnqn: DISCOVERY_NQN,
                 hostnqn: &self.options.hostnqn,
+                hostid: &self.options.hostid,
+                qid: 0,
+                sqsize: ADMIN_DEPTH,
+                keep_alive: Duration::ZERO,
             };
             return Err(connect_refused(asked, &cqe));
         }

@@ -3,8 +3,7 @@
 use crate::options::{authority, HostOptions};
 use crate::work::Part;
 use headrace_transfer::{ErrorKind, IoError};
-use headrace_wire::fabrics::ConnectResponse;
-use headrace_wire::{io, Cqe, Status};
+use headrace_wire::{io, Status};
 
 /// The controller's answer makes no sense.
 pub(crate) fn bad_answer(options: &HostOptions, what: impl Into<String>) -> IoError {
@@ -33,68 +32,6 @@ pub(crate) fn unreachable(host: &str, port: u16, error: &std::io::Error) -> IoEr
         .expected("an NVMe/TCP target that listens")
         .found(error.to_string())
         .next("check host and port, and that the target runs")
-}
-
-/// A Connect that the controller refused: which field, whose side, what to do.
-pub(crate) fn connect_refused(options: ConnectPlace<'_>, cqe: &Cqe) -> IoError {
-    let status = Status {
-        dnr: cqe.status.dnr,
-        ..Status::new(cqe.status.sct, cqe.status.sc)
-    };
-    let plain = Status::new(cqe.status.sct, cqe.status.sc);
-    let response = ConnectResponse(cqe.dw0);
-    let error = IoError::new(ErrorKind::Refused, "the target refused Connect").at(options.place);
-    if plain == Status::CONNECT_INVALID_PARAMETERS {
-        let field = response.field_name();
-        let value = match (response.in_data(), response.ipo()) {
-            (true, 256) => options.subsysnqn.to_string(),
-            (true, 512) => options.hostnqn.to_string(),
-            _ => String::new(),
-        };
-        let remedy = match (response.in_data(), response.ipo()) {
-            (true, 256) => {
-                "no subsystem of this name at this port: check the name here, or `headrace discover`"
-            }
-            (true, 512) => "check the host name that this side sends, and the target's list of allowed hosts",
-            (true, 0) => "this host identifier is in use with another host name: give this host its own",
-            (false, 44) => "ask for a smaller queue depth",
-            (false, 42) => "ask for fewer queues",
-            _ => "compare this host's options with the target's configuration",
-        };
-        let found = if value.is_empty() {
-            format!("{status}, at {field}")
-        } else {
-            format!("{status}, at {field}: {value}")
-        };
-        return error
-            .expected(format!("a valid {field} from this side"))
-            .found(found)
-            .next(remedy);
-    }
-    let remedy = if plain == Status::CONNECT_INVALID_HOST {
-        format!("on the target, allow the host name {}", options.hostnqn)
-    } else if plain == Status::CONNECT_CONTROLLER_BUSY {
-        "the target has no controller free: try later, or raise its limit".into()
-    } else if plain == Status::CONNECT_RESTART_DISCOVERY {
-        "the target asks to be discovered again: `headrace discover`".into()
-    } else if plain == Status::AUTHENTICATION_REQUIRED {
-        "the target demands authentication, which this version does not speak: allow this host without it"
-            .into()
-    } else {
-        "see the target's log".into()
-    };
-    error
-        .expected("Successful Completion")
-        .found(status.to_string())
-        .next(remedy)
-}
-
-/// Who asked for the Connect that was refused.
-#[derive(Clone, Copy)]
-pub(crate) struct ConnectPlace<'a> {
-    pub place: &'a str,
-    pub subsysnqn: &'a str,
-    pub hostnqn: &'a str,
 }
 
 /// Another command of the bring-up failed.

@@ -57,6 +57,7 @@ mod queue;
 mod reactor;
 mod receive;
 mod referrals;
+mod refusal;
 mod reservation;
 mod resolve;
 mod shared;

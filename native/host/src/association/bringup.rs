@@ -3,10 +3,11 @@
 use super::events::wanted;
 use super::lanes::share_out;
 use super::{is_transient, Association, Failure, Step, Tag, ADMIN_DEPTH, POLL_INTERVAL};
-use crate::errors::{bad_answer, connect_refused, refused, step_failed, ConnectPlace};
+use crate::errors::{bad_answer, refused, step_failed};
 use crate::lane::LANES;
 use crate::queue::{Completion, Data, End};
 use crate::reactor::Turn;
+use crate::refusal::{connect_refused, Asked};
 use headrace_transfer::{Buffer, ErrorKind, IoError};
 use headrace_wire::ana::AnaLog;
 use headrace_wire::command::feature;
@@ -124,12 +125,16 @@ impl Association {
         }
     }
 
-    fn connect_failure(&self, cqe: &Cqe) -> Failure {
+    fn connect_failure(&self, qid: u16, cqe: &Cqe) -> Failure {
         let place = self.options.address();
-        let asked = ConnectPlace {
+        let asked = Asked {
             place: &place,
             subsysnqn: &self.options.subsysnqn,
             hostnqn: &self.options.hostnqn,
+            hostid: &self.options.hostid,
+            qid,
+            sqsize: if qid == 0 { ADMIN_DEPTH } else { self.facts.depth },
+            keep_alive: self.options.keep_alive,
         };
         let transient = !cqe.status.dnr && is_transient(cqe.status);
         let plain = Status::new(cqe.status.sct, cqe.status.sc);
@@ -147,7 +152,7 @@ impl Association {
         let now = turn.now;
         if !cqe.status.is_success() {
             return match self.step {
-                Step::Connect => Err(self.connect_failure(cqe)),
+                Step::Connect => Err(self.connect_failure(0, cqe)),
                 // Optional in old controllers.
                 Step::Identifiers => self.identified(now),
                 Step::Candidate => self.no_candidate(now),
@@ -284,7 +289,7 @@ impl Association {
     ) -> Result<(), Failure> {
         match completion.end {
             End::Answer(cqe) if cqe.status.is_success() => {}
-            End::Answer(cqe) => return Err(self.connect_failure(&cqe)),
+            End::Answer(cqe) => return Err(self.connect_failure(qid, &cqe)),
             End::Short { .. } | End::DataDigest => {
                 return Err(bad_answer(&self.options, "Connect of an I/O queue was answered wrongly").into())
             }
