@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from headrace.device import open_device
-from headrace.errors import ConnectRefused, DeviceError, UsageError
+from headrace.errors import ConnectRefused, DeviceError, DeviceTimeout, UsageError
 from headrace.fabric import ListenOptions, MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
+from headrace.testing.serve import serving
 
 NQN = "nqn.2026-01.io.example:disk"
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -127,3 +137,77 @@ def test_names_that_have_several_addresses(target: Target) -> None:
         open_device(six.uri()) as device,
     ):
         assert device.describe()["peer"].startswith("[::1]")
+
+
+def _black_holes(stack: ExitStack) -> list[int]:
+    """Ports of 127.0.0.1: one that takes connections and never says a word, one that does not even take them."""
+    mute = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
+    full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+    port = full.getsockname()[1]
+    for _ in range(4):
+        # Nobody accepts: what does not fit into the backlog waits for an answer to its SYN.
+        filler = stack.enter_context(socket.socket())
+        filler.setblocking(False)
+        filler.connect_ex(("127.0.0.1", port))
+    return [mute.getsockname()[1], port]
+
+
+def test_keep_alive_holds_through_a_held_gil_and_anothers_connect() -> None:
+    """KATO half a second, for five seconds: the target would have dropped us many times."""
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(NQN, "mem:1MiB"))
+        device = stack.enter_context(open_device(served.uri(keepalive="0.5")))
+        before = device.describe()
+        errors: list[Exception] = []
+
+        def connect(port: int) -> None:
+            try:
+                open_device(f"nvme+tcp://127.0.0.1:{port}/{NQN}?connect_timeout=4")
+            except DeviceError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=connect, args=(port,)) for port in _black_holes(stack)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        # PyDLL keeps the GIL during the call.
+        ctypes.PyDLL(None).usleep(2_500_000)
+        for thread in threads:
+            thread.join(30)
+        assert [type(error) for error in errors] == [DeviceTimeout, DeviceTimeout]
+        device.read_into(0, bytearray(4096))
+        after = device.describe()
+        assert device.loss_count() == 0
+        assert (after["cntlid"], after["reconnects"]) == (before["cntlid"], 0)
+
+
+def test_without_keep_alive_the_same_target_lets_go() -> None:
+    """What the test above would see: a host that is stopped for longer than KATO is dropped, and comes back."""
+    script = """
+import sys, time
+from headrace.device import open_device
+with open_device(sys.argv[1]) as device:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    device.read_into(0, bytearray(4096))
+    print(device.loss_count(), flush=True)
+"""
+    with serving(NQN, "mem:1MiB") as served:
+        command = [sys.executable, "-c", script, served.uri(keepalive="0.5")]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(3)
+            os.kill(process.pid, signal.SIGCONT)
+            time.sleep(0.5)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert int(process.stdout.readline()) >= 1
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()

@@ -11,7 +11,7 @@ use headrace_transfer::{BlockDevice, ErrorKind};
 use headrace_wire::ana::{AnaGroup, AnaLog, AnaState};
 use headrace_wire::command::feature;
 use headrace_wire::event::{config, kind, notice, AsyncEvent, ChangedNamespaces};
-use headrace_wire::identify::cmic;
+use headrace_wire::identify::{cmic, ctratt};
 use headrace_wire::log::{lid, LogRequest};
 use headrace_wire::{admin, Status};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -331,4 +331,40 @@ fn a_list_of_namespaces_that_does_not_ascend_is_refused() {
     .err()
     .unwrap();
     assert!(error.to_string().contains("does not ascend"), "{error}");
+}
+
+/// Traffic Based Keep Alive: twice as often, since such a controller looks only once a KATO. Two hosts side by side, so
+/// that the machine's speed is the same for both.
+#[test]
+fn keep_alive_comes_more_often_where_traffic_counts() {
+    let fakes: Vec<Fake> = [0, ctratt::TBKAS]
+        .into_iter()
+        .map(|ctratt| {
+            Fake::start(Script {
+                ctratt,
+                ..Default::default()
+            })
+        })
+        .collect();
+    let devices: Vec<_> = fakes
+        .iter()
+        .map(|fake| {
+            NvmeTcpDevice::open(HostOptions {
+                keep_alive: Duration::from_millis(800),
+                ..fake.options()
+            })
+            .unwrap()
+        })
+        .collect();
+    let count = |fake: &Fake| {
+        let seen = fake.seen();
+        seen.iter()
+            .filter(|s| s.sqe.opcode() == admin::KEEP_ALIVE)
+            .count()
+    };
+    until("keep alives", || count(&fakes[1]) >= 12);
+    let (plain, traffic) = (count(&fakes[0]), count(&fakes[1]));
+    assert!(plain >= 1 && plain * 3 <= traffic * 2, "{plain} and {traffic}");
+    assert_eq!(devices[1].describe()["link"]["traffic_keep_alive"], true);
+    devices.iter().for_each(|device| close(device));
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{close, config, flush, memory, options, pattern, read, serve, start, write};
-use headrace_host::{discover, DiscoverOptions, NvmeTcpDevice};
+use headrace_host::{discover, DiscoverOptions, HostOptions, NamespaceKey, NvmeTcpDevice};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, Op};
 use serde_json::json;
 use std::time::Duration;
@@ -164,7 +164,7 @@ fn refusals_name_the_subsystem_and_the_namespace() {
         "{error}"
     );
     let mut wrong = options(port);
-    wrong.namespace = headrace_host::NamespaceKey::Nsid(9);
+    wrong.namespace = NamespaceKey::Nsid(9);
     let error = NvmeTcpDevice::open(wrong).err().unwrap();
     assert!(error.to_string().contains("9"), "{error}");
 }
@@ -233,4 +233,25 @@ fn writes_lost_with_a_killed_target_are_told_by_the_loss_counter() {
     close(&device);
     drop(target);
     std::fs::remove_file(path).unwrap();
+}
+
+/// Every HPDA that there is, with digests in every combination and several R2Ts allowed, against a target that obeys it.
+#[test]
+fn every_alignment_moves_the_same_bytes() {
+    let (_target, port) = start(config(0, memory(MIB), json!({})));
+    for hpda in 0..32u8 {
+        let device = NvmeTcpDevice::open(HostOptions {
+            hpda,
+            maxr2t: hpda % 4,
+            header_digest: hpda & 1 != 0,
+            data_digest: hpda & 2 != 0,
+            ..options(port)
+        })
+        .unwrap();
+        let bytes: Vec<u8> = (0..38 * 4096).map(|i| (i / 3) as u8 ^ hpda).collect();
+        write(&device, 4096, &bytes).unwrap();
+        assert!(read(&device, 4096, bytes.len()).unwrap() == bytes, "HPDA {hpda}");
+        assert_eq!(device.loss_count(), 0);
+        device.close(Duration::from_secs(2));
+    }
 }
