@@ -144,6 +144,8 @@ pub struct HostOptions {
     /// How long the I/O thread looks for answers before it sleeps while I/O commands are under way; zero: not at all. Never
     /// when idle, and less and less often where nothing comes so soon.
     pub poll: Duration,
+    /// Between two looks at the namespace and its ANA state without an event, since events get lost.
+    pub reconcile: Duration,
     /// KATO; a Keep Alive goes out at half of it. Zero: none.
     pub keep_alive: Duration,
     /// For the whole bring-up: name, TCP, controller, queues, namespace.
@@ -172,6 +174,7 @@ impl Default for HostOptions {
             hpda: 0,
             maxr2t: 0,
             poll: Duration::ZERO,
+            reconcile: Duration::from_secs(30),
             keep_alive: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(10),
             io_timeout: Duration::from_secs(30),
@@ -280,6 +283,7 @@ impl HostOptions {
                 format!("{:?}", self.keep_alive),
             ));
         }
+        check_time("reconcile", self.reconcile)?;
         check_time("connect_timeout", self.connect_timeout)?;
         check_time("io_timeout", self.io_timeout)?;
         self.loss_timeout

@@ -368,3 +368,33 @@ fn keep_alive_comes_more_often_where_traffic_counts() {
     assert_eq!(devices[1].describe()["link"]["traffic_keep_alive"], true);
     devices.iter().for_each(|device| close(device));
 }
+
+/// Nothing is said, and it is seen all the same: the size, and the ANA state.
+#[test]
+fn what_no_event_told_is_found() {
+    let fake = Fake::start(Script {
+        cmic: cmic::ANA,
+        ana: ana_log(AnaState::Optimized, 5),
+        hook: Box::new(|_, sqe, _| match sqe.opcode() {
+            admin::ASYNC_EVENT_REQUEST => Action::Status(Status::INVALID_OPCODE.do_not_retry(), 0),
+            _ => Action::Normal,
+        }),
+        ..script()
+    });
+    let device = NvmeTcpDevice::open(HostOptions {
+        reconcile: Duration::from_millis(100),
+        ..fake.options()
+    })
+    .unwrap();
+    fake.set_blocks(2 * BLOCKS as u64);
+    until("the size", || {
+        device.info().size_bytes == 2 * (BLOCKS * BLOCK) as u64
+    });
+    fake.set_ana(ana_log(AnaState::NonOptimized, 6));
+    until("the state", || {
+        device.describe()["ana"]["state"] == "non-optimized"
+    });
+    // What was pending there is let out by the look, too.
+    assert!(pages_read(&fake, lid::CHANGED_NAMESPACES) >= 1);
+    close(&device);
+}

@@ -94,6 +94,7 @@ pub fn open_nvme_tcp(
         loss_timeout: (loss_timeout_s != f64::INFINITY)
             .then(|| seconds("loss_timeout_s", loss_timeout_s))
             .transpose()?,
+        ..Default::default()
     };
     let result = interruptible(py, move || NvmeTcpDevice::open(options))?;
     match result {

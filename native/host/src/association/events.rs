@@ -5,7 +5,7 @@
 //!      (as many as AERL allows,        |           (which lets the next                                       |
 //!       at most AERS_MAX)              |            event of its kind out)                                    v
 //!                                      +-- sent again at once                                     take_events, Core
-//!  every RECONCILE: the same looks, without an event. Events get lost: a controller that was busy, or that masked a page
+//!  every `reconcile`: the same looks, without an event. Events get lost: a controller that was busy, or that masked a page
 //!  nobody read again, says nothing for ever.
 //! ```
 //!
@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 
 /// Asynchronous Event Requests that we keep with the controller.
 const AERS_MAX: u8 = 4;
-/// Between two looks without an event.
-const RECONCILE: Duration = Duration::from_secs(30);
 const EVENTS_MAX: u32 = 32;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Events that nobody has taken yet; the oldest go.
@@ -126,7 +124,7 @@ impl Association {
     pub(super) fn run(&mut self, now: Instant) -> Result<(), Failure> {
         self.step = Step::Running;
         self.watch.limit = self.facts.aerl.saturating_add(1).min(AERS_MAX);
-        self.watch.reconcile_at = Some(now + RECONCILE);
+        self.watch.reconcile_at = Some(now + self.options.reconcile);
         self.listen(now);
         Ok(())
     }
@@ -323,7 +321,7 @@ impl Association {
             self.listen(now);
         }
         if self.watch.reconcile_at.is_some_and(|at| at <= now) {
-            self.watch.reconcile_at = Some(now + RECONCILE);
+            self.watch.reconcile_at = Some(now + self.options.reconcile);
             if self.facts.events & config::NAMESPACE_ATTRIBUTE != 0 {
                 self.watch.want(Look::Changed);
             }
