@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs as root in the guest: what the Linux kernel host lives through with this target. PORT and SECOND are two ways to it.
+# Runs as root in the guest: what the Linux kernel host lives through with this target. PORT and SECOND are
+# two ways to one portal, OTHER_PORTAL is another.
 # `outside NAME` has something done outside and waits until it is done. Prints "CASE name ok" or "CASE name FAILED".
 set -u
 modprobe nvme-tcp; modprobe ext4; modprobe xfs
@@ -72,6 +73,69 @@ two_paths() {
   step wait $fio && disconnect
 }
 
+controller() { echo "/dev/$(basename "$(ls -d /sys/class/nvme/nvme* | head -1)")"; }
+
+logs() {
+  connect "$PORT" || return 1
+  local c; c=$(controller)
+  step nvme id-ctrl "$c" || return 1
+  step nvme id-ns "$device" || return 1
+  step nvme ns-descs "$device" || return 1
+  step nvme list-ns "$c" || return 1
+  step nvme smart-log "$c" || return 1
+  step nvme error-log "$c" -e 1 || return 1
+  step nvme effects-log "$c" || return 1
+  step nvme changed-ns-list-log "$c" || return 1
+  step nvme ana-log "$c" | tee /tmp/ana || return 1
+  grep -q -i optimized /tmp/ana || return 1
+  step nvme resv-report "$device" --eds || return 1
+  disconnect
+}
+
+inaccessible() { [ "$(cat /sys/class/nvme/nvme*/nvme*/ana_state | grep -c '^inaccessible$')" = "$1" ]; }
+
+ana() {
+  connect "$PORT" "$OTHER_PORTAL" || return 1
+  fio_verify ana 14 & local fio=$!
+  sleep 2; outside ana-away || return 1
+  until_ 20 inaccessible 1 || { cat /sys/class/nvme/nvme*/nvme*/ana_state; return 1; }
+  sleep 3; outside ana-back || return 1
+  until_ 20 inaccessible 0 || return 1
+  step wait $fio && disconnect
+}
+
+sectors() { [ "$(cat "/sys/block/${device##*/}/size")" = "$1" ]; }
+
+namespaces() {
+  connect "$PORT" || return 1
+  local first=$device
+  device=${first%n1}n2
+  outside add || return 1
+  until_ 20 test -b "$device" || return 1
+  step fio --name=added --filename="$device" --size=2M --rw=write --bs=64k --ioengine=libaio --direct=1 --verify=crc32c \
+    --do_verify=1 --minimal --output=/tmp/fio || return 1
+  until_ 5 sectors 16384 || return 1
+  outside resize || return 1
+  until_ 20 sectors 32768 || { cat "/sys/block/${device##*/}/size"; return 1; }
+  outside remove || return 1
+  until_ 20 test ! -b "$device" || return 1
+  device=$first
+  disconnect
+}
+
+reservations() {
+  connect "$PORT" || return 1
+  step nvme resv-register "$device" --nrkey=0xabc --rrega=0 || return 1
+  step nvme resv-acquire "$device" --crkey=0xabc --rtype=1 --racqa=0 || return 1
+  step nvme resv-report "$device" --eds | tee /tmp/report || return 1
+  grep -q -i 'rkey *: *abc\|rkey *: *0xabc' /tmp/report || { echo "the key is not in the report"; return 1; }
+  outside conflict || return 1
+  step nvme resv-release "$device" --crkey=0xabc --rtype=1 --rrela=0 || return 1
+  outside no-conflict || return 1
+  step nvme resv-register "$device" --crkey=0xabc --rrega=1 || return 1
+  disconnect
+}
+
 case_() {  # name, command...
   local name=$1 begun=$(cut -d. -f1 /proc/uptime); shift
   echo "---- $name"
@@ -84,6 +148,10 @@ case_() {  # name, command...
 case_ xfs xfs
 case_ restart restart
 case_ two-paths two_paths
+case_ logs logs
+case_ ana ana
+case_ namespaces namespaces
+case_ reservations reservations
 echo "---- kernel messages"
 dmesg | grep -i -E "nvme|i/o error|ext4|xfs|call trace" | tail -60
 echo FINISHED

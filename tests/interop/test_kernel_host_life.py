@@ -6,12 +6,16 @@ One guest runs all cases (`kernel_host_life.sh`); each case is one test here. fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from headrace.device import open_device
+from headrace.errors import DeviceError
 from headrace.testing.serve import ServeProcess, free_port, serving
 from tests.interop.guest import run_in_guest
 from tests.interop.relay import Relay
@@ -19,21 +23,50 @@ from tests.interop.relay import Relay
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NQN = "nqn.2024-01.lab:headrace-life"
-CASES = ["xfs", "restart", "two-paths"]
+CASES = ["xfs", "restart", "two-paths", "logs", "ana", "namespaces", "reservations"]
 SCRIPT = Path(__file__).with_name("kernel_host_life.sh")
 
 
 class _Target:
-    """A target on one port for good, which can be killed and started again with the same media."""
+    """A target on two ports for good, which can be killed and started again with the same media."""
 
-    def __init__(self, image: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.port = free_port()
-        self._image = image
+        self.other_portal = free_port()
+        self._folder = folder
+        self._socket = folder / "control"
         self._stack = ExitStack()
         self.process = self._start()
 
     def _start(self) -> ServeProcess:
-        return self._stack.enter_context(serving(NQN, f"{self._image}:400MiB", port=self.port))
+        options = ["--listen", f"127.0.0.1:{self.other_portal}", "--socket", str(self._socket)]
+        image = f"{self._folder / 'namespace.img'}:400MiB"
+        return self._stack.enter_context(serving(NQN, image, port=self.port, options=options))
+
+    def change(self, *words: str) -> Callable[[], None]:
+        """A change at run time, as an administrator makes it: `headrace target WORDS`."""
+        command = [sys.executable, "-m", "headrace.cli", "target", *words, "--socket", str(self._socket)]
+
+        def run() -> None:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert answer.returncode == 0, f"{' '.join(words)}\n{answer.stdout}{answer.stderr}"
+
+        return run
+
+    def writing(self, *, refused: bool) -> Callable[[], None]:
+        """A write by another host, which the kernel's reservation must keep out while it is held."""
+
+        def run() -> None:
+            with open_device(self.process.uri()) as device:
+                block = bytearray(device.block_bytes)
+                device.read_into(0, block)
+                if not refused:
+                    device.write(0, block)
+                    return
+                with pytest.raises(DeviceError, match=r"(?i)reservation conflict"):
+                    device.write(0, block)
+
+        return run
 
     def kill_and_start(self) -> None:
         self.process.process.kill()
@@ -47,16 +80,26 @@ class _Target:
 @pytest.fixture(scope="module")
 def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     share = tmp_path_factory.mktemp("share")
-    target = _Target(tmp_path_factory.mktemp("media") / "namespace.img")
+    target = _Target(tmp_path_factory.mktemp("media"))
+    outside = {
+        "restart": target.kill_and_start,
+        "ana-away": target.change("ana", "inaccessible", "--portal", "1"),
+        "ana-back": target.change("ana", "optimized", "--portal", "1"),
+        "add": target.change("add-namespace", "mem:8MiB", "--nsid", "2"),
+        "resize": target.change("resize-namespace", "2", "16MiB"),
+        "remove": target.change("remove-namespace", "2"),
+        "conflict": target.writing(refused=True),
+        "no-conflict": target.writing(refused=False),
+    }
     try:
         with Relay(target.port) as relay:
             output = run_in_guest(
                 lab,
                 SCRIPT,
                 share,
-                env={"PORT": target.port, "SECOND": relay.port, "NQN": NQN},
-                outside={"restart": target.kill_and_start, "cut": relay.cut, "heal": relay.heal},
-                timeout_s=600,
+                env={"PORT": target.port, "SECOND": relay.port, "OTHER_PORTAL": target.other_portal, "NQN": NQN},
+                outside={**outside, "cut": relay.cut, "heal": relay.heal},
+                timeout_s=700,
             )
         assert target.process.process.poll() is None, f"the target died\n{target.process.output()}\n{output}"
         yield output
