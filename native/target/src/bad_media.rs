@@ -608,12 +608,23 @@ fn a_preempt_and_abort_does_not_promise_too_much() {
         [1, 2, 3, 4],
         "a write that stood in line reached the medium"
     );
-    // Registered again, and idle: now it can be promised.
+    // Registered again, and idle: now it can be promised, whatever the taker itself has under way.
     assert!(change(&mut old, register(1)).is_success());
     write(&mut old, 9);
     eventually("the write does not end", || {
         let state = switch.state.lock().unwrap();
         state.writes.contains(&9) && state.inside == 0
     });
+    switch.set(|state| state.hang = true);
+    let own = taker.write_sqe(0, 1, 4096).with_sgl(Sgl::InCapsule {
+        offset: 0,
+        length: 4096,
+    });
+    taker.send_capsule(own, &[10; 4096]);
+    eventually("the taker's write does not begin", || {
+        switch.state.lock().unwrap().inside == 1
+    });
     assert!(change(&mut taker, preempt).is_success());
+    switch.set(|state| state.hang = false);
+    assert!(taker.answer(own.cid()).cqe.status.is_success());
 }

@@ -1,0 +1,65 @@
+"""The Linux kernel host and nvme-cli with reservations of our target, beside a host of ours.
+
+One guest runs all cases (`kernel_host_reservations.sh`); each case is one test here.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.device import ReservationType, new_key, open_device
+from headrace.errors import ReservationConflict
+from headrace.testing.serve import serving
+from tests.interop.guest import run_in_guest
+
+pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
+
+NQN = "nqn.2024-01.lab:headrace-reservations"
+CASES = ["hold", "others_are_shut_out", "preempted", "back_again"]
+SCRIPT = Path(__file__).with_name("kernel_host_reservations.sh")
+KEY = 0x1234
+SHARED = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
+DATA = np.full(4096, 5, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    image = tmp_path_factory.mktemp("media") / "namespace.img"
+    with serving(NQN, f"{image}:16MiB") as target:
+        device = open_device(target.uri(), hostid=uuid.uuid4())
+
+        def refused() -> None:
+            with pytest.raises(ReservationConflict):
+                device.write(0, DATA)
+            report = device.reservations.report()
+            assert report.type == SHARED and [found.key for found in report.holders] == [KEY]
+
+        def preempt() -> None:
+            device.reservations.register(new_key())
+            device.reservations.preempt(KEY, SHARED)
+            device.write(0, DATA)
+
+        outside = {"refused": refused, "preempt": preempt}
+        env = {"PORT": target.port, "NQN": NQN}
+        share = tmp_path_factory.mktemp("share")
+        output = run_in_guest(lab, SCRIPT, share, env=env, outside=outside, timeout_s=300)
+        assert target.process.poll() is None, f"the target died\n{target.output()}\n{output}"
+        device.close()
+        yield output
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_case(guest_output: str, case: str) -> None:
+    if not re.search(rf"^CASE {case} ok\b", guest_output, re.M):
+        own = re.search(rf"^---- {case}$.*?(?=^---- |\Z)", guest_output, re.M | re.S)
+        pytest.fail(own[0] if own else guest_output, pytrace=False)
+
+
+def test_the_script_ran_to_its_end(guest_output: str) -> None:
+    assert guest_output.rstrip().endswith("FINISHED")
