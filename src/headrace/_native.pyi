@@ -57,14 +57,16 @@ def open_nvme_tcp(
     hpda: int,
     maxr2t: int,
     poll_us: int,
+    inflight_bytes: int | None,
     keep_alive_s: float,
     connect_timeout_s: float,
     io_timeout_s: float,
     loss_timeout_s: float,
 ) -> Device:
-    """`uuid`, `nguid`: in place of `nsid`. `io_timeout_s`: deadline of one command while connected. `loss_timeout_s`:
-    how long I/O waits for a lost target to come back (reconnecting all the while; infinity: for ever) before it fails
-    with DeviceGone; from then on every call fails at once until it is back."""
+    """`uuid`, `nguid`: in place of `nsid`. `inflight_bytes`: of reads on this node; None adapts, 0 is off.
+    `io_timeout_s`: deadline of one command while connected. `loss_timeout_s`: how long I/O waits for a lost target to
+    come back (reconnecting all the while; infinity: for ever) before it fails with DeviceGone; from then on every call
+    fails at once until it is back."""
 
 def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
     """An existing file or block device. `io_engine`: "auto", "io_uring" or "pread"."""

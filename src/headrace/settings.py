@@ -4,6 +4,7 @@
 |---|---|---|
 | `HEADRACE_HOSTNQN` | the name of this host in NVMe's eyes (`hostnqn`) | `/etc/nvme/hostnqn`, else made from `hostid` |
 | `HEADRACE_HOSTID` | the identifier of this host, a UUID (`hostid`) | `/etc/nvme/hostid`, else made for this process |
+| `HEADRACE_INFLIGHT` | reads under way on this node, of all targets together: `auto`, at most a size, `off` | `auto` |
 
 In the table, "made for this process" means a random UUID that lives as long as the process.
 """
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import UsageError
+from headrace.units import parse_bytes
 
 HOSTNQN = "HEADRACE_HOSTNQN"
 HOSTID = "HEADRACE_HOSTID"
+INFLIGHT = "HEADRACE_INFLIGHT"
 
 #: Where nvme-cli and the kernel's tools keep the identity of a machine.
 ETC_NVME = Path("/etc/nvme")
@@ -97,3 +100,19 @@ def host_identity() -> HostIdentity:
             raise UsageError("hostid is not a UUID", where=HOSTID, found=repr(text)) from None
     hostnqn = os.environ.get(HOSTNQN) or _etc("hostnqn") or f"nqn.2014-08.org.nvmexpress:uuid:{hostid}"
     return HostIdentity(hostnqn=hostnqn, hostid=hostid)
+
+
+def inflight_bytes() -> int | None:
+    """Most bytes of reads under way on this node; None: as many as round trips allow, 0: no cap at all."""
+    text = os.environ.get(INFLIGHT) or "auto"
+    if text == "auto":
+        return None
+    if text == "off":
+        return 0
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        size = 0
+    if not size:
+        raise UsageError("not a cap", where=INFLIGHT, expected="auto, off, or a size like 64MiB", found=repr(text))
+    return size

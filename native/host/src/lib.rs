@@ -43,6 +43,7 @@ mod device;
 mod discovery;
 mod errors;
 mod facts;
+mod flow;
 mod ghosts;
 mod guard;
 mod histogram;
@@ -69,6 +70,7 @@ mod work;
 
 pub use device::NvmeTcpDevice;
 pub use discovery::discover;
+pub use flow::Inflight;
 pub use ghosts::Unsettled;
 pub use headrace_wire::ana::AnaState;
 pub use headrace_wire::reservation::{

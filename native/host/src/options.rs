@@ -1,6 +1,7 @@
 //! What a caller chooses, checked before anything is opened.
 
 use crate::facts::hex;
+use crate::flow::Inflight;
 use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::{command::NSID_ALL, NQN_MAX};
 use std::net::IpAddr;
@@ -141,6 +142,8 @@ pub struct HostOptions {
     pub hpda: u8,
     /// MAXR2T: R2Ts of one command that the controller may have outstanding, less one; 0 to 255.
     pub maxr2t: u8,
+    /// What reads may have under way on this node, of all its targets together.
+    pub inflight: Inflight,
     /// How long the I/O thread looks for answers before it sleeps while I/O commands are under way; zero: not at all. Never
     /// when idle, and less and less often where nothing comes so soon.
     pub poll: Duration,
@@ -173,6 +176,7 @@ impl Default for HostOptions {
             depth: 128,
             hpda: 0,
             maxr2t: 0,
+            inflight: Inflight::default(),
             poll: Duration::ZERO,
             reconcile: Duration::from_secs(30),
             keep_alive: Duration::from_secs(5),
@@ -258,6 +262,9 @@ impl HostOptions {
         }
         if !(1..=QUEUES_MAX).contains(&self.queues) {
             return Err(usage("queues", "1 to 128", self.queues));
+        }
+        if self.inflight == Inflight::AtMost(0) {
+            return Err(usage("inflight", "auto, off, or a number of bytes", 0));
         }
         if !(1..=DEPTH_MAX).contains(&self.depth) {
             return Err(usage("depth", "1 to 1024", self.depth));

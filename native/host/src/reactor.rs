@@ -13,6 +13,7 @@
 
 use crate::connection::SCRATCH_BYTES;
 use crate::errors::closed;
+use crate::flow::Governor;
 use crate::life::Core;
 use crate::passthrough::Call;
 use crate::shared::Latch;
@@ -20,7 +21,10 @@ use crate::work::reject;
 use headrace_transfer::{ErrorKind, IoError, Request};
 use headrace_wire::reservation::ReservationType;
 use mio::{Events, Poll, Registry, Token, Waker};
+use std::cell::RefCell;
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -56,6 +60,7 @@ pub(crate) struct Turn<'a> {
     pub now: Instant,
     /// How long to look for what comes before sleeping; raised by whoever has commands under way.
     pub poll: Duration,
+    pub governor: &'a RefCell<Governor>,
 }
 
 pub(crate) enum Message {
@@ -181,6 +186,7 @@ impl Reactor {
             timers: BTreeSet::new(),
             scratch: vec![0; SCRATCH_BYTES],
             patience: Patience::default(),
+            governor: RefCell::new(Governor::new(RandomState::new().build_hasher().finish())),
         };
         let handle = std::thread::Builder::new()
             .name("headrace-host".into())
@@ -298,6 +304,8 @@ struct Thread {
     timers: BTreeSet<(Instant, usize)>,
     scratch: Vec<u8>,
     patience: Patience,
+    /// Of what all cores have under way together.
+    governor: RefCell<Governor>,
 }
 
 impl Thread {
@@ -333,6 +341,12 @@ impl Thread {
                     again.push(id);
                 }
             }
+            // Answers have made room for others.
+            while let Some(id) = self.next_turn() {
+                if self.run_core(id) {
+                    again.push(id);
+                }
+            }
             std::mem::swap(&mut ready, &mut again);
             if stopping && self.cores.is_empty() {
                 return;
@@ -350,8 +364,9 @@ impl Thread {
 
     fn take(&mut self, message: Message) -> Option<usize> {
         match message {
-            Message::Open(core) => {
+            Message::Open(mut core) => {
                 let id = core.id;
+                core.join(&mut self.governor.borrow_mut());
                 self.cores.insert(
                     id,
                     Entry {
@@ -403,6 +418,10 @@ impl Thread {
         }
     }
 
+    fn next_turn(&self) -> Option<usize> {
+        self.governor.borrow_mut().next()
+    }
+
     fn run_core(&mut self, id: usize) -> bool {
         let Some(entry) = self.cores.get_mut(&id) else {
             return false;
@@ -412,6 +431,7 @@ impl Thread {
             scratch: &mut self.scratch,
             now: Instant::now(),
             poll: Duration::ZERO,
+            governor: &self.governor,
         };
         let next = entry.core.run(&mut turn);
         entry.poll = turn.poll;
@@ -425,7 +445,9 @@ impl Thread {
             }
         }
         if next.over {
-            self.cores.remove(&id);
+            if let Some(entry) = self.cores.remove(&id) {
+                entry.core.leave(&mut self.governor.borrow_mut());
+            }
         }
         next.again
     }

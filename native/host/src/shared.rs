@@ -1,13 +1,14 @@
 //! What a device's handle and its core on the I/O thread both see.
 
 use crate::facts::{hex, Ana, Facts};
+use crate::flow::Report;
 use crate::ghosts::{Ghosts, Unsettled};
 use crate::guard::GuardStatus;
 use crate::lane::TrafficClass;
 use crate::options::HostOptions;
 use crate::paths::{PathInfo, PathShared};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 #[derive(Default)]
@@ -52,6 +53,8 @@ pub(crate) struct Shared {
     losses: AtomicU64,
     status: Mutex<Status>,
     ghosts: Mutex<Ghosts>,
+    /// Of the I/O thread, once it has the device.
+    pub flow: OnceLock<Arc<Mutex<Report>>>,
 }
 
 impl Shared {
@@ -68,6 +71,7 @@ impl Shared {
                 ..Default::default()
             }),
             ghosts: Mutex::default(),
+            flow: OnceLock::new(),
         }
     }
 
@@ -116,6 +120,14 @@ impl Shared {
         })
     }
 
+    fn flow_report(&self) -> Report {
+        let report = self
+            .flow
+            .get()
+            .map(|report| report.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        report.unwrap_or_default()
+    }
+
     pub fn describe(&self) -> serde_json::Value {
         let status = self.status().clone();
         let (options, facts) = (&self.options, &status.facts);
@@ -146,6 +158,7 @@ impl Shared {
             "in_capsule_bytes": facts.in_capsule,
             "maxh2cdata": facts.maxh2cdata,
             "link": link(options, facts),
+            "flow": self.flow_report().describe(options.inflight),
             "ana": facts.ana.map(ana),
             "keep_alive_s": options.keep_alive.as_secs_f64(),
             "volatile_cache": facts.volatile_cache,

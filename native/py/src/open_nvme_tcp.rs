@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::errors;
 use crate::wait::{interruptible, seconds};
-use headrace_host::{HostOptions, NamespaceKey, NvmeTcpDevice, Policy, Portal, Route};
+use headrace_host::{HostOptions, Inflight, NamespaceKey, NvmeTcpDevice, Policy, Portal, Route};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub fn route(host_traddr: Option<&str>, host_iface: Option<String>, tos: Option<
 
 #[pyfunction]
 #[pyo3(signature = (portals, subsysnqn, nsid, *, uuid, nguid, hostnqn, hostid, header_digest, data_digest, queues, depth,
-                    policy, host_traddr, host_iface, tos, hpda, maxr2t, poll_us,
+                    policy, host_traddr, host_iface, tos, hpda, maxr2t, poll_us, inflight_bytes,
                     keep_alive_s, connect_timeout_s, io_timeout_s, loss_timeout_s))]
 #[allow(clippy::too_many_arguments)]
 pub fn open_nvme_tcp(
@@ -60,6 +60,7 @@ pub fn open_nvme_tcp(
     hpda: u8,
     maxr2t: u8,
     poll_us: u32,
+    inflight_bytes: Option<u64>,
     keep_alive_s: f64,
     connect_timeout_s: f64,
     io_timeout_s: f64,
@@ -88,6 +89,11 @@ pub fn open_nvme_tcp(
         hpda,
         maxr2t,
         poll: Duration::from_micros(poll_us.into()),
+        inflight: match inflight_bytes {
+            None => Inflight::Auto,
+            Some(0) => Inflight::Off,
+            Some(bytes) => Inflight::AtMost(bytes),
+        },
         keep_alive: seconds("keep_alive_s", keep_alive_s)?,
         connect_timeout: seconds("connect_timeout_s", connect_timeout_s)?,
         io_timeout: seconds("io_timeout_s", io_timeout_s)?,

@@ -15,7 +15,7 @@ from headrace.device.paths import PathInfo, TrafficClass, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
 from headrace.errors import DeviceClosed, DeviceError, ReservationConflict, UsageError
-from headrace.settings import HostIdentity, host_identity
+from headrace.settings import HostIdentity, host_identity, inflight_bytes
 
 #: How long `close` lets queued requests end.
 CLOSE_TIMEOUT_S = 5.0
@@ -378,6 +378,7 @@ def _open(
         hpda=options.hpda,
         maxr2t=options.maxr2t,
         poll_us=options.poll_us,
+        inflight_bytes=inflight_bytes(),
         keep_alive_s=options.keep_alive_s,
         connect_timeout_s=options.connect_timeout_s,
         io_timeout_s=options.io_timeout_s,

@@ -97,7 +97,7 @@ impl Core {
             let writes = self.works[lane].next_changes();
             let Some(at) = self.choose(lane, self.works[lane].avoid(), writes, now) else {
                 // Writes that wait for the guard do not hold up reads.
-                if writes && self.read_ahead(lane, now) {
+                if writes && self.read_ahead(lane, turn) {
                     continue;
                 }
                 return;
@@ -108,11 +108,35 @@ impl Core {
             let Some((part, data)) = self.works[lane].next(&association.facts) else {
                 return;
             };
-            if let Err(back) = self.send_on(at, part, data, now) {
+            if let Err(back) = self.send_governed(at, part, data, turn) {
                 self.works[lane].again(vec![back]);
                 return;
             }
         }
+    }
+
+    /// Send it, unless it is a read and too much is under way already: then the reactor runs us when it is our turn.
+    fn send_governed(
+        &mut self,
+        at: usize,
+        part: Part,
+        data: Data,
+        turn: &Turn<'_>,
+    ) -> Result<(), (Part, Data)> {
+        if part.verb != Verb::Read {
+            return self.send_on(at, part, data, turn.now);
+        }
+        let flow = self.flows[usize::from(part.lane)];
+        let bytes = part.blocks * u64::from(self.facts.block_bytes);
+        let mut governor = turn.governor.borrow_mut();
+        if !governor.admit(flow, bytes, turn.now) {
+            return Err((part, data));
+        }
+        let result = self.send_on(at, part, data, turn.now);
+        if result.is_err() {
+            governor.back(flow, bytes);
+        }
+        result
     }
 
     fn send_on(&mut self, at: usize, mut part: Part, data: Data, now: Instant) -> Result<(), (Part, Data)> {
@@ -133,8 +157,8 @@ impl Core {
     }
 
     /// Send the first read that waits, past the writes before it; `true` if there was one.
-    fn read_ahead(&mut self, lane: usize, now: Instant) -> bool {
-        let Some(at) = self.choose(lane, 0, false, now) else {
+    fn read_ahead(&mut self, lane: usize, turn: &Turn<'_>) -> bool {
+        let Some(at) = self.choose(lane, 0, false, turn.now) else {
             return false;
         };
         let Phase::Ready(association) = &self.paths[at].phase else {
@@ -143,7 +167,7 @@ impl Core {
         let Some((part, data)) = self.works[lane].next_read(&association.facts) else {
             return false;
         };
-        match self.send_on(at, part, data, now) {
+        match self.send_governed(at, part, data, turn) {
             Ok(()) => true,
             Err(back) => {
                 self.works[lane].again(vec![back]);

@@ -58,6 +58,9 @@ impl Core {
             path.tell(PathState::Closed, "the device is closed");
             path.tell_use(turn.now);
         }
+        let mut governor = turn.governor.borrow_mut();
+        self.flows.iter().for_each(|flow| governor.reset(*flow));
+        drop(governor);
         self.shared.status().state = "closed";
         if error.kind != ErrorKind::Closed {
             self.shared.status().last_error = error.to_string();

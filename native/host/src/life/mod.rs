@@ -55,6 +55,7 @@ mod path;
 use crate::association::{Association, Failure, Step, Tag};
 use crate::errors::{closed, no_path};
 use crate::facts::Facts;
+use crate::flow::Governor;
 use crate::lane::LANES;
 use crate::paths::PathState;
 use crate::queue::Completion;
@@ -103,6 +104,8 @@ pub(crate) struct Core {
     paths: Vec<Path>,
     /// One for each traffic class.
     works: [Work; LANES],
+    /// Our numbers at the governor, one for each traffic class.
+    flows: [usize; LANES],
     /// Of the first connection; the namespace must stay so.
     facts: Facts,
     opening: Option<Opening>,
@@ -134,6 +137,7 @@ impl Core {
             shared,
             reactor,
             works: std::array::from_fn(|lane| Work::new(lane as u8)),
+            flows: [usize::MAX; LANES],
             facts: Facts::default(),
             opening: Some(Opening { deadline, reply }),
             loss: None,
@@ -149,6 +153,16 @@ impl Core {
                 .finish()
                 | 1,
         }
+    }
+
+    /// The I/O thread has us.
+    pub fn join(&mut self, governor: &mut Governor) {
+        self.flows = std::array::from_fn(|_| governor.join(self.id, self.shared.options.inflight));
+        let _ = self.shared.flow.set(governor.report());
+    }
+
+    pub fn leave(&self, governor: &mut Governor) {
+        self.flows.iter().for_each(|flow| governor.leave(*flow));
     }
 
     pub fn event(&mut self, event: &mio::event::Event) {

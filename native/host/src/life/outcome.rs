@@ -47,6 +47,7 @@ impl Core {
         let mut result = result;
         for completion in completed.drain(..) {
             if let Tag::Part(part) = completion.tag {
+                self.account(&part, &completion.end, now, turn);
                 if let Some(ended) = self.settle(at, part, completion.data, completion.end, now) {
                     ended.report();
                 }
@@ -77,6 +78,22 @@ impl Core {
         match result {
             Ok(again) => again,
             Err(failure) => self.lose(at, failure, turn),
+        }
+    }
+
+    /// A read is not under way any more.
+    fn account(&self, part: &Part, end: &End, now: Instant, turn: &Turn<'_>) {
+        if part.verb != Verb::Read {
+            return;
+        }
+        let bytes = part.blocks * u64::from(self.facts.block_bytes);
+        let flow = self.flows[usize::from(part.lane)];
+        let mut governor = turn.governor.borrow_mut();
+        match (part.trip, end) {
+            (Some(trip), End::Answer(cqe)) if cqe.status.is_success() => {
+                governor.done(flow, bytes, now.saturating_duration_since(trip.sent_at), now);
+            }
+            _ => governor.back(flow, bytes),
         }
     }
 
@@ -226,6 +243,11 @@ impl Core {
             self.paths[at].share_lane(lane);
         }
         let parts = association.end(turn);
+        for (part, ..) in parts.iter().filter(|(part, ..)| part.verb == Verb::Read) {
+            let bytes = part.blocks * u64::from(self.facts.block_bytes);
+            let flow = self.flows[usize::from(part.lane)];
+            turn.governor.borrow_mut().back(flow, bytes);
+        }
         let generation = self.shared.lost(at);
         self.shared.status().last_error = error.to_string();
         let now = turn.now;
