@@ -1,0 +1,98 @@
+"""The cap on reads under way: it holds, nobody starves, and nothing is left of what was lost."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.device import Batch, open_device, read_batch
+from headrace.errors import DeviceError, UsageError
+from headrace.settings import inflight_bytes
+from headrace.testing.serve import serving
+from headrace.units import MIB
+
+NQN = "nqn.2026-01.test:inflight"
+SIZE = 16 * MIB
+
+
+@pytest.mark.parametrize(("text", "value"), [("", None), ("auto", None), ("off", 0), ("64MiB", 64 * MIB)])
+def test_the_setting(monkeypatch: pytest.MonkeyPatch, text: str, value: int | None) -> None:
+    monkeypatch.setenv("HEADRACE_INFLIGHT", text)
+    assert inflight_bytes() == value
+
+
+@pytest.mark.parametrize("text", ["no", "-1", "0", "1 parsec"])
+def test_a_setting_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("HEADRACE_INFLIGHT", text)
+    with pytest.raises(UsageError, match="HEADRACE_INFLIGHT"):
+        inflight_bytes()
+
+
+def everything(members: int) -> Batch:
+    """All of every member, 256 KiB at a time, the members in turns."""
+    piece = 256 << 10
+    count = SIZE // piece
+    number = np.arange(count * members)
+    return Batch(
+        member=(number % members).astype(np.uint32),
+        offset=(number // members * piece).astype(np.uint64),
+        length=np.full(len(number), piece, np.uint64),
+        buffer_offset=(number % members * SIZE + number // members * piece).astype(np.uint64),
+    )
+
+
+@pytest.mark.parametrize(("setting", "mode", "held"), [("1MiB", str(MIB), True), ("off", "off", False)])
+def test_many_reads_of_two_devices(monkeypatch: pytest.MonkeyPatch, setting: str, mode: str, held: bool) -> None:
+    monkeypatch.setenv("HEADRACE_INFLIGHT", setting)
+    source = np.random.default_rng(3).integers(0, 256, 2 * SIZE, dtype=np.uint8)
+    with serving(NQN, f"mem:{SIZE}", f"mem:{SIZE}") as target:
+        devices = [open_device(target.uri(nsid=1)), open_device(target.uri(nsid=2))]
+        for number, device in enumerate(devices):
+            device.write(0, source[number * SIZE : (number + 1) * SIZE])
+        found = np.zeros(2 * SIZE, np.uint8)
+        read_batch(devices, everything(2), [found])
+        flow = devices[0].describe()["flow"]
+        assert np.array_equal(found, source)
+        assert flow["mode"] == mode
+        assert (flow["held_back"] > 0) is held
+        assert flow["governed"] is held
+        if held:
+            assert flow["window_bytes"] <= MIB
+            # Where it is shared, or why not: one of the two is always told.
+            assert (flow["shared_in"] is None) != (flow["not_shared_because"] is None)
+        for device in devices:
+            device.close()
+
+
+def test_what_a_lost_target_had_under_way_is_free_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_INFLIGHT", "1MiB")
+    with serving(NQN, f"mem:{SIZE}") as lost, serving(NQN, f"mem:{SIZE}") as well:
+        gone = open_device(lost.uri(loss_timeout=2, connect_timeout=2))
+        good = open_device(well.uri())
+        failed = threading.Event()
+
+        def read_gone() -> None:
+            try:
+                while True:
+                    read_batch([gone], everything(1), [np.zeros(SIZE, np.uint8)])
+            except DeviceError:
+                failed.set()
+
+        reader = threading.Thread(target=read_gone)
+        reader.start()
+        try:
+            for _ in range(3):
+                read_batch([good], everything(1), [np.zeros(SIZE, np.uint8)])
+            lost.process.kill()
+            for _ in range(3):
+                read_batch([good], everything(1), [np.zeros(SIZE, np.uint8)])
+            assert failed.wait(30)
+        finally:
+            lost.process.kill()
+            reader.join(30)
+        read_batch([good], everything(1), [np.zeros(SIZE, np.uint8)])
+        good.close()
+        gone.close()
