@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "native/fuzz/corpus"
 BUILT = ROOT / "target/fuzz"
-TARGETS = ("wire", "target_bytes", "target_commands", "host_queue", "host_facts")
+TARGETS = ("wire", "target_bytes", "target_commands", "host_queue", "host_facts", "host_bringup")
 #: Instrumentation of stable rustc for libFuzzer: what cargo-fuzz sets, but for the sanitizers that need a nightly.
 FLAGS = (
     "--cfg=fuzzing",
@@ -37,7 +37,7 @@ FLAGS = (
     "-Ccodegen-units=16",
 )
 #: Longer inputs only make it slower: a write of a few blocks is as good as one of many.
-LONGEST = {"wire": 4200, "target_bytes": 8192, "host_facts": 1024}
+LONGEST = {"wire": 4200, "target_bytes": 8192, "host_facts": 1024, "host_bringup": 512}
 
 
 class CannotFuzz(Exception):

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod host_bringup;
 pub mod host_facts;
 pub mod host_queue;
 pub mod target_bytes;
@@ -13,10 +14,11 @@ pub mod wire;
 /// Name, and what it runs.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     ("wire", wire::run),
     ("target_bytes", target_bytes::run),
     ("target_commands", target_commands::run),
     ("host_queue", host_queue::run),
     ("host_facts", host_facts::run),
+    ("host_bringup", host_bringup::run),
 ];

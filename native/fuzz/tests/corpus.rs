@@ -22,3 +22,9 @@ fn nothing_in_the_corpus_hurts() {
         );
     }
 }
+
+/// The controller that the bring-up's inputs spoil is a right one where they do not.
+#[test]
+fn a_right_controller_comes_up() {
+    headrace_fuzz::host_bringup::run(&[]);
+}

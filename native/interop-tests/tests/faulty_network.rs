@@ -6,7 +6,7 @@
 mod common;
 
 use common::{close, config, flush, memory, options, pattern, read, serve, start};
-use headrace_host::NvmeTcpDevice;
+use headrace_host::{NvmeTcpDevice, Portal};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, Op};
 use serde_json::json;
 use std::io::{Read, Write};
@@ -145,8 +145,10 @@ fn seed() -> u64 {
     seed
 }
 
-fn open(port: u16, random: &mut Random) -> Arc<NvmeTcpDevice> {
-    let mut options = options(port);
+/// Each port is a path.
+fn open(ports: &[u16], random: &mut Random) -> Arc<NvmeTcpDevice> {
+    let mut options = options(ports[0]);
+    options.portals = ports.iter().map(|&port| Portal::new("127.0.0.1", port)).collect();
     options.keep_alive = Duration::from_secs(1);
     (options.header_digest, options.data_digest) = (random.below(2) == 0, random.below(2) == 0);
     options.queues = 1 + random.below(3) as u16;
@@ -169,8 +171,12 @@ fn no_request_is_lost_and_no_byte_is_wrong() {
     let (target, target_port) = start(config(0, memory(4 << 20), json!({ "max_h2c_data_bytes": 65536 })));
     let (mut losses, mut requests) = (0, 0u64);
     while Instant::now() < until {
-        let proxy = Proxy::start(target_port, random.below(u64::MAX) | 1);
-        let device = open(proxy.port, &mut random);
+        // One path, or two that fail each by itself.
+        let proxies: Vec<Proxy> = (0..1 + random.below(2))
+            .map(|_| Proxy::start(target_port, random.below(u64::MAX) | 1))
+            .collect();
+        let ports: Vec<u16> = proxies.iter().map(|proxy| proxy.port).collect();
+        let device = open(&ports, &mut random);
         let mut model = vec![0u8; 4 << 20];
         let whole = Buffer::zeroed(model.len());
         submit_one(
@@ -228,8 +234,10 @@ fn no_request_is_lost_and_no_byte_is_wrong() {
             assert!(got == model, "seed {seed}");
         }
         losses += device.loss_count();
-        assert!(proxy.cuts.load(Ordering::SeqCst) > 0);
-        proxy.faulty.store(false, Ordering::SeqCst);
+        for proxy in &proxies {
+            assert!(proxy.cuts.load(Ordering::SeqCst) > 0);
+            proxy.faulty.store(false, Ordering::SeqCst);
+        }
         close(&device);
     }
     println!("{requests} requests, {losses} associations lost");
@@ -267,7 +275,7 @@ fn what_was_flushed_with_an_equal_loss_counter_outlives_the_target() {
     let first = serve(&path, 0);
     let port = first.port;
     let proxy = Proxy::start(port, random.below(u64::MAX) | 1);
-    let device = open(proxy.port, &mut random);
+    let device = open(&[proxy.port], &mut random);
 
     let done = Arc::new(AtomicBool::new(false));
     let power = {

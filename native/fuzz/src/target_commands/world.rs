@@ -218,7 +218,8 @@ impl World {
 
     /// Our own reading of what a command may change, and what it puts there.
     fn effect(&self, at: usize, sqe: &Sqe, data: &[u8]) -> (Vec<usize>, u32) {
-        let valid = at > 0 && sqe.nsid() == 1 && sqe.fuse() == 0 && sqe.psdt() == 1;
+        // A fused write may be one.
+        let valid = at > 0 && sqe.nsid() == 1 && sqe.psdt() == 1;
         let inside = |slba: u64, blocks: u64| {
             let end = slba.checked_add(blocks).filter(|&end| end <= BLOCKS as u64);
             end.map_or(0..0, |end| slba as usize..end as usize)
@@ -484,6 +485,14 @@ impl World {
 
     /// Everything that can end does, and the medium holds what it may.
     pub fn settle(&mut self) {
+        self.observe();
+        self.mutation = None;
+        for at in 1..QUEUES {
+            // The first half of a fused pair waits for what comes next.
+            if self.queues[at].ready {
+                self.issue(at, Sqe::new(io::FLUSH, 0, 1), Vec::new(), Intent::Any);
+            }
+        }
         self.observe();
         for _ in 0..10_000 {
             self.bench.work_all();
