@@ -191,6 +191,7 @@ def test_a_hostile_client_hurts_nobody(served: ServeProcess, place: Path) -> Non
         (b'{"do": "remove-namespace", "nsid": 1e9}\n', "nsid"),
         (b'{"do": "add-namespace", "namespace": 3}\n', "a table"),
         (b'{"do": "add-namespace", "namespace": {"path": "\\u0000"}}\n', "printable"),
+        (b'{"do": "add-namespace", "namespace": {"path": "x", "size": 4096, "create": true}}\n', "a whole path"),
     ):
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(30)
@@ -295,6 +296,14 @@ def test_drain_lets_commands_end_and_stops(tmp_path: Path) -> None:
     for number in range(max(0, written - 60), written):
         at = number % 64 << 20
         assert data[at : at + 4096] in (bytes([number % 251]) * 4096, bytes([(number + 64) % 251]) * 4096)
+
+
+def test_helpers_for_tests_ask_it_too() -> None:
+    with serving(NQN, "mem:1MiB") as target:
+        assert target.ask("status")["pid"] == target.process.pid
+        assert target.ask("ana", state="inaccessible", portal="1") == {}
+        with pytest.raises(DeviceError):
+            open_device(target.uri(loss_timeout=0.5)).read_into(0, bytearray(4096))
 
 
 def test_flags_as_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -18,6 +19,7 @@ from headrace.fabric import (
     TargetOptions,
     parse_endpoint,
 )
+from headrace.fabric.endpoint import is_loopback
 
 NQN = "nqn.2026-01.io.example:disk"
 
@@ -125,3 +127,16 @@ def test_what_is_no_endpoint(text: str) -> None:
         parse_endpoint(text, default_port=7)
     with pytest.raises(UsageError, match="HOST:PORT"):
         parse_endpoint("name")
+
+
+def test_a_name_is_as_local_as_all_that_it_resolves_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_loopback("127.0.0.2") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("::") and not is_loopback("fe80::1%lo")
+
+    def resolver(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        found = {"inside": ["127.0.0.1", "::1"], "half": ["127.0.0.1", "10.0.0.1"]}[host]
+        return [(0, 0, 0, "", (address, 0)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    assert is_loopback("inside")
+    assert not is_loopback("half")

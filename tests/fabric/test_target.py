@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,29 @@ def test_a_forked_child_leaves_the_target_alone() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         with open_device(target.uri(NQNS[0])) as device:
             device.flush()
+
+
+def eventually(what: str, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_device_follows_what_is_changed() -> None:
+    """Our host at our target: ANA states choose its path, a larger namespace makes a larger device."""
+    two = [ListenOptions(name="a"), ListenOptions(name="b")]
+    with Target(options(*two)) as target:
+        portals = ",".join(f"{host}:{port}" for host, port in target.addresses)
+        with open_device(f"nvme+tcp://{portals}/{NQNS[0]}?nsid=1") as device:
+            data = bytearray(4096)
+            device.write(0, b"w" * 4096)
+            for bad, good in (("a", "b"), ("b", "a")):
+                target.set_ana_state(NQNS[0], 1, "optimized", portal=good)
+                target.set_ana_state(NQNS[0], 1, "inaccessible", portal=bad)
+                device.read_into(0, data)
+                assert data == b"w" * 4096
+            target.set_ana_state(NQNS[0], 1, "optimized")
+            target.resize_namespace(NQNS[0], 1, 2 << 20)
+            eventually("the device stays as small as it was", lambda: device.size_bytes == 2 << 20)
+            device.write(1 << 20, b"n" * 4096)

@@ -322,6 +322,7 @@ impl Media for FileMedia {
     }
 
     fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> io::Result<()> {
+        let _shape = self.read_shape();
         check_write(self, offset, length)?;
         if length == 0 {
             return Ok(());
@@ -330,6 +331,31 @@ impl Media for FileMedia {
         if fua {
             self.flush()?;
         }
+        Ok(())
+    }
+
+    /// A regular file becomes longer, sparse, or shorter; a block device has the size that it has.
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        check_geometry(size_bytes, self.block_bytes)?;
+        if self.read_only {
+            return check_write(self, 0, 0);
+        }
+        let _alone = self.shape.write().unwrap_or_else(|e| e.into_inner());
+        if !self.block_device {
+            if size_bytes < self.size_bytes() {
+                self.size_bytes.store(size_bytes, Ordering::Release);
+            }
+            self.file.set_len(size_bytes)?;
+        } else {
+            let found = (&self.file).seek(SeekFrom::End(0))?;
+            if size_bytes > found {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("the device has {found} bytes, less than {size_bytes}"),
+                ));
+            }
+        }
+        self.size_bytes.store(size_bytes, Ordering::Release);
         Ok(())
     }
 
