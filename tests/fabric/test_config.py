@@ -61,6 +61,7 @@ state = "inaccessible"
 path = "disk"
 size = "64MiB"
 create = true
+direct = "off"
 block_size = 512
 volatile_cache = "1MiB"
 uuid = "00112233-4455-6677-8899-aabbccddeeff"
@@ -114,7 +115,7 @@ def test_everything_a_file_can_say(tmp_path: Path) -> None:
         (3, "inaccessible", {}),
     ]
     disk, memory = one.namespaces
-    assert disk.media == FileMedia(path=f"{tmp_path}/disk", size_bytes=64 << 20, create=True)
+    assert disk.media == FileMedia(path=f"{tmp_path}/disk", size_bytes=64 << 20, create=True, direct="off")
     assert disk.reservations_path == f"{tmp_path}/disk.r"
     assert (disk.nsid, disk.block_bytes, disk.volatile_cache_bytes) == (1, 512, 1 << 20)
     assert (memory.nsid, memory.media, memory.ana_group) == (7, MemoryMedia(size_bytes=1 << 20), 3)
@@ -147,6 +148,8 @@ def test_the_target_takes_it(tmp_path: Path) -> None:
         ('memory = "1MiB"', 'memory = "1MiB"\npath = "x"', ["namespace[0].path", "both"]),
         ('memory = "1MiB"', 'memory = "1MiB"\nreservations = "r"', ["namespace[0].reservations", "only with a path"]),
         ('memory = "1MiB"', 'memory = "1MiB"\ncreate = true', ["namespace[0].create", "only with a path"]),
+        ('memory = "1MiB"', 'memory = "1MiB"\ndirect = "on"', ["namespace[0].direct", "only with a path"]),
+        ('memory = "1MiB"', 'path = "x"\ndirect = "maybe"', ["namespace[0].direct", "maybe"]),
         ('memory = "1MiB"', 'path = "nothing"', ["namespace[0].path", "nothing", "create = true"]),
         ('memory = "1MiB"', 'path = "x"\ncreate = true', ["namespace[0].size", "none"]),
         ('memory = "1MiB"', 'memory = "1MiB"\nblock_size = 1024', ["namespace[0].block_size", "512 or 4096", "1024"]),

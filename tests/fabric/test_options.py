@@ -73,7 +73,7 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                     },
                     {
                         "nsid": 2,
-                        "media": {"kind": "file", "path": "/x", "size_bytes": 4096, "create": True},
+                        "media": {"kind": "file", "path": "/x", "size_bytes": 4096, "create": True, "direct": "auto"},
                         "block_bytes": 512,
                         "volatile_cache_bytes": 5,
                         "read_only": False,
@@ -92,6 +92,7 @@ def test_mistakes_name_the_field() -> None:
     media = MemoryMedia(size_bytes=4096)
     for make, says in (
         (lambda: FileMedia(path="/x", create=True), "size_bytes"),
+        (lambda: FileMedia(path="/x", direct="maybe"), "direct"),
         (lambda: NamespaceOptions(media=media, block_bytes=1000), "block_bytes"),
         (lambda: NamespaceOptions(media=media, read_only=True), "read_only"),
         (lambda: NamespaceOptions(media=media, volatile_cache_bytes=-1), "volatile_cache_bytes"),

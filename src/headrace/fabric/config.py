@@ -34,6 +34,7 @@ from headrace.fabric.endpoint import is_loopback, parse_endpoint
 from headrace.fabric.options import (
     ACCESSES,
     ANA_STATES,
+    DIRECT,
     AnaGroupOptions,
     FileMedia,
     HostOptions,
@@ -68,7 +69,7 @@ TOP_KEYS = (
 SUBSYSTEM_KEYS = ("nqn", "serial", "model", "host", "other_hosts", "ana_group", "namespace", *LIMIT_KEYS)
 NAMESPACE_KEYS = (
     *("nsid", "path", "size", "create", "memory", "block_size", "read_only", "volatile_cache", "uuid", "nguid"),
-    *("ana_group", "reservations"),
+    *("ana_group", "reservations", "direct"),
 )
 
 
@@ -254,12 +255,13 @@ def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> N
     path, memory = table.text("path", 4096), table.size("memory", block, 1 << 46, multiple=block)
     size = table.size("size", block, (1 << 63) - 1, multiple=block)
     create, read_only = table.flag("create"), table.flag("read_only")
+    direct = table.choice("direct", DIRECT)
     media: FileMedia | MemoryMedia
     if (path is None) == (memory is None):
         found = "neither" if path is None else "both"
         raise table.error("path", expected='either a path, or memory = "SIZE"', found=found)
     if memory is not None:
-        for key, value in (("size", size), ("create", create), ("read_only", read_only)):
+        for key, value in (("size", size), ("create", create), ("read_only", read_only), ("direct", direct)):
             if value:
                 raise table.error(key, expected="it only with a path", found="it with memory")
         media = MemoryMedia(size_bytes=memory)
@@ -275,7 +277,7 @@ def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> N
                 found=whole,
                 next_step='to make it, give size = "..." and create = true',
             )
-        media = FileMedia(path=whole, size_bytes=size, create=create)
+        media = FileMedia(path=whole, size_bytes=size, create=create, direct=direct or "auto")
     reservations = table.text("reservations", 4096)
     if reservations is not None and memory is not None:
         raise table.error("reservations", expected="it only with a path", found="it with memory")
@@ -358,6 +360,7 @@ def namespace_items(namespace: NamespaceOptions) -> list[tuple[str, Any]]:
             ("path", media.path),
             ("size", None if media.size_bytes is None else _size(media.size_bytes)),
             ("create", media.create or None),
+            ("direct", None if media.direct == "auto" else media.direct),
         ]
     cache = namespace.volatile_cache_bytes
     return [

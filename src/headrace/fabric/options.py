@@ -14,6 +14,8 @@ from headrace.settings import check_nqn
 ACCESSES = ("read-write", "read-only")
 #: Of a path, best first (NVMe Base Specification 8.1.1).
 ANA_STATES = ("optimized", "non-optimized", "inaccessible", "persistent-loss", "change")
+#: Whether a file or block device is served past the page cache.
+DIRECT = ("auto", "on", "off")
 #: Options of the target that a subsystem may have for itself.
 SUBSYSTEM_LIMITS = ("in_capsule_bytes", "mdts_bytes", "max_queue_entries", "max_io_queues")
 
@@ -27,10 +29,15 @@ class FileMedia:
     size_bytes: int | None = None
     #: Make a sparse file where there is none.
     create: bool = False
+    #: Past the page cache (O_DIRECT): "auto" (block devices, where that is allowed), "on" or "off"; the status of the
+    #: target says for each namespace which it is.
+    direct: str = "auto"
 
     def __post_init__(self) -> None:
         if self.create and self.size_bytes is None:
             raise UsageError("FileMedia.create needs size_bytes", where=self.path)
+        if self.direct not in DIRECT:
+            raise UsageError("FileMedia.direct", where=self.path, expected=" or ".join(DIRECT), found=repr(self.direct))
 
     def _json(self) -> dict[str, Any]:
         return {"kind": "file", **asdict(self)}
