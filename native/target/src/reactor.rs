@@ -31,6 +31,9 @@ const TURN_PARTS: usize = 256;
 const SOON: Duration = Duration::from_millis(2);
 const TICK: Duration = Duration::from_millis(250);
 
+/// What may wait in the kernel for a host on the same machine: little enough to stay in the cache until it is copied out again
+/// (docs/decisions/0021). Across a network the kernel chooses, since a fixed size would bound the window.
+const SAME_MACHINE_SEND_BYTES: usize = 256 << 10;
 /// Silence after which a connection gives back what only a busy one needs.
 const REST: Duration = Duration::from_secs(1);
 
@@ -248,6 +251,11 @@ impl Reactor {
         };
         // Without it small answers wait for acknowledgements; where it fails it is only slow.
         let _ = stream.set_nodelay(true);
+        let (local, peer) = (addresses.0.ip().to_canonical(), addresses.1.ip().to_canonical());
+        if peer.is_loopback() || local == peer {
+            // As above.
+            let _ = system::bound_send_buffer(&stream, SAME_MACHINE_SEND_BYTES);
+        }
         let connection = Connection::new(
             self.shared.clone(),
             self.mailbox.clone(),

@@ -201,6 +201,25 @@ impl Poller {
     }
 }
 
+/// SO_SNDBUF, which ends the kernel's own choice of it; the system may allow less (`net.core.wmem_max`).
+pub(crate) fn bound_send_buffer(socket: &impl AsRawFd, bytes: usize) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the kernel reads one live int, whose size is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            (&raw const bytes).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Let up to `count` connections wait to be accepted: all hosts of a target come back at once after its restart. The system
 /// may allow fewer (`net.core.somaxconn`); the others then try again.
 pub(crate) fn deepen_backlog(listener: &impl AsRawFd, count: i32) -> io::Result<()> {
