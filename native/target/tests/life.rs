@@ -216,7 +216,7 @@ fn a_port_in_use_and_a_missing_file_are_said_plainly() {
     let mut second = config("");
     second.listen[0].port = target.addresses()[0].port();
     let error = Target::start(second).err().unwrap();
-    assert!(error.starts_with("cannot listen on 127.0.0.1 port"), "{error}");
+    assert!(error.starts_with("cannot listen on 127.0.0.1:"), "{error}");
     let mut third = config("");
     third.subsystems[0].namespaces[0].media = headrace_target::MediaConfig::File {
         path: "/nowhere/at/all".into(),
