@@ -82,15 +82,15 @@ def test_the_verbs(connect: Open) -> None:
     first, second = connect(one), connect(two)
     capabilities = first.reservations.capabilities
     assert capabilities.types == frozenset(ReservationType) and capabilities.persist
-    with pytest.raises(UsageError, match="registered no key"):
-        first.reservations.acquire(SHARED)
     key, other = new_key(), new_key()
+    with pytest.raises(ReservationConflict):
+        first.reservations.acquire(key, SHARED)
     first.reservations.register(key)
     with pytest.raises(ReservationConflict):
         first.reservations.register(other)
     first.reservations.register(other, replace=key)
     first.reservations.register(key, ignore_existing=True)
-    first.reservations.acquire(SHARED)
+    first.reservations.acquire(key, SHARED)
     report = second.reservations.report()
     assert (report.type, report.persistent, report.registered) == (SHARED, False, 1)
     mine = report.of(one)
@@ -106,21 +106,21 @@ def test_the_verbs(connect: Open) -> None:
     second.reservations.register(other, ignore_existing=True)
     second.write(0, NEW)
     with pytest.raises(ReservationConflict):
-        second.reservations.acquire(ReservationType.WRITE_EXCLUSIVE)
-    second.reservations.preempt(key, ReservationType.WRITE_EXCLUSIVE)
+        second.reservations.acquire(other, ReservationType.WRITE_EXCLUSIVE)
+    second.reservations.preempt(other, key, ReservationType.WRITE_EXCLUSIVE)
     with pytest.raises(ReservationConflict):
         first.write(0, OLD)
-    second.reservations.release(ReservationType.WRITE_EXCLUSIVE)
+    second.reservations.release(other, ReservationType.WRITE_EXCLUSIVE)
     first.write(0, OLD)
     with pytest.raises(ReservationConflict):
         first.reservations.clear(key)
-    second.reservations.acquire(ReservationType.EXCLUSIVE_ACCESS)
+    second.reservations.acquire(other, ReservationType.EXCLUSIVE_ACCESS)
     with pytest.raises(ReservationConflict):
         _block(first)
-    second.reservations.unregister()
+    second.reservations.unregister(other)
     assert second.reservations.report().registrants == ()
     first.reservations.register(key)
-    first.reservations.clear()
+    first.reservations.clear(key)
     assert first.reservations.report().registered == 0
 
 
@@ -130,7 +130,7 @@ def test_keys_and_devices_that_cannot_be_meant(connect: Open) -> None:
         with pytest.raises(UsageError, match="reservation key"):
             device.reservations.register(wrong)
     with pytest.raises(ValueError):
-        device.reservations.acquire(7, 5)  # type: ignore[arg-type]
+        device.reservations.acquire(5, 7)  # type: ignore[arg-type]
     memory = open_device("mem:1MiB")
     with pytest.raises(UsageError, match="nvme"):
         memory.reservations.report()
@@ -139,8 +139,9 @@ def test_keys_and_devices_that_cannot_be_meant(connect: Open) -> None:
 
 def test_a_reservation_outlives_a_killed_target(target: _Target, connect: Open) -> None:
     holder, stranger = connect(), connect()
-    holder.reservations.register(new_key(), persist=True)
-    holder.reservations.acquire(SHARED)
+    key = new_key()
+    holder.reservations.register(key, persist=True)
+    holder.reservations.acquire(key, SHARED)
     holder.write(0, OLD)
     holder.flush()
     target.kill()
@@ -159,13 +160,14 @@ def _zombie(target: _Target, connect: Open, *, guard: bool) -> tuple[NativeDevic
     zombie, taker = connect(), connect()
     key = new_key()
     zombie.reservations.register(key)
-    zombie.reservations.acquire(SHARED)
+    zombie.reservations.acquire(key, SHARED)
     if guard:
         zombie.guard_writes(key, SHARED)
     zombie.write(0, OLD)
     zombie.flush()
-    taker.reservations.register(new_key())
-    taker.reservations.preempt(key, SHARED)
+    own = new_key()
+    taker.reservations.register(own)
+    taker.reservations.preempt(own, key, SHARED)
     taker.close()
     target.kill()
     outcome: list[BaseException | None] = []
@@ -215,7 +217,7 @@ def test_who_still_holds_goes_on(target: _Target, connect: Open) -> None:
     holder = connect()
     key = new_key()
     holder.reservations.register(key, persist=True)
-    holder.reservations.acquire(ReservationType.WRITE_EXCLUSIVE)
+    holder.reservations.acquire(key, ReservationType.WRITE_EXCLUSIVE)
     holder.guard_writes(key, ReservationType.WRITE_EXCLUSIVE)
     holder.write(0, OLD)
     for round_ in range(2):
@@ -237,13 +239,14 @@ def test_every_path_is_asked(target: _Target, connect: Open) -> None:
         try:
             key = new_key()
             holder.reservations.register(key)
-            holder.reservations.acquire(SHARED)
+            holder.reservations.acquire(key, SHARED)
             holder.guard_writes(key, SHARED)
             _until(lambda: holder.describe()["guard"]["associations_passed"] == 2)
             for at in range(8):
                 holder.write(4096 * at, OLD)
-            taker.reservations.register(new_key())
-            taker.reservations.preempt(key, SHARED)
+            own = new_key()
+            taker.reservations.register(own)
+            taker.reservations.preempt(own, key, SHARED)
             assert holder.describe()["guard"]["state"] == "passed", "nobody has asked yet"
             relay.cut()
             _until(lambda: not all(path["usable"] for path in holder.describe()["paths"]))
@@ -282,7 +285,7 @@ def test_a_guard_that_does_not_pass_at_once(connect: Open, wrong: str) -> None:
     key = new_key()
     if wrong != "nothing":
         device.reservations.register(key)
-        device.reservations.acquire(SHARED)
+        device.reservations.acquire(key, SHARED)
     guarded = ReservationType.WRITE_EXCLUSIVE if wrong == "type" else SHARED
     with pytest.raises(ReservationConflict, match="fenced"):
         device.guard_writes(key ^ 1 if wrong == "key" else key, guarded)
@@ -295,13 +298,13 @@ def test_the_guard_goes_with_the_device(connect: Open) -> None:
     device = connect()
     key = new_key()
     device.reservations.register(key)
-    device.reservations.acquire(SHARED)
+    device.reservations.acquire(key, SHARED)
     device.guard_writes(key, SHARED)
     copy: NativeDevice = pickle.loads(pickle.dumps(device))
     try:
         copy.write(0, NEW)
         assert copy.describe()["guard"]["state"] == "passed"
-        device.reservations.unregister()
+        device.reservations.unregister(key)
         late: NativeDevice = pickle.loads(pickle.dumps(device))
         with pytest.raises(ReservationConflict, match="fenced"):
             late.write(0, OLD)
@@ -348,7 +351,8 @@ def test_admin_commands_pass_through(target: _Target, connect: Open) -> None:
 
 def test_errors_of_other_kinds_stay_what_they_are(connect: Open) -> None:
     device = connect()
-    device.reservations.register(new_key())
-    device.reservations.acquire(SHARED)
+    key = new_key()
+    device.reservations.register(key)
+    device.reservations.acquire(key, SHARED)
     with pytest.raises(CommandFailed, match="Invalid Field"):
-        device.reservations.release(ReservationType.WRITE_EXCLUSIVE)
+        device.reservations.release(key, ReservationType.WRITE_EXCLUSIVE)

@@ -41,8 +41,9 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             assert report.type == SHARED and [found.key for found in report.holders] == [KEY]
 
         def preempt() -> None:
-            device.reservations.register(new_key())
-            device.reservations.preempt(KEY, SHARED)
+            own = new_key()
+            device.reservations.register(own)
+            device.reservations.preempt(own, KEY, SHARED)
             device.write(0, DATA)
 
         outside = {"refused": refused, "preempt": preempt}

@@ -61,7 +61,7 @@ def test_a_takeover(pair: tuple[NativeDevice, uuid.UUID, NativeDevice, uuid.UUID
     first, first_id, second, second_id = pair
     one, two = new_key(), new_key()
     first.reservations.register(one)
-    first.reservations.acquire(SHARED)
+    first.reservations.acquire(one, SHARED)
     first.guard_writes(one, SHARED)
     first.write(0, OLD)
     report = second.reservations.report()
@@ -73,7 +73,7 @@ def test_a_takeover(pair: tuple[NativeDevice, uuid.UUID, NativeDevice, uuid.UUID
     assert np.array_equal(_block(second), OLD)
 
     second.reservations.register(two)
-    second.reservations.preempt(one, SHARED, abort=abort)
+    second.reservations.preempt(two, one, SHARED, abort=abort)
     report = second.reservations.report()
     assert [(found.hostid, found.key, found.holds) for found in report.registrants] == [(second_id, two, True)]
     with pytest.raises(ReservationConflict):
@@ -96,10 +96,10 @@ def test_replace_release_and_unregister(pair: tuple[NativeDevice, uuid.UUID, Nat
     first.reservations.register(one, ignore_existing=True)
     mine = second.reservations.report().of(first_id)
     assert mine is not None and mine.key == one
-    first.reservations.acquire(ReservationType.WRITE_EXCLUSIVE)
-    first.reservations.release(ReservationType.WRITE_EXCLUSIVE)
+    first.reservations.acquire(one, ReservationType.WRITE_EXCLUSIVE)
+    first.reservations.release(one, ReservationType.WRITE_EXCLUSIVE)
     second.write(0, NEW)
-    first.reservations.unregister()
+    first.reservations.unregister(one)
     assert first.reservations.report().registrants == ()
 
 
@@ -110,7 +110,7 @@ def test_the_kernel_forgets_and_the_guard_does_not(target: KernelTarget) -> None
     try:
         key = new_key()
         holder.reservations.register(key)
-        holder.reservations.acquire(SHARED)
+        holder.reservations.acquire(key, SHARED)
         zombie.reservations.register(key)
         holder.guard_writes(key, SHARED)
         holder.write(0, OLD)

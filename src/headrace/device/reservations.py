@@ -120,20 +120,12 @@ class Reservations:
     """The reservation verbs of one device. Each raises `ReservationConflict` where the target refuses it,
     `OutcomeUnknown` where its answer was lost and Report cannot tell either, and `UsageError` for what cannot be meant.
 
-    The key that this host registered is remembered, so that it need not be given again; every verb takes another one.
+    `key` is the one that this host has registered.
     """
 
     def __init__(self, handle: Callable[[], _native.Device], describe: Callable[[], dict[str, Any]]) -> None:
         self._handle = handle
         self._describe = describe
-        self._own: int | None = None
-
-    def _current(self, key: int | None) -> int:
-        if key is not None:
-            return _key(key)
-        if self._own is None:
-            raise UsageError("this device has registered no key", next_step="register one, or give the key")
-        return self._own
 
     def register(
         self,
@@ -171,27 +163,25 @@ class Reservations:
                 persist=persist,
                 timeout_s=timeout_s,
             )
-        self._own = key
 
-    def unregister(self, key: int | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+    def unregister(self, key: int, *, timeout_s: float = TIMEOUT_S) -> None:
         """End this host's registration, and a reservation that it holds."""
         _native.reservation_register(
             self._handle(),
             "unregister",
-            key=self._current(key),
+            key=_key(key),
             new_key=0,
             ignore_existing=False,
             persist=None,
             timeout_s=timeout_s,
         )
-        self._own = None
 
-    def acquire(self, type: ReservationType, key: int | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+    def acquire(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
         """Take the reservation, which nobody must hold."""
         _native.reservation_acquire(
             self._handle(),
             "acquire",
-            key=self._current(key),
+            key=_key(key),
             victim=0,
             type=ReservationType(type).value,
             timeout_s=timeout_s,
@@ -199,9 +189,9 @@ class Reservations:
 
     def preempt(
         self,
+        key: int,
         victim: int,
         type: ReservationType,
-        key: int | None = None,
         *,
         abort: bool = True,
         timeout_s: float = TIMEOUT_S,
@@ -212,22 +202,21 @@ class Reservations:
         _native.reservation_acquire(
             self._handle(),
             "preempt_and_abort" if abort else "preempt",
-            key=self._current(key),
+            key=_key(key),
             victim=_key(victim, name="key to preempt", zero=True),
             type=ReservationType(type).value,
             timeout_s=timeout_s,
         )
 
-    def release(self, type: ReservationType, key: int | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+    def release(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
         """Give the reservation up; the registration stays."""
         _native.reservation_release(
-            self._handle(), key=self._current(key), type=ReservationType(type).value, timeout_s=timeout_s
+            self._handle(), key=_key(key), type=ReservationType(type).value, timeout_s=timeout_s
         )
 
-    def clear(self, key: int | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+    def clear(self, key: int, *, timeout_s: float = TIMEOUT_S) -> None:
         """End the reservation and all registrations, one's own too."""
-        _native.reservation_release(self._handle(), key=self._current(key), type=None, timeout_s=timeout_s)
-        self._own = None
+        _native.reservation_release(self._handle(), key=_key(key), type=None, timeout_s=timeout_s)
 
     def report(self, *, timeout_s: float = TIMEOUT_S) -> ReservationReport:
         """Who is registered and who holds."""
