@@ -95,6 +95,12 @@ impl Bench {
     /// Serves `media` as namespace 1 of `nqn`, with [`MEMORY_BYTES`] for all connections together.
     pub fn new(nqn: &str, media: Box<dyn Media>) -> Self {
         let shared = shared(nqn, media, MEMORY_BYTES);
+        for subsystem in &shared.subsystems {
+            let view = subsystem.view();
+            view.namespaces
+                .values()
+                .for_each(|namespace| namespace.reservations.desk.hold());
+        }
         Bench {
             now: shared.started,
             shared,
@@ -269,6 +275,15 @@ impl Bench {
         let mut messages = Vec::new();
         loop {
             self.waiting.extend(self.shared.workers.take_all());
+            if self.running.is_empty() {
+                // A preemption waits, in real time, for what is at the media.
+                for subsystem in &self.shared.subsystems {
+                    let view = subsystem.view();
+                    view.namespaces
+                        .values()
+                        .for_each(|namespace| namespace.reservations.desk.serve());
+                }
+            }
             self.mailbox.take(&mut messages);
             if messages.is_empty() {
                 break;

@@ -34,6 +34,7 @@ pub enum Intent {
 #[derive(Debug)]
 struct Issued {
     intent: Intent,
+    sqe: Sqe,
     data: Vec<u8>,
     /// Blocks that this command changes if it is carried out, with what they may hold if it was not.
     changes: Vec<(usize, BTreeSet<u32>)>,
@@ -180,6 +181,7 @@ impl World {
             intent = Intent::Event;
         }
         let mut issued = Issued {
+            sqe,
             data,
             tag: self.tag,
             first: sqe.slba(),
@@ -508,7 +510,13 @@ impl World {
         self.observe();
         for queue in &self.queues {
             for (cid, issued) in &queue.issued {
-                assert_eq!(issued.intent, Intent::Event, "CID {cid} never ends: {issued:?}");
+                assert_eq!(
+                    issued.intent,
+                    Intent::Event,
+                    "CID {cid} never ends: {:?} {:x?}",
+                    issued.sqe,
+                    issued.sqe.0
+                );
             }
         }
         let mut bytes = vec![0; BLOCKS * BLOCK];
@@ -526,6 +534,7 @@ impl Issued {
     fn of(intent: Intent) -> Self {
         Issued {
             intent,
+            sqe: Sqe([0; 64]),
             data: Vec::new(),
             changes: Vec::new(),
             tag: 0,

@@ -46,6 +46,8 @@ struct Line {
     thread: Option<JoinHandle<()>>,
     serving: bool,
     stopping: bool,
+    /// No thread: a simulation serves the line by hand.
+    held: bool,
 }
 
 impl Desk {
@@ -58,7 +60,7 @@ impl Desk {
         if line.stopping {
             return Ok(());
         }
-        if !line.serving {
+        if !line.serving && !line.held {
             let namespace = job.claim.namespace.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("target-reservation-{}", namespace.nsid))
@@ -74,7 +76,12 @@ impl Desk {
         Ok(())
     }
 
-    fn serve(&self) {
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn hold(&self) {
+        self.line().held = true;
+    }
+
+    pub(crate) fn serve(&self) {
         loop {
             let job = {
                 let mut line = self.line();
