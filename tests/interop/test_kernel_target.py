@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
 
 from headrace.device import Batch, open_device, read_batch, write_batch
-from headrace.errors import ConnectRefused, HeadraceError
+from headrace.errors import ConnectRefused, DeviceError, HeadraceError
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.interop.kernel import KernelTarget, kernel_target
@@ -109,6 +110,27 @@ def test_describe_names_the_kernel(target: KernelTarget) -> None:
 def test_wrong_name_is_refused(target: KernelTarget) -> None:
     with pytest.raises(ConnectRefused):
         open_device(f"nvme+tcp://127.0.0.1:{target.port}/nqn.2024-01.lab:nobody?nsid=1")
+
+
+def test_what_the_kernel_offers_is_used(target: KernelTarget) -> None:
+    """Events without the SMART bits, which nvmet refuses; ANA; the namespace by its names; more R2Ts than it sends."""
+    with open_device(target.uri(2, maxr2t=3, host_traddr="127.0.0.1")) as device:
+        told = device.describe()
+        assert told["events"]["asked_for"] & 0x1FF == 0x100
+        assert told["ana"]["state"] == "optimized"
+        uuid, nguid = told["uuid"], told["nguid"]
+    base = target.uri(2).partition("?")[0]
+    for key, value in (("uuid", str(UUID(uuid))), ("nguid", nguid)):
+        if value.strip("0-"):
+            with open_device(f"{base}?{key}={value}") as device:
+                assert device.describe()["nsid"] == 2
+    with pytest.raises(ConnectRefused, match="2 namespaces"):
+        open_device(f"{base}?uuid={uuid4()}")
+
+
+def test_an_alignment_that_the_kernel_refuses(target: KernelTarget) -> None:
+    with pytest.raises(DeviceError, match="hpda"):
+        open_device(target.uri(hpda=7, connect_timeout=10))
 
 
 def test_a_volume_on_kernel_namespaces(target: KernelTarget) -> None:

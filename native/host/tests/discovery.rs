@@ -313,3 +313,30 @@ fn nothing_answers_is_an_error_and_one_of_two_is_not() {
     assert_eq!(strings(&found, "records", "subnqn"), ["nqn.test:0"]);
     assert_eq!(survey(&all(&[])).unwrap_err().kind, ErrorKind::Usage);
 }
+
+/// Referrals to machines that take a connection and say nothing cost a bounded time, whatever their number.
+#[test]
+fn mute_referrals_do_not_take_for_ever() {
+    let port = free_port();
+    let mute: Vec<_> = (0..20)
+        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let mut list = entries(1);
+    list.extend(
+        mute.iter()
+            .map(|listener| referral(listener.local_addr().unwrap().port())),
+    );
+    let fake = at(port, list);
+    let mut options = all(&[port]);
+    options.each.connect_timeout = Duration::from_millis(400);
+    let found = survey(&options).unwrap();
+    let failures = strings(&found, "failures", "error");
+    assert_eq!(failures.len(), 20);
+    let asked = failures
+        .iter()
+        .filter(|error| error.contains("did not answer in time"))
+        .count();
+    assert!((1..=6).contains(&asked), "{asked} were waited for: {failures:?}");
+    assert!(failures[19].contains("took all the time"), "{failures:?}");
+    assert_eq!(fake.connections(), 1);
+}

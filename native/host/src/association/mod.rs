@@ -309,7 +309,10 @@ impl Association {
                 )
                 .expected("an NVMe/TCP target")
                 .found(other.to_string())
-                .next("check that the port is the target's NVMe/TCP port, and the target's log");
+                .next(match options.hpda {
+                    0 => "check that the port is the target's NVMe/TCP port, and the target's log",
+                    _ => "leave hpda out: some targets, Linux's among them, take 0 only",
+                });
                 Failure {
                     transport: true,
                     ..Failure::from(error)
