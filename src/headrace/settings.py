@@ -6,6 +6,7 @@
 | `HEADRACE_HOSTID` | the identifier of this host, a UUID (`hostid`) | `/etc/nvme/hostid`, else made for this process |
 | `HEADRACE_INFLIGHT` | reads under way on this node, of all targets together: `auto`, at most a size, `off` | `auto` |
 
+One device may be opened as another host: `headrace.device.open_device(..., hostnqn=..., hostid=...)`.
 In the table, "made for this process" means a random UUID that lives as long as the process.
 """
 

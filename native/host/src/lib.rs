@@ -12,7 +12,7 @@
 //!                                  |   Work: requests, cut into commands
 //!                                  |   Path: one portal, its life, its share of the commands
 //!                                  v
-//!                              Association: admin + I/O connections, bring-up, Keep Alive
+//!                              Association: admin + I/O connections, bring-up, Keep Alive, events
 //!                                  |
 //!                                  v
 //!                              Connection: one socket, non-blocking
