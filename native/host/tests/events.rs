@@ -79,7 +79,7 @@ fn ana_log(state: AnaState, chgcnt: u64) -> AnaLog {
 }
 
 #[test]
-fn only_what_is_offered_is_asked_for_and_linux_gets_its_way() {
+fn only_what_is_offered_is_asked_for_and_less_where_that_is_refused() {
     let fake = Fake::start(script());
     let device = open(&fake);
     let asked = |fake: &Fake| -> Vec<u32> {
@@ -95,7 +95,7 @@ fn only_what_is_offered_is_asked_for_and_linux_gets_its_way() {
         [config::SMART | config::NAMESPACE_ATTRIBUTE | config::ANA]
     );
     close(&device);
-    // Linux's target takes the notices, and no SMART warnings.
+    // A controller that takes the notices, and no SMART warnings.
     let fake = Fake::start(Script {
         hook: Box::new(|_, sqe, _| {
             let config =

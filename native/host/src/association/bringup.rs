@@ -156,7 +156,7 @@ impl Association {
                 // Optional in old controllers.
                 Step::Identifiers => self.identified(now),
                 Step::Candidate => self.no_candidate(now),
-                // Linux's target refuses the SMART bits; without any, events of errors still come.
+                // A controller may refuse the SMART bits; without any, events of errors still come.
                 Step::Events
                     if self.facts.events & !config::SMART != 0 && self.facts.events & config::SMART != 0 =>
                 {
