@@ -432,3 +432,40 @@ fn random_operations_agree_with_a_model() {
         }
     }
 }
+
+/// Longer: what is new reads as zeros and can be written. Shorter: what lies beyond is refused, and zeros when it comes back.
+#[test]
+fn another_size() {
+    on_each(|name, media| {
+        let block = u64::from(BLOCK);
+        let data = pattern(BLOCK as usize, 3);
+        media.write(SIZE - block, &data, false).unwrap();
+        media.resize(2 * SIZE).unwrap();
+        assert_eq!(media.size_bytes(), 2 * SIZE, "{name}");
+        media.write(2 * SIZE - block, &data, false).unwrap();
+        media.write(SIZE, &data, false).unwrap();
+        let mut found = vec![1; BLOCK as usize];
+        media.read(SIZE + block, &mut found).unwrap();
+        assert!(found.iter().all(|&byte| byte == 0), "{name}");
+
+        media.resize(SIZE).unwrap();
+        for offset in [SIZE, 2 * SIZE - block] {
+            assert!(media.write(offset, &data, false).is_err(), "{name}");
+            assert!(media.read(offset, &mut found).is_err(), "{name}");
+            assert!(media.write_zeroes(offset, block, false).is_err(), "{name}");
+        }
+        media.read(SIZE - block, &mut found).unwrap();
+        assert!(found == data, "{name}: what remains is as it was");
+        media.flush().unwrap();
+        media.resize(2 * SIZE).unwrap();
+        for offset in [SIZE, 2 * SIZE - block] {
+            media.read(offset, &mut found).unwrap();
+            assert!(found.iter().all(|&byte| byte == 0), "{name}: {offset}");
+        }
+        assert!(
+            media.resize(0).is_err() && media.resize(SIZE + 1).is_err(),
+            "{name}"
+        );
+        media.resize(SIZE).unwrap();
+    });
+}
