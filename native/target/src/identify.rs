@@ -1,6 +1,6 @@
 //! Identify data (Base Specification 5.1.13): what this target is, said truthfully.
 
-use crate::connection::ABORT_LIMIT;
+use crate::abort::ABORT_LIMIT;
 use crate::controller::{Controller, AER_LIMIT, ERROR_LOG_ENTRIES, KAS};
 use crate::fused::BLOCKS_MAX;
 use crate::subsystem::{Namespace, MAX_ANA_GROUPS, MAX_NAMESPACES, MAX_NSID};

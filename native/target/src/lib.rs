@@ -7,7 +7,7 @@
 //! ```
 //!
 //! * [`reactor`]: threads that move bytes; memory media are served right there, from where they lie
-//! * [`connection`], [`receive`], [`direct`], [`commands`], [`fused`], [`output`]: one queue, without I/O
+//! * [`connection`], [`receive`], [`direct`], [`commands`], [`fused`], [`abort`], [`output`]: one queue, without I/O
 //! * [`subsystem`], [`view`], [`control`]: what is served, and how that changes while it is
 //! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean
 //! * [`controller`], [`registry`], [`gate`], [`hosts`]: associations, what their end guarantees, what each host may have
@@ -18,6 +18,7 @@
 //! Nothing that a peer sends may hurt: lengths are checked before memory is taken, memory is bounded for each connection
 //! and for all, silent peers are dropped, and a panic in one connection ends that connection only.
 
+mod abort;
 mod admin;
 mod commands;
 mod config;

@@ -4,7 +4,8 @@
 //! sending are bounded each turn, a panic in one connection ends that connection, and peers that owe data or take no
 //! answers are dropped by the clock. Without connections it sleeps until somebody comes.
 
-use crate::connection::{Connection, NOT_ABORTED};
+use crate::abort::NOT_ABORTED;
+use crate::connection::Connection;
 use crate::hosts::Arrival;
 use crate::mailbox::{Mailbox, Message};
 use crate::progress::Progress;

@@ -3,8 +3,9 @@
 //!
 //! It does what the reactor does, with the same [`Connection`]; what a socket or the kernel adds is not here.
 
+use crate::abort::NOT_ABORTED;
 use crate::config::QueueLimits;
-use crate::connection::{Connection, NOT_ABORTED};
+use crate::connection::Connection;
 use crate::hosts::Hosts;
 use crate::mailbox::{Mailbox, Message};
 use crate::memory::Memory;
