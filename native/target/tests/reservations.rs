@@ -597,6 +597,34 @@ fn a_restart_forgets_nothing_that_was_to_persist() {
     assert_eq!((host.report().registered, host.report().persistent), (0, false));
 }
 
+/// It must not be able to shut out who may write.
+#[test]
+fn who_may_only_read_changes_no_reservation() {
+    let config = TargetConfig::from_json(&format!(
+        r#"{{"subsystems": [{{"nqn": "{NQN}", "other_hosts": "read-only", "namespaces": [
+            {{"nsid": 1, "media": {{"kind": "memory", "size_bytes": 1048576}}}}]}}]}}"#
+    ));
+    let target = Target::start(config.unwrap()).unwrap();
+    let mut host = Host::connect(target.addresses()[0], 1);
+    let refused = Status::WRITE_PROTECTED.do_not_retry();
+    let sqe = host.queue.cid();
+    let (sqe, data) = Change::Register {
+        action: RegisterAction::Register,
+        ignore_existing: false,
+        persist: None,
+        key: 0,
+        new_key: 1,
+    }
+    .command(sqe, 1);
+    let sqe = sqe.with_sgl(Sgl::InCapsule {
+        offset: 0,
+        length: 16,
+    });
+    assert_eq!(host.queue.command(sqe, &data).cqe.status, refused);
+    assert_eq!(persistence(&mut host.admin, Some(0)).0, refused);
+    assert_eq!(host.report().registered, 0);
+}
+
 /// What costs nothing where there is no reservation: a crowd of hosts that register and leave while others write.
 #[test]
 fn many_hosts_at_once() {
