@@ -179,6 +179,13 @@ impl Core {
     /// The path for the next command, if there is one with room; for a write, one that the guard lets through.
     fn choose(&mut self, lane: usize, avoid: u16, writes: bool, now: Instant) -> Option<usize> {
         let tier = |path: &Path| path.tier(now).filter(|_| !writes || self.may_write(path.index));
+        if let [only] = &self.paths[..] {
+            tier(only)?;
+            let Phase::Ready(association) = &only.phase else {
+                return None;
+            };
+            return association.has_room(lane).then_some(0);
+        }
         let wanted = |path: &Path| avoid & 1 << path.index == 0;
         let usable = || self.paths.iter().filter(|path| tier(path).is_some());
         // Room does not count here: an optimized path that is full is waited for.
