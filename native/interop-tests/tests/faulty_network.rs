@@ -6,7 +6,7 @@
 mod common;
 
 use common::{close, config, flush, memory, options, pattern, read, serve, start};
-use headrace_host::{NvmeTcpDevice, Portal};
+use headrace_host::{NvmeTcpDevice, Portal, TrafficClass};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, Op};
 use serde_json::json;
 use std::io::{Read, Write};
@@ -177,6 +177,7 @@ fn no_request_is_lost_and_no_byte_is_wrong() {
             .collect();
         let ports: Vec<u16> = proxies.iter().map(|proxy| proxy.port).collect();
         let device = open(&ports, &mut random);
+        let lanes = TrafficClass::ALL.map(|class| device.lane(class));
         let mut model = vec![0u8; 4 << 20];
         let whole = Buffer::zeroed(model.len());
         submit_one(
@@ -204,7 +205,7 @@ fn no_request_is_lost_and_no_byte_is_wrong() {
                         from: Buffer::from_vec(bytes),
                         fua: false,
                     };
-                    pending.push(submit_one(&*device, op, at as u64));
+                    pending.push(submit_one(&*lanes[random.below(3) as usize], op, at as u64));
                 }
                 at += length;
             }
@@ -220,7 +221,8 @@ fn no_request_is_lost_and_no_byte_is_wrong() {
             let pending: Vec<_> = (0..model.len() / step)
                 .map(|i| {
                     let piece = into.slice(i * step, step).unwrap();
-                    submit_one(&*device, Op::Read { into: piece }, (i * step) as u64)
+                    let lane = &lanes[random.below(3) as usize];
+                    submit_one(&**lane, Op::Read { into: piece }, (i * step) as u64)
                 })
                 .collect();
             requests += pending.len() as u64;
