@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +99,44 @@ def test_what_a_lost_target_had_under_way_is_free_again(monkeypatch: pytest.Monk
         read_batch([good], everything(1), [np.zeros(SIZE, np.uint8)])
         good.close()
         gone.close()
+
+
+READER = """
+import sys
+import numpy as np
+from headrace.device import Batch, open_device, read_batch
+with open_device(sys.argv[1]) as device:
+    buffer = np.zeros(1 << 20, np.uint8)
+    batch = Batch(
+        member=np.zeros(4, np.uint32),
+        offset=np.arange(4, dtype=np.uint64) << 18,
+        length=np.full(4, 1 << 18, np.uint64),
+        buffer_offset=np.arange(4, dtype=np.uint64) << 18,
+    )
+    while True:
+        read_batch([device], batch, [buffer])
+"""
+
+
+def test_processes_of_a_node_hear_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_INFLIGHT", "4MiB")
+    with serving(NQN, f"mem:{SIZE}") as target, open_device(target.uri()) as device:
+        buffer = np.zeros(SIZE, np.uint8)
+        read_batch([device], everything(1), [buffer])
+        place = device.describe()["flow"]["not_shared_because"]
+        if place is not None:
+            pytest.skip(f"this machine shares no cap: {place}")
+        with subprocess.Popen([sys.executable, "-c", READER, target.uri()]) as other:
+            try:
+                deadline = time.monotonic() + 30
+                while not (flow := device.describe()["flow"])["other_processes"]:
+                    assert time.monotonic() < deadline, flow
+                    assert other.poll() is None
+                    read_batch([device], everything(1), [buffer])
+            finally:
+                other.kill()
+        # A process that was killed is not counted for long.
+        deadline = time.monotonic() + 30
+        while device.describe()["flow"]["other_processes"]:
+            assert time.monotonic() < deadline
+            read_batch([device], everything(1), [buffer])

@@ -122,6 +122,8 @@ pub(crate) struct Governor {
     in_flight: u64,
     /// Devices with something under way or waiting.
     active: u32,
+    /// The most of both in this epoch: at its end, which an answer brings, there may be nothing for a moment.
+    peak: (u64, u32),
     governed: bool,
     governed_at: Option<Instant>,
     limited: bool,
@@ -150,6 +152,7 @@ impl Governor {
             cap: None,
             in_flight: 0,
             active: 0,
+            peak: (0, 0),
             governed: false,
             governed_at: None,
             limited: false,
@@ -224,6 +227,7 @@ impl Governor {
         self.window.saw(bytes);
         if !was_active {
             self.active += 1;
+            self.peak.1 = self.peak.1.max(self.active);
         }
         self.govern(now);
         let may =
@@ -235,6 +239,7 @@ impl Governor {
             it.in_flight += bytes;
             it.waiting = false;
             self.in_flight += bytes;
+            self.peak.0 = self.peak.0.max(self.in_flight);
         } else {
             self.held_back += u64::from(!it.waiting);
             it.waiting = true;
@@ -349,13 +354,14 @@ impl Governor {
         }
         let ours = Slot {
             process: std::process::id(),
-            in_flight: self.in_flight,
+            in_flight: self.peak.0,
             window: self.window.limit(),
-            devices: self.active,
+            devices: self.peak.1,
             waiting: self.limited,
             ..Slot::default()
         };
         self.others = self.node.exchange(ours, self.nonce, now);
+        self.peak = (self.in_flight, self.active);
         if self.shortest < Duration::MAX {
             // Long enough for reads that are sent in it to come back in it.
             let late = if delay.is_none() {

@@ -122,6 +122,16 @@ impl Node {
     }
 }
 
+/// An orderly end leaves its slot to others at once.
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let (Ok(file), Some(number), true) = (&self.file, self.view.own(), self.beat > 0) {
+            // Where that fails, the slot is taken over as that of a process that was killed.
+            let _ = file.write_all_at(&[0; SLOT_BYTES], (number * SLOT_BYTES) as u64);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,6 +174,17 @@ mod tests {
         assert_eq!(one.exchange(ours(10), 1, now).in_flight, 20);
         assert_eq!(two.exchange(ours(20), 2, now).in_flight, 10);
         assert!(one.place().unwrap().ends_with(NAME));
+    }
+
+    #[test]
+    fn who_ends_in_order_leaves_nothing() {
+        let directory = Directory::new("ends");
+        let mut one = Node::at(directory.0.clone(), 1);
+        one.exchange(ours(10), 1, Instant::now());
+        let table = || std::fs::read(directory.0.join(NAME)).unwrap();
+        assert!(table().iter().any(|byte| *byte != 0));
+        drop(one);
+        assert!(table().iter().all(|byte| *byte == 0));
     }
 
     #[test]

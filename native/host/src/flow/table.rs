@@ -113,10 +113,12 @@ impl View {
 
     /// What the table says now. Afterwards [`View::own`] is the slot to write, if there is one.
     pub fn read(&mut self, table: &[u8], now: Instant) -> Others {
+        let again = self.first_look.is_some();
         let first = *self.first_look.get_or_insert(now);
         let mut others = Others::default();
         let mut own = None;
         let mut free = None;
+        let mut still = None;
         let begin = (self.nonce % SLOTS as u64) as usize;
         for number in (begin..SLOTS).chain(0..begin) {
             let bytes = table.get(number * SLOT_BYTES..(number + 1) * SLOT_BYTES);
@@ -140,6 +142,9 @@ impl View {
             let since = now.saturating_duration_since(seen.moved.unwrap_or(first));
             if since >= STALE {
                 free = free.or(Some(number));
+            } else if seen.moved.is_none() && again {
+                // Most likely of a dead process. One that lives and only paused will find another.
+                still = still.or(Some(number));
             } else if seen.moved.is_some() && (slot.devices > 0 || slot.in_flight > 0) {
                 others.processes += 1;
                 others.devices += slot.devices;
@@ -148,7 +153,7 @@ impl View {
             }
         }
         // Ours, if nobody took it; else the first that nobody needs.
-        self.own = own.or(free);
+        self.own = own.or(free).or(still);
         others
     }
 
@@ -254,7 +259,7 @@ mod tests {
         view.read(&table, now);
         assert_eq!(view.own(), None);
         put(&mut table, 1, &slot(101, 2));
-        view.read(&table, now + STALE);
+        view.read(&table, now + Duration::from_millis(10));
         assert_eq!(view.own(), Some(2), "1 is alive, 2 did not move");
     }
 
