@@ -14,6 +14,7 @@ from pathlib import Path
 class Layout:
     """Cores by role. With few cores roles share them, ours and the peer's alike."""
 
+    usable: frozenset[int]
     client: int
     server: int
     #: For a second busy thread of the client.
@@ -41,6 +42,7 @@ def layout_of(usable: set[int]) -> Layout:
     order = _threads_last(usable)
     count = len(order)
     return Layout(
+        usable=frozenset(usable),
         server=order[0],
         client=order[1 % count],
         second=order[2 % count],

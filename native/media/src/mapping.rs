@@ -3,9 +3,9 @@
 //! # Why this is sound
 //!
 //! * The region is mapped once, never moved or shrunk, and unmapped when the last `Arc` of it goes.
-//! * No Rust reference into it ever exists. Copies go through raw pointers as relaxed atomic words, so two threads that
-//!   copy over each other see torn data, never undefined behaviour. Relaxed atomic words copy at memory speed for
-//!   blocks; the price is small.
+//! * No Rust reference into it ever exists. Two threads that copy over each other see torn data, never undefined
+//!   behaviour: on x86-64 a copy is one instruction (`rep movsb`, at memory speed), which to the language is as a device's
+//!   DMA; elsewhere it is relaxed atomic words, which a compiler does not turn into wider ones (a third of the speed).
 //! * Pointers for `writev` and `readv` are handed out only for a range that was checked to lie inside; what the kernel
 //!   does there is outside of the language's memory model, exactly as with a device's DMA.
 //! * Every range is checked here (panicking, as slice indexing does), so no caller needs to be trusted.
@@ -73,20 +73,12 @@ impl Mapping {
 
     /// `offset` and the slice's length are multiples of 8.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        let words = self.words(offset, into.len());
-        for (word, bytes) in words.iter().zip(into.chunks_exact_mut(WORD)) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-        }
+        copy_out(self, offset, into);
     }
 
     /// `offset` and the slice's length are multiples of 8.
     pub fn copy_in(&self, offset: usize, from: &[u8]) {
-        let words = self.words(offset, from.len());
-        for (word, bytes) in words.iter().zip(from.chunks_exact(WORD)) {
-            let mut value = [0; WORD];
-            value.copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
-        }
+        copy_in(self, offset, from);
     }
 
     /// Zero a range, giving whole pages back to the system.
@@ -121,6 +113,54 @@ impl Mapping {
         // SAFETY: in bounds (checked by `range`), aligned (the mapping is page aligned and `offset` a multiple of 8),
         // alive as long as `self`; atomics may be shared, and nothing reads this memory other than atomically.
         unsafe { std::slice::from_raw_parts(start.cast::<AtomicU64>(), length / WORD) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn copy_out(mapping: &Mapping, offset: usize, into: &mut [u8]) {
+    let source = mapping.range(offset, into.len());
+    // SAFETY: the source lies in the mapping (checked), the target is an exclusive slice of that length, outside of it.
+    unsafe { copy(source, into.as_mut_ptr(), into.len()) };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn copy_in(mapping: &Mapping, offset: usize, from: &[u8]) {
+    let target = mapping.range(offset, from.len());
+    // SAFETY: the target lies in the mapping (checked), the source is a slice of that length, outside of it.
+    unsafe { copy(from.as_ptr(), target, from.len()) };
+}
+
+/// # Safety
+/// Both ranges are mapped for `length` bytes and do not overlap; one may be changed by others meanwhile.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
+    // SAFETY: the ranges are the caller's promise; the direction flag is clear by the ABI, and no flag is changed.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") length => _,
+            inout("rsi") source => _,
+            inout("rdi") target => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn copy_out(mapping: &Mapping, offset: usize, into: &mut [u8]) {
+    let words = mapping.words(offset, into.len());
+    for (word, bytes) in words.iter().zip(into.chunks_exact_mut(WORD)) {
+        bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn copy_in(mapping: &Mapping, offset: usize, from: &[u8]) {
+    let words = mapping.words(offset, from.len());
+    for (word, bytes) in words.iter().zip(from.chunks_exact(WORD)) {
+        let mut value = [0; WORD];
+        value.copy_from_slice(bytes);
+        word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
     }
 }
 
