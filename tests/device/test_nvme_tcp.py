@@ -281,6 +281,28 @@ def test_io_fails_while_a_target_stays_away_and_works_when_it_is_back(served: Se
         assert _read(device, 0) == b"9" * BLOCK
 
 
+def test_a_write_that_was_given_up_leaves_a_range_of_unknown_fate(served: Served) -> None:
+    with open_device(served.uri("&io_timeout=1")) as device:
+        device.write(0, bytes(BLOCK))
+        assert device.unsettled() == []
+        served.signal(signal.SIGSTOP)
+        transfer = submit_write([device], batch(1), [b"w" * BLOCK])
+        deadline = time.monotonic() + 30
+        while device.loss_count() == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (ghost,) = device.unsettled()
+        assert (ghost.offset, ghost.length, ghost.generation) == (0, BLOCK, 1)
+        assert ghost.age_s >= 0 and ghost.path == device.paths()[0].portal
+        served.signal(signal.SIGCONT)
+        transfer.wait(30)
+        # It succeeded, and its first copy may be on its way all the same.
+        assert _read(device, 0) == b"w" * BLOCK
+        assert len(device.unsettled()) == 1 and device.describe()["unsettled"] == 1
+        assert device.settle(ghost.generation - 1) == 1
+        assert device.settle(device.loss_count()) == 0 and device.unsettled() == []
+
+
 def test_waiting_hears_ctrl_c(served: Served) -> None:
     with open_device(served.uri()) as device:
         served.signal(signal.SIGSTOP)

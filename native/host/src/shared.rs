@@ -79,10 +79,10 @@ impl Shared {
         self.losses.load(Ordering::SeqCst)
     }
 
-    /// Before anything that happened on the next association, or on another path, can be seen. The number of the loss.
-    pub fn lost(&self, path: usize) -> u64 {
+    /// Before anything that happened on the next association, or on another path, can be seen.
+    pub fn lost(&self, path: usize) {
         self.paths[path].losses.fetch_add(1, Ordering::Relaxed);
-        self.losses.fetch_add(1, Ordering::SeqCst) + 1
+        self.losses.fetch_add(1, Ordering::SeqCst);
     }
 
     pub fn ghosts(&self) -> MutexGuard<'_, Ghosts> {

@@ -22,8 +22,8 @@
 //! # Loss
 //!
 //! An association ends when a connection breaks, the peer breaks the protocol, a Keep Alive or a command is not answered in
-//! time. Then, in this order: the sockets are closed (no late answer can touch a buffer), *the loss counter moves*, the
-//! ranges of writes under way become unsettled ([`crate::ghosts`]), the commands under way go back to wait, those that have
+//! time. Then, in this order: the sockets are closed (no late answer can touch a buffer), the ranges of writes under way
+//! become unsettled ([`crate::ghosts`]), *the loss counter moves*, the commands under way go back to wait, those that have
 //! used up their attempts are reported. They go out again, with the same bytes to the same place, on whichever path is
 //! usable first.
 //!
@@ -31,7 +31,7 @@
 //!
 //! The counter is the sum over all paths. A caller reads it (c0), writes, waits, flushes, waits, and reads it again (c1). Say
 //! c0 = c1, and let W be one of the writes, answered by association A of some path. Every association that was ready and
-//! ended moved the counter when it ended, before anything else was done about it, and only the I/O thread moves it. So A did
+//! ended moved the counter when it ended, before anything that it had under way was sent again, and only the I/O thread moves it. So A did
 //! not end between the answer and the second reading.
 //!
 //! The flush was *spread* when it was cut, which was after W was answered: one Flush command for each association that had

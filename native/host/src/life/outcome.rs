@@ -248,14 +248,15 @@ impl Core {
             let flow = self.flows[usize::from(part.lane)];
             turn.governor.borrow_mut().back(flow, bytes);
         }
-        let generation = self.shared.lost(at);
+        // Whoever sees that the counter moved finds what it left behind.
+        self.haunt(at, &parts, self.shared.losses() + 1, turn.now);
+        self.shared.lost(at);
         self.shared.status().last_error = error.to_string();
         let now = turn.now;
         let others = self.paths.iter().any(|path| path.tier(now).is_some());
         let progress = self.paths[at].progress;
         let random = self.random();
         self.paths[at].lost(now, random, others, &error.to_string());
-        self.haunt(at, &parts, generation, now);
         let (mut keep, mut failed) = (Vec::new(), Vec::new());
         let timeout_tries = TIMEOUT_TRIES.max(self.paths.len() as u8 + 1);
         let shared = self.shared.clone();
