@@ -384,7 +384,11 @@ impl Work {
     }
 
     /// Send these again, first and in their old order.
-    pub fn again(&mut self, mut parts: Vec<(Part, Data)>) {
+    pub fn again(&mut self, parts: Vec<(Part, Data)>) {
+        // A flush that is meant for one path stays so, however often it is tried.
+        let (targeted, mut parts): (Vec<_>, Vec<_>) =
+            parts.into_iter().partition(|(part, _)| part.target.is_some());
+        self.targeted.extend(targeted.into_iter().map(|(part, _)| part));
         parts.sort_by_key(|(part, _)| (part.order, part.slba));
         for entry in parts.into_iter().rev() {
             self.again.push_front(entry);

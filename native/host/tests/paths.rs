@@ -272,6 +272,33 @@ fn a_flush_that_its_path_refuses_moves_the_loss_counter() {
     assert!(used(&fakes[1], io::FLUSH) >= 1);
 }
 
+/// A transient status of a flush is waited out where the writes are.
+#[test]
+fn a_flush_that_is_tried_again_stays_with_its_path() {
+    let refused = Arc::new(AtomicBool::new(false));
+    let once = refused.clone();
+    let script = Script {
+        hook: Box::new(move |qid, sqe, _| match (qid, sqe.opcode()) {
+            (1, io::FLUSH) if !once.swap(true, Ordering::SeqCst) => Action::Status(Status::INTERRUPTED, 0),
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    };
+    let (fakes, mut options, media) = subsystem(vec![script, Script::default()]);
+    options.policy = Policy::RoundRobin;
+    let device = open(options);
+    let bytes = pattern(8192, 3);
+    write(&device, 0, &bytes[..4096]).unwrap();
+    write(&device, 4096, &bytes[4096..]).unwrap();
+    // The next turn is the other path's.
+    read(&device, 0, 512).unwrap();
+    flush(&device).unwrap();
+    assert!(refused.load(Ordering::SeqCst));
+    assert_eq!(device.loss_count(), 0);
+    assert_eq!(media.durable.lock().unwrap()[..8192], bytes);
+    assert_eq!((used(&fakes[0], io::FLUSH), used(&fakes[1], io::FLUSH)), (2, 1));
+}
+
 // Statuses.
 
 /// A controller that gives every I/O command of this kind one answer.

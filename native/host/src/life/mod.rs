@@ -31,8 +31,8 @@
 //!
 //! The counter is the sum over all paths. A caller reads it (c0), writes, waits, flushes, waits, and reads it again (c1). Say
 //! c0 = c1, and let W be one of the writes, answered by association A of some path. Every association that was ready and
-//! ended moved the counter when it ended, before anything that it had under way was sent again, and only the I/O thread moves it. So A did
-//! not end between the answer and the second reading.
+//! ended moved the counter when it ended, before anything that it had under way was sent again, and only the I/O thread
+//! moves it. So A did not end between the answer and the second reading.
 //!
 //! The flush was *spread* when it was cut, which was after W was answered: one Flush command for each association that had
 //! answered writes not yet covered. Either A was one of them; then the flush of W ran on the association that answered it,
