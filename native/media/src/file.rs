@@ -149,7 +149,10 @@ impl FileMedia {
     pub fn create(path: &Path, size_bytes: u64) -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         file.set_len(size_bytes)?;
-        file.sync_all()
+        file.sync_all()?;
+        // Its name, too: what hosts flush to it must be found after a loss of power.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 
     /// For one that serves the file to others: no second server may have it open, unless both only read. Advisory, and
@@ -342,10 +345,13 @@ impl Media for FileMedia {
         }
         let _alone = self.shape.write().unwrap_or_else(|e| e.into_inner());
         if !self.block_device {
-            if size_bytes < self.size_bytes() {
-                self.size_bytes.store(size_bytes, Ordering::Release);
+            let before = self.size_bytes();
+            // First the lesser of what is said and what is there, so that no read is cut short.
+            self.size_bytes.store(before.min(size_bytes), Ordering::Release);
+            if let Err(error) = self.file.set_len(size_bytes) {
+                self.size_bytes.store(before, Ordering::Release);
+                return Err(error);
             }
-            self.file.set_len(size_bytes)?;
         } else {
             let found = (&self.file).seek(SeekFrom::End(0))?;
             if size_bytes > found {
@@ -356,7 +362,7 @@ impl Media for FileMedia {
             }
         }
         self.size_bytes.store(size_bytes, Ordering::Release);
-        Ok(())
+        self.sync_result(self.file.sync_all())
     }
 
     fn try_read(&self, offset: u64, into: &mut [u8]) -> io::Result<bool> {

@@ -3,7 +3,7 @@
 use crate::{check, check_geometry, check_write, Mapping, Media};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// How many times its first size it can become.
 const GROWTH: usize = 16;
@@ -16,6 +16,8 @@ pub struct MemoryMedia {
     /// Longer than the media, so that it can grow where it lies. Addresses cost nothing.
     mapping: Arc<Mapping>,
     size_bytes: AtomicU64,
+    /// One change of size at a time.
+    shape: Mutex<()>,
     block_bytes: u32,
 }
 
@@ -32,6 +34,7 @@ impl MemoryMedia {
         Ok(MemoryMedia {
             mapping: Arc::new(mapping),
             size_bytes: AtomicU64::new(size_bytes),
+            shape: Mutex::default(),
             block_bytes,
         })
     }
@@ -83,10 +86,18 @@ impl Media for MemoryMedia {
                 format!("memory can grow to {longest} bytes where it lies, not to {size_bytes}"),
             ));
         }
-        let before = self.size_bytes.swap(size_bytes, Ordering::AcqRel);
-        let (low, high) = (before.min(size_bytes), before.max(size_bytes));
-        // What goes is given back. What comes is zeroed again: a transfer that was under way when it went may have written.
-        self.mapping.zero(low as usize, (high - low) as usize);
+        let _alone = self.shape.lock().unwrap_or_else(|e| e.into_inner());
+        let before = self.size_bytes();
+        // What comes is zeroed again, since a transfer that was under way when it went may have written; and before anybody
+        // may write there. What goes is given back when nobody may write there any more.
+        if size_bytes > before {
+            self.mapping.zero(before as usize, (size_bytes - before) as usize);
+        }
+        self.size_bytes.store(size_bytes, Ordering::Release);
+        if size_bytes < before {
+            self.mapping
+                .zero(size_bytes as usize, (before - size_bytes) as usize);
+        }
         Ok(())
     }
     fn deallocated_reads_zeros(&self) -> bool {

@@ -188,10 +188,11 @@ impl Media for VolatileCache {
     }
 
     fn write(&self, offset: u64, from: &[u8], fua: bool) -> io::Result<()> {
-        check_write(self, offset, from.len() as u64)?;
         let size = u64::from(self.block_bytes());
         let first = offset / size;
+        // Under the lock, so that the size that it is checked against is that at which it lands.
         let mut cached = self.lock();
+        check_write(self, offset, from.len() as u64)?;
         if fua {
             self.below.write(offset, from, true)?;
             cached.forget(first, first + from.len() as u64 / size);
@@ -220,20 +221,20 @@ impl Media for VolatileCache {
     }
 
     fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        let mut cached = self.lock();
         check_write(self, offset, length)?;
         let size = u64::from(self.block_bytes());
         let (first, last) = (offset / size, (offset + length) / size);
-        let mut cached = self.lock();
         // Down first: where deallocation below does nothing, the last written bytes must stay readable, not older ones.
         self.write_down(&mut cached, first, last)?;
         self.below.deallocate(offset, length)
     }
 
     fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> io::Result<()> {
+        let mut cached = self.lock();
         check_write(self, offset, length)?;
         let size = u64::from(self.block_bytes());
         let (first, last) = (offset / size, (offset + length) / size);
-        let mut cached = self.lock();
         self.below.write_zeroes(offset, length, fua)?;
         cached.forget(first, last);
         Ok(())

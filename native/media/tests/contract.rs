@@ -469,3 +469,96 @@ fn another_size() {
         media.resize(SIZE).unwrap();
     });
 }
+
+/// What may be written may be kept: a new end is zeroed before anybody may write there.
+#[test]
+fn a_write_to_a_new_end_stays() {
+    const SHORT: u64 = 4 << 20;
+    const LONG: u64 = 16 * SHORT;
+    let media = MemoryMedia::new(SHORT, BLOCK).unwrap();
+    let mapping = media.mapping().unwrap();
+    let (at, data) = (LONG - u64::from(BLOCK), pattern(BLOCK as usize, 9));
+    for _ in 0..8 {
+        // Pages that are there make zeroing take its time.
+        mapping.copy_in(SHORT as usize, &vec![1; (LONG - SHORT) as usize]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while media.size_bytes() < LONG {
+                    std::hint::spin_loop();
+                }
+                media.write(at, &data, false).unwrap();
+            });
+            media.resize(LONG).unwrap();
+        });
+        assert!(
+            read(&media, at, BLOCK as usize) == data,
+            "an answered write is gone"
+        );
+        assert!(read(&media, SHORT, BLOCK as usize).iter().all(|&byte| byte == 0));
+        media.resize(SHORT).unwrap();
+    }
+}
+
+/// Whose change of size lets a writer come to the cache meanwhile.
+struct SlowToResize(MemoryMedia, AtomicUsize);
+
+impl Media for SlowToResize {
+    fn size_bytes(&self) -> u64 {
+        // The writer's check is one look, and its write follows.
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.size_bytes()
+    }
+    fn block_bytes(&self) -> u32 {
+        self.0.block_bytes()
+    }
+    fn read_only(&self) -> bool {
+        false
+    }
+    fn volatile_cache(&self) -> bool {
+        false
+    }
+    fn engine(&self) -> &'static str {
+        "memory"
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        self.0.read(offset, into)
+    }
+    fn write(&self, offset: u64, from: &[u8], fua: bool) -> std::io::Result<()> {
+        self.0.write(offset, from, fua)
+    }
+    fn flush(&self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+    fn deallocate(&self, offset: u64, length: u64) -> std::io::Result<()> {
+        self.0.deallocate(offset, length)
+    }
+    fn resize(&self, size_bytes: u64) -> std::io::Result<()> {
+        let before = self.1.load(Ordering::SeqCst);
+        // Long enough for a writer to look, if it looks before it may go on.
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(300);
+        while self.1.load(Ordering::SeqCst) == before && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        self.0.resize(size_bytes)
+    }
+}
+
+/// A write that came to the cache beside a change to a smaller size would stay in it for ever, and fail every flush.
+#[test]
+fn nothing_is_cached_beyond_the_end() {
+    let below = SlowToResize(MemoryMedia::new(SIZE, BLOCK).unwrap(), AtomicUsize::new(0));
+    let media = VolatileCache::new(Box::new(below), SIZE);
+    let data = pattern(BLOCK as usize, 4);
+    std::thread::scope(|scope| {
+        let shrink = scope.spawn(|| media.resize(SIZE / 2));
+        let writer = scope.spawn(|| {
+            while media.write(SIZE - u64::from(BLOCK), &data, false).is_ok() {
+                std::thread::yield_now();
+            }
+        });
+        shrink.join().unwrap().unwrap();
+        writer.join().unwrap();
+    });
+    assert_eq!(media.cached_bytes(), 0);
+    media.flush().unwrap();
+}
