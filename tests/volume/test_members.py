@@ -11,7 +11,7 @@ from headrace.device import crc32c, open_device
 from headrace.errors import HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeFull, VolumeTooNew
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume
+from headrace.volume import Volume, members
 from headrace.volume.layout import SUPERBLOCK_BYTES, superblock_offsets
 from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
 
@@ -217,3 +217,21 @@ def test_by_address(tmp_path: Path) -> None:
         Volume.open(f"file:{tmp_path}/nothing")
     with pytest.raises(UsageError, match="at least one"):
         Volume.open("")
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("mem:1MiB,mem:2MiB", ["mem:1MiB", "mem:2MiB"]),
+        ("file:/a,/b, file:c", ["file:/a", "/b", "file:c"]),
+        ("nvme+tcp://a:4420,b:4421/nqn.x?nsid=1", ["nvme+tcp://a:4420,b:4421/nqn.x?nsid=1"]),
+        (
+            "nvme+tcp://a,b/nqn.x,nvme+tcp://[::1]:1,[::2]/nqn.y",
+            ["nvme+tcp://a,b/nqn.x", "nvme+tcp://[::1]:1,[::2]/nqn.y"],
+        ),
+        ("file:/a,,", ["file:/a"]),
+        ("file:/a,http://b", ["file:/a", "http://b"]),
+    ],
+)
+def test_a_comma_within_an_address_separates_its_portals(text: str, listed: list[str]) -> None:
+    assert members.addresses(text) == listed

@@ -7,7 +7,7 @@ from headrace._native import crc32c
 from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, Portal, parse_address
 from headrace.device.batch import Batch
 from headrace.device.native import NativeDevice
-from headrace.device.open import open_device
+from headrace.device.open import lanes, open_device
 from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnsettledRange
 from headrace.device.protocol import BlockDevice, Buffer
 from headrace.device.reservations import (
@@ -43,6 +43,7 @@ __all__ = [
     "Transfer",
     "UnsettledRange",
     "crc32c",
+    "lanes",
     "new_key",
     "open_device",
     "parse_address",

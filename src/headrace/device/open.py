@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 
 from headrace.device.address import parse_address
 from headrace.device.native import NativeDevice
+from headrace.device.paths import TrafficClass
+from headrace.device.protocol import BlockDevice
 from headrace.settings import HostIdentity, host_identity
 
 
@@ -30,3 +33,8 @@ def open_device(
             hostnqn=site.hostnqn if hostnqn is None else hostnqn, hostid=site.hostid if hostid is None else hostid
         )
     return NativeDevice(parse_address(uri), read_only=read_only, identity=identity)
+
+
+def lanes(devices: Sequence[BlockDevice], name: TrafficClass) -> list[BlockDevice]:
+    """`NativeDevice.lane` of each; a device that knows of no classes of traffic is its own lane."""
+    return [device.lane(name) if isinstance(device, NativeDevice) else device for device in devices]

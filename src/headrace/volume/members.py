@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ from headrace.device import BlockDevice, open_device
 from headrace.errors import DeviceError, HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
 from headrace.volume.durable import write_through
 from headrace.volume.layout import SUPERBLOCK_BYTES, Superblock, superblock_offsets
+
+#: A comma before a scheme, a path or nothing.
+_BETWEEN_ADDRESSES = re.compile(r",(?=\s*(?:[A-Za-z][A-Za-z0-9+.-]*://|file:|mem:|/|,|$))")
 
 
 @dataclass
@@ -23,8 +27,11 @@ class Members:
 
 
 def addresses(uris: str | Sequence[str]) -> list[str]:
-    """One address, several separated by commas, or a sequence of addresses."""
-    listed = uris.split(",") if isinstance(uris, str) else list(uris)
+    """One address, several separated by commas, or a sequence of addresses.
+
+    A comma within an address separates its portals: `nvme+tcp://A,B/NQN,nvme+tcp://C/NQN` are two addresses.
+    """
+    listed = _BETWEEN_ADDRESSES.split(uris) if isinstance(uris, str) else list(uris)
     result = [uri.strip() for uri in listed if uri.strip()]
     if not result:
         raise UsageError("a volume needs the address of at least one member")

@@ -52,7 +52,7 @@ class Session:
         #: Something of this session may still be written by a command that nobody will ever answer for.
         self._outstanding = False
         superblock = volume.superblock
-        block = HeartbeatBlock(superblock, volume.devices)
+        block = HeartbeatBlock(superblock, volume.metadata)
         mine = heartbeat.new_heartbeat(volume.catalog_session() + 1, run_id, heartbeat_s)
         where = ", ".join(volume.uris)
         mine, clean = heartbeat.claim(

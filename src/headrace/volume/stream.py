@@ -79,7 +79,7 @@ def write_stream(
     memory.
     """
     session = transaction.session
-    devices, superblock = session.volume.devices, session.volume.superblock
+    devices, superblock = session.volume.writing, session.volume.superblock
     stripe = superblock.stripe_bytes
     birth, allocation = transaction.begin(name, checksum_block_bytes)
     row = stripe * len(devices)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.device import BlockDevice, submit_read
+from headrace.device import BlockDevice, lanes, submit_read
 from headrace.device.protocol import Buffer
 from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeError
 from headrace.settings import check_text
@@ -101,11 +101,15 @@ class Volume:
 
     def __init__(self, found: members.Members, *, write: bool, owned: bool) -> None:
         self.devices: list[BlockDevice] = found.devices
+        #: What is written goes beside what is read, and neither holds up a heartbeat or a commit. A reader needs no
+        #: connection of its own for its few looks at the log.
+        self.writing: list[BlockDevice] = lanes(self.devices, "checkpoint")
+        self.metadata: list[BlockDevice] = lanes(self.devices, "metadata") if write else self.devices
         self.superblock: Superblock = found.superblock
         self.writable = write
         #: Guards catalog and cursor; never held while waiting for a session.
         self.lock = threading.RLock()
-        self.log = LogReader(self.superblock, self.devices)
+        self.log = LogReader(self.superblock, self.metadata)
         self._owned = owned
         self._closed = False
         self._warnings = found.warnings
@@ -278,7 +282,7 @@ class Volume:
     def info(self) -> VolumeInfo:
         """Sizes, sequence, writer. Reads the heartbeat block."""
         superblock = self.superblock
-        heartbeat = HeartbeatBlock(superblock, self.devices).read()
+        heartbeat = HeartbeatBlock(superblock, self.metadata).read()
         session = self._session
         with self.lock:
             used = sum(entry.stored_bytes for entry in self._catalog.entries.values())
@@ -472,7 +476,7 @@ class Volume:
         self.check_writable()
         if grant.volume_id != self.superblock.volume_id:
             raise UsageError("the grant belongs to another volume", where=f"object {grant.name!r}")
-        return write_grant(self.devices, grant, buffer)
+        return write_grant(self.writing, grant, buffer)
 
     def check_writable(self) -> None:
         if self._closed:
@@ -514,7 +518,7 @@ class Volume:
         self._checksums.after_fork()
         if self._session is not None:
             self._session = None
-            self.log = LogReader(self.superblock, self.devices)
+            self.log = LogReader(self.superblock, self.metadata)
 
 
 def _after_fork() -> None:
