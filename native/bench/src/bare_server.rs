@@ -1,7 +1,7 @@
 //! The server of the bare socket: one client at a time, one blocking thread.
 
 use crate::memory;
-use crate::socket::{receive, receive_all, send_all, PIECES};
+use crate::socket::{bound_send_buffer, receive, receive_all, send_all, PIECES};
 use crate::Failure;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -56,6 +56,7 @@ pub fn run(size: usize) -> Result<(), Failure> {
     loop {
         let (stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
+        bound_send_buffer(&stream)?;
         // The end of a client is not the end of the server.
         let _ = talk(&stream, &mut memory);
     }
