@@ -266,10 +266,6 @@ impl Work {
         std::mem::take(&mut self.targeted)
     }
 
-    pub fn keep_targeted(&mut self, part: Part) {
-        self.targeted.push(part);
-    }
-
     /// Take a request, or end it at once.
     pub fn accept(&mut self, request: Request, facts: &Facts, place: &str) -> Option<Ended> {
         let length = match &request.op {
@@ -383,15 +379,19 @@ impl Work {
         (part, first)
     }
 
-    /// Send these again, first and in their old order.
-    pub fn again(&mut self, parts: Vec<(Part, Data)>) {
-        // A flush that is meant for one path stays so, however often it is tried.
-        let (targeted, mut parts): (Vec<_>, Vec<_>) =
-            parts.into_iter().partition(|(part, _)| part.target.is_some());
-        self.targeted.extend(targeted.into_iter().map(|(part, _)| part));
+    /// Send these again, first and in their old order; a flush that is meant for one path waits for that.
+    pub fn again(&mut self, mut parts: Vec<(Part, Data)>) {
         parts.sort_by_key(|(part, _)| (part.order, part.slba));
-        for entry in parts.into_iter().rev() {
-            self.again.push_front(entry);
+        for (part, data) in parts.into_iter().rev() {
+            self.back(part, data);
+        }
+    }
+
+    /// It could not be sent now.
+    pub fn back(&mut self, part: Part, data: Data) {
+        match part.target {
+            Some(_) => self.targeted.push(part),
+            None => self.again.push_front((part, data)),
         }
     }
 

@@ -108,8 +108,8 @@ impl Core {
             let Some((part, data)) = self.works[lane].next(&association.facts) else {
                 return;
             };
-            if let Err(back) = self.send_governed(at, part, data, turn) {
-                self.works[lane].again(vec![back]);
+            if let Err((part, data)) = self.send_governed(at, part, data, turn) {
+                self.works[lane].back(part, data);
                 return;
             }
         }
@@ -169,8 +169,8 @@ impl Core {
         };
         match self.send_governed(at, part, data, turn) {
             Ok(()) => true,
-            Err(back) => {
-                self.works[lane].again(vec![back]);
+            Err((part, data)) => {
+                self.works[lane].back(part, data);
                 false
             }
         }
@@ -257,21 +257,21 @@ impl Core {
             .target
             .map(|target| (usize::from(target.path), target.generation));
         let Some((at, generation)) = target else {
-            return self.works[lane].again(vec![(part, Data::None)]);
+            return self.works[lane].back(part, Data::None);
         };
         let path = &self.paths[at];
         if path.generation == generation && matches!(path.phase, Phase::Ready(_)) {
             if path.tier(now).is_none() {
                 self.surrender(at);
             } else {
-                if let Err((part, _)) = self.send_on(at, part, Data::None, now) {
-                    self.works[lane].keep_targeted(part);
+                if let Err((part, data)) = self.send_on(at, part, Data::None, now) {
+                    self.works[lane].back(part, data);
                 }
                 return;
             }
         }
         part.target = None;
-        self.works[lane].again(vec![(part, Data::None)]);
+        self.works[lane].back(part, Data::None);
     }
 
     /// What this association answered cannot be flushed by it any more: as if it was lost.
