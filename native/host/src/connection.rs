@@ -45,7 +45,6 @@ impl std::fmt::Display for Broken {
 
 pub(crate) struct Connection<T> {
     stream: TcpStream,
-    pub token: Token,
     pub queue: QueuePair<T>,
     connected: bool,
     readable: bool,
@@ -72,7 +71,6 @@ impl<T> Connection<T> {
             .map_err(Broken::Io)?;
         Ok(Connection {
             stream,
-            token,
             queue: QueuePair::new(depth, asked, in_capsule),
             connected: false,
             readable: false,

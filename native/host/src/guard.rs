@@ -12,7 +12,7 @@
 //!
 //! If it shows anything else the device is *fenced*: everything but reads fails at once, for good. Nobody registers again
 //! on a reconnect, which is what a host that was shut out must not do. Where the question itself fails the association is
-//! given up, and the next one is asked again.
+//! given up, and the next one is asked again. A path by which the namespace is not accessible (ANA) is asked once it is.
 
 use crate::device::{NvmeTcpDevice, GRACE};
 use crate::shared::Latch;

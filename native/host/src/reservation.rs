@@ -4,6 +4,7 @@
 //! done; what is not is sent again, a bounded number of times. A preempt and abort is the exception: that the victim is
 //! gone does not show that its commands are through, so there the outcome stays unknown.
 
+use crate::association::{is_path_related, is_transient};
 use crate::device::NvmeTcpDevice;
 use crate::guard::REPORT_BYTES;
 use crate::passthrough::{Command, CommandAnswer, CommandData};
@@ -33,11 +34,7 @@ impl NvmeTcpDevice {
             }
             match self.command(self.reservation_command(change, left)) {
                 Ok(answer) if answer.status.is_success() => return Ok(()),
-                Ok(answer)
-                    if tries < TRIES
-                        && crate::association::is_transient(answer.status)
-                        && !answer.status.dnr =>
-                {
+                Ok(answer) if tries < TRIES && passes(answer.status) => {
                     std::thread::sleep((DELAY * tries).min(left));
                 }
                 // One that was lost before may have done it, which would be why this one finds nothing to do.
@@ -84,11 +81,7 @@ impl NvmeTcpDevice {
                         IoError::new(ErrorKind::Protocol, "Reservation Report is cut short").at(self.place())
                     });
                 }
-                Ok(answer)
-                    if tries < TRIES
-                        && crate::association::is_transient(answer.status)
-                        && !answer.status.dnr =>
-                {
+                Ok(answer) if tries < TRIES && passes(answer.status) => {
                     std::thread::sleep(DELAY * tries);
                 }
                 Ok(answer) => return Err(failed("Reservation Report", self.place(), answer.status)),
@@ -150,6 +143,11 @@ impl NvmeTcpDevice {
         }
         failed(name, self.place(), answer.status)
     }
+}
+
+/// Whether another try may go better: the controller was busy, or another path has the namespace by now.
+fn passes(status: Status) -> bool {
+    is_path_related(status) || (is_transient(status) && !status.dnr)
 }
 
 fn failed(name: &str, place: &str, status: Status) -> IoError {

@@ -7,15 +7,18 @@ mod fake;
 use calls::{close, pattern, read, until};
 use fake::{Action, Fake, Script, BLOCK};
 use headrace_host::{
-    AcquireAction, Change, Command, CommandData, NvmeTcpDevice, RegisterAction, ReleaseAction, Report,
-    ReservationType,
+    AcquireAction, Change, Command, CommandData, NvmeTcpDevice, PathState, RegisterAction, ReleaseAction,
+    Report, ReservationType,
 };
 use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, IoError, Op};
+use headrace_wire::ana::{AnaGroup, AnaLog, AnaState};
+use headrace_wire::event::config;
+use headrace_wire::identify::cmic;
 use headrace_wire::pdu::{DataHeader, Digests};
 use headrace_wire::reservation::{report_request, Registrant};
-use headrace_wire::{io, Pdu, Sqe, Status};
+use headrace_wire::{admin, io, Pdu, Sqe, Status};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -291,6 +294,61 @@ fn reads_do_not_wait_for_the_guard() {
     close(&device);
 }
 
+/// A path by which the namespace is not accessible is asked once it is, and until then it costs nothing.
+#[test]
+fn an_inaccessible_path_is_not_asked() {
+    let log = |state| AnaLog {
+        chgcnt: 1,
+        groups: vec![AnaGroup {
+            id: 7,
+            chgcnt: 1,
+            state,
+            nsids: vec![],
+        }],
+    };
+    let accessible = Arc::new(AtomicBool::new(false));
+    let script = |state, accessible: Arc<AtomicBool>| Script {
+        oaes: config::ANA,
+        cmic: cmic::ANA,
+        ana: log(state),
+        hook: Box::new(move |qid, sqe, _| match (qid, sqe.opcode()) {
+            (1.., io::RESERVATION_REPORT) if accessible.load(Ordering::SeqCst) => {
+                send_report(sqe, &report(3, &[(9, OURS, true)]))
+            }
+            (1.., io::RESERVATION_REPORT) => Action::Status(Status::ANA_INACCESSIBLE.do_not_retry(), 0),
+            _ => Action::Normal,
+        }),
+        ..Script::default()
+    };
+    let near = Fake::start(script(AnaState::Optimized, Arc::new(AtomicBool::new(true))));
+    let far = Fake::start(script(AnaState::Inaccessible, accessible.clone()));
+    let mut options = near.options();
+    options.portals.extend(far.options().portals);
+    options.reconcile = Duration::from_millis(50);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    until("both paths", || {
+        device.paths().iter().all(|path| path.state == PathState::Ready)
+    });
+    device.guard_writes(OURS, SHARED, LONG).unwrap();
+    calls::write(&device, 0, &pattern(BLOCK, 1)).unwrap();
+    // Several looks later nothing has changed.
+    until("looks", || {
+        let seen = far.seen();
+        seen.iter()
+            .filter(|seen| seen.sqe.opcode() == admin::GET_LOG_PAGE)
+            .count()
+            > 6
+    });
+    assert_eq!((device.loss_count(), far.connections()), (0, 2));
+    accessible.store(true, Ordering::SeqCst);
+    far.set_ana(log(AnaState::Optimized));
+    until("the other path has shown it, too", || {
+        device.describe()["guard"]["associations_passed"] == 2
+    });
+    assert_eq!(device.loss_count(), 0);
+    close(&device);
+}
+
 #[test]
 fn a_question_that_fails() {
     let ours = || report(3, &[(9, OURS, true)]);
@@ -301,7 +359,8 @@ fn a_question_that_fails() {
     ];
     let (_fake, device, _) = start(ours(), vec![], passing);
     device.guard_writes(OURS, SHARED, LONG).unwrap();
-    assert_eq!(device.loss_count(), 2);
+    // The first was given up with its association; the second told of the namespace's state only.
+    assert_eq!(device.loss_count(), 1);
     close(&device);
     // For good: nothing shows that this host may write.
     let lasting = vec![Say::Refuse(Status::INVALID_OPCODE.do_not_retry())];

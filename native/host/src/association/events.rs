@@ -83,8 +83,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub fn wake_at(&self) -> [Option<Instant>; 2] {
-        [self.reconcile_at, self.resume_at]
+    pub fn wake_at(&self) -> Option<Instant> {
+        self.reconcile_at.into_iter().chain(self.resume_at).min()
     }
 
     fn tell(&mut self, event: Event) {

@@ -36,6 +36,7 @@ use crate::work::Part;
 use events::Watch;
 use find::Search;
 use headrace_transfer::{ErrorKind, IoError};
+use headrace_wire::ana::AnaState;
 use headrace_wire::fabrics::{property, property_get, property_set, Cc, CC_ENABLE};
 use headrace_wire::pdu::Digests;
 use headrace_wire::{admin, Sqe, Status};
@@ -215,13 +216,9 @@ impl Association {
     }
 
     pub fn event(&mut self, event: &mio::event::Event) {
-        let token = event.token();
-        // An event of a connection that is closed by now finds nobody.
-        if let Some(connection) = self
-            .connections
-            .iter_mut()
-            .find(|connection| connection.token == token)
-        {
+        // An event of a connection that is closed by now finds nobody: each attempt has its own range of tokens.
+        let at = event.token().0.wrapping_sub(self.first_token);
+        if let Some(connection) = self.connections.get_mut(at) {
             connection.event(event);
         }
     }
@@ -361,13 +358,13 @@ impl Association {
     // Time.
 
     pub fn wake_at(&self) -> Option<Instant> {
-        let [reconcile_at, resume_at] = self.watch.wake_at();
+        // In a shutdown nobody watches: what is due then would be due for ever.
+        let watch = self.watch.wake_at().filter(|_| self.step == Step::Running);
         [
             self.poll_at,
             self.keep_alive_at,
             self.check_at,
-            reconcile_at,
-            resume_at,
+            watch,
             self.lanes_wake_at(),
         ]
         .into_iter()
@@ -442,6 +439,16 @@ impl Association {
 /// Statuses that speak of the way to the namespace and not of the command (SCT 3).
 pub(crate) fn is_path_related(status: Status) -> bool {
     status.sct == 3
+}
+
+/// What a status tells of the ANA state of the namespace on its path, if it does.
+pub(crate) fn ana_state(status: Status) -> Option<AnaState> {
+    match Status::new(status.sct, status.sc) {
+        Status::ANA_PERSISTENT_LOSS => Some(AnaState::PersistentLoss),
+        Status::ANA_INACCESSIBLE => Some(AnaState::Inaccessible),
+        Status::ANA_TRANSITION => Some(AnaState::Change),
+        _ => None,
+    }
 }
 
 /// Statuses after which the same command may succeed by itself.

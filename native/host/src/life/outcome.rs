@@ -3,7 +3,7 @@
 use super::dispatch::changes;
 use super::path::Phase;
 use super::Core;
-use crate::association::{is_path_related, is_transient, Association, Failure, Tag};
+use crate::association::{ana_state, is_path_related, is_transient, Association, Failure, Tag};
 use crate::errors::{command_broken, command_failed};
 use crate::ghosts::Unsettled;
 use crate::queue::{Data, End};
@@ -11,7 +11,7 @@ use crate::reactor::Turn;
 use crate::shared::count;
 use crate::work::{Ended, Part, Verb};
 use headrace_transfer::{ErrorKind, IoError};
-use headrace_wire::{ana::AnaState, Status};
+use headrace_wire::Status;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ impl Core {
                 if let Some(ended) = self.settle(at, part, completion.data, completion.end, now) {
                     ended.report();
                 }
-            } else if let Err(error) = self.own_completed(at, completion) {
+            } else if let Err(error) = self.own_completed(at, completion, now) {
                 result = result.and(Err(error.into()));
             }
         }
@@ -201,13 +201,7 @@ impl Core {
             self.surrender(at);
             part.target = None;
         }
-        let state = match Status::new(status.sct, status.sc) {
-            Status::ANA_PERSISTENT_LOSS => Some(AnaState::PersistentLoss),
-            Status::ANA_INACCESSIBLE => Some(AnaState::Inaccessible),
-            Status::ANA_TRANSITION => Some(AnaState::Change),
-            _ => None,
-        };
-        if let Some(state) = state {
+        if let Some(state) = ana_state(status) {
             self.paths[at].heard(state, now);
         }
         let first = *part.tries.failed_at.get_or_insert(now);

@@ -3,7 +3,7 @@
 
 use super::path::Phase;
 use super::Core;
-use crate::association::{is_transient, Tag};
+use crate::association::{ana_state, is_path_related, is_transient, Tag};
 use crate::errors::closed;
 use crate::guard::{Guard, REPORT_BYTES};
 use crate::passthrough::{Call, CALLS_MAX};
@@ -144,12 +144,16 @@ impl Core {
         };
         let timeout = self.shared.options.io_timeout;
         for path in &mut self.paths {
-            let Phase::Ready(association) = &mut path.phase else {
-                continue;
-            };
             if [Asked::By(guard.number), Asked::Passed(guard.number)].contains(&path.guard) {
                 continue;
             }
+            // A namespace that is not accessible this way answers nothing; nor are writes sent there.
+            if path.tier(now).is_none() {
+                continue;
+            }
+            let Phase::Ready(association) = &mut path.phase else {
+                continue;
+            };
             let length = REPORT_BYTES.min(association.facts.max_transfer_bytes());
             let sqe = report_command(0, association.facts.nsid, true, length as u32);
             let data = Data::Read(Buffer::zeroed(length as usize));
@@ -161,11 +165,28 @@ impl Core {
     }
 
     /// An answer to one of these commands. `Err`: the association is of no use.
-    pub(super) fn own_completed(&mut self, at: usize, completion: Completion<Tag>) -> Result<(), IoError> {
+    pub(super) fn own_completed(
+        &mut self,
+        at: usize,
+        completion: Completion<Tag>,
+        now: Instant,
+    ) -> Result<(), IoError> {
         let Completion { tag, data, end, .. } = completion;
+        let state = match end {
+            End::Answer(cqe) => ana_state(cqe.status),
+            End::Short { .. } | End::DataDigest => None,
+        };
+        if let Some(state) = state {
+            self.paths[at].heard(state, now);
+        }
         match tag {
             Tag::Call(call) => {
                 call.complete(data, end);
+                Ok(())
+            }
+            // Asked again once the namespace is accessible this way.
+            Tag::Guard(_) if state.is_some() => {
+                self.paths[at].guard = Asked::Not;
                 Ok(())
             }
             Tag::Guard(number) => self.guard_answered(at, number, data, end),
@@ -195,7 +216,7 @@ impl Core {
                 guard.check(&report, &shared.options.hostid)
             }
             // Another association may be told more.
-            (End::Answer(cqe), _) if is_transient(cqe.status) || cqe.status.sct == 3 => {
+            (End::Answer(cqe), _) if is_transient(cqe.status) || is_path_related(cqe.status) => {
                 return Err(refusal(cqe.status.to_string()));
             }
             (End::Answer(cqe), _) => Err(format!("Reservation Report: {}", cqe.status)),
