@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import stat
@@ -18,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from headrace.device import open_device
-from headrace.errors import DeviceError, UsageError
+from headrace.errors import DeviceError, DeviceTimeout, ProtocolError, UsageError
 from headrace.fabric import discover
 from headrace.fabric.control import ask
 from headrace.testing.serve import ServeProcess, serving
@@ -226,6 +228,73 @@ def test_a_hostile_client_hurts_nobody(served: ServeProcess, place: Path) -> Non
         peer.sendall(b'{"do": "status"}\n{"do": "status"}\n')
         lines = peer.makefile("rb")
         assert all("ok" in json.loads(lines.readline()) for _ in range(2))
+
+
+def test_a_target_without_descriptors_waits_for_one(tmp_path: Path) -> None:
+    """It must not ask the kernel again and again for a client that it cannot take."""
+    with serving(NQN, "mem:1MiB", options=["--socket", str(tmp_path / "socket")]) as served:
+        pid = served.process.pid
+        folder = Path(f"/proc/{pid}")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(list((folder / "fd").iterdir())), 4096))
+
+        def switches() -> int:
+            """How often its threads went to sleep, or were sent there."""
+            texts = [(task / "status").read_text() for task in (folder / "task").iterdir()]
+            return sum(int(number) for text in texts for number in re.findall(r"ctxt_switches:\t(\d+)", text))
+
+        def ticks() -> int:
+            return sum(map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:13]))
+
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "socket"))
+            client.sendall(b'{"do": "status"}\n')
+            client.settimeout(10)
+            before = ticks(), switches()
+            time.sleep(1)
+            used = ticks() - before[0], switches() - before[1]
+            # 100 ticks are all of a processor; 1,000 switches are far beyond what the pauses need.
+            assert used[0] < 8, used
+            assert used[1] < 1000, used
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, 4096))
+            assert client.recv(1 << 20).startswith(b'{"ok"')
+
+
+@pytest.mark.parametrize("answer", [b"[" * 100000 + b"\n", b"x", b'{"ok": 1}\n'])
+def test_an_answer_that_is_none(tmp_path: Path, answer: bytes) -> None:
+    with answering(tmp_path / "socket", [answer]), pytest.raises(ProtocolError):
+        ask(tmp_path / "socket", {"do": "status"})
+
+
+def test_an_answer_that_drips_has_a_deadline(tmp_path: Path) -> None:
+    with answering(tmp_path / "socket", [b"x"] * 100), pytest.raises(DeviceTimeout):
+        ask(tmp_path / "socket", {"do": "status"}, timeout_s=0.5)
+
+
+@contextlib.contextmanager
+def answering(path: Path, pieces: list[bytes]) -> Iterator[None]:
+    """Something that answers one client with these pieces, a while apart."""
+    over = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer, contextlib.suppress(OSError):
+                for piece in pieces:
+                    peer.sendall(piece)
+                    if over.wait(0.1):
+                        return
+                peer.shutdown(socket.SHUT_WR)
+                peer.recv(1 << 16)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 def test_found_by_itself_and_cleaned_up(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.fabric import FileMedia, HostOptions, MemoryMedia, Target, TargetOptions
 from headrace.fabric.config import load_config, to_toml
 
@@ -233,6 +233,33 @@ def test_what_is_no_file_of_ours(tmp_path: Path) -> None:
             load_config(str(tmp_path / name))
     with pytest.raises(UsageError, match="at least one"):
         load(tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = " + "[" * 20000,
+        "x = " + "[" * 3000 + "]" * 3000,
+        "x = " + "{a=" * 3000 + "1" + "}" * 3000,
+        "x = " + "9" * 5000,
+    ],
+)
+def test_what_the_reader_of_toml_stumbles_over(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match="not TOML"):
+        load(tmp_path, line)
+
+
+@pytest.mark.parametrize("name", ["a" * 3000, "loop"])
+def test_a_path_that_cannot_be_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("pool")
+    (tmp_path / "pool").symlink_to("loop")
+    text = SMALL.replace('memory = "1MiB"', f'path = "{name}"')
+    assert text != SMALL
+    with pytest.raises(UsageError, match=r"namespace\[0\]\.path"):
+        load(tmp_path, text)
+    # Whoever opens it says what is wrong with it.
+    with pytest.raises(HeadraceError, match=name[:4]), Target(load(tmp_path, text + '\nsize = "1MiB"\ncreate = true')):
+        pass
 
 
 def test_a_subsystem_may_be_given_once(tmp_path: Path) -> None:

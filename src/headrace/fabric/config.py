@@ -23,6 +23,7 @@ docs/guides/target.md has every key. A mistake is one sentence that names the ke
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
@@ -95,6 +96,14 @@ def load_config(path: str) -> TargetOptions:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
             f"the configuration is not TOML: {error}", where=path, next_step="see docs/guides/target.md for an example"
+        ) from None
+    except (RecursionError, ValueError):
+        # What Python's reader does not call a mistake of the file.
+        raise UsageError(
+            "the configuration is not TOML that can be read",
+            where=path,
+            expected="tables in tables to a sensible depth, and numbers of at most 4300 digits",
+            next_step="see docs/guides/target.md for an example",
         ) from None
     return read_config(Table(tree, file=path), Path(path).parent)
 
@@ -205,7 +214,8 @@ def _subsystem(table: Table, portals: list[str], folder: Path, used: dict[str, s
             expected = "one of the subsystem's groups, " + ", ".join(map(str, known))
             raise item.error("ana_group", expected=expected, found=str(namespace.ana_group))
         if isinstance(namespace.media, FileMedia):
-            real = str(Path(namespace.media.path).resolve())
+            # Not `Path.resolve`, which fails on a loop of links: opening such a path says what is wrong.
+            real = os.path.realpath(namespace.media.path)
             if real in used:
                 raise item.error(
                     "path",
@@ -270,7 +280,8 @@ def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> N
         whole = str(folder / path)
         if create and size is None:
             raise table.error("size", expected="a size to create the file with", found="none", next_step='as "64GiB"')
-        if not create and not Path(whole).exists():
+        # Not `Path.exists`, which fails on what cannot be a name.
+        if not create and not os.path.exists(whole):  # noqa: PTH110
             raise table.error(
                 "path",
                 expected="a file or block device that is there",

@@ -37,6 +37,8 @@ ANSWER_BYTES = 64 << 20
 #: A client must send its request, or take its answer, within this time.
 CLIENT_TIMEOUT_S = 10.0
 CLIENTS_MAX = 8
+#: After a client could not be taken for want of descriptors or threads.
+ACCEPT_PAUSE_S = 0.25
 #: Longest wait that a request may ask for.
 WAIT_MAX_S = 3600.0
 #: What sun_path takes.
@@ -164,8 +166,16 @@ class ControlServer:
                 ready = {key.fileobj for key, _ in selector.select()}
                 if self._wake_read in ready:
                     return
-                with contextlib.suppress(OSError):
+                try:
                     self._admit(self._listener.accept()[0])
+                except (BlockingIOError, ConnectionAbortedError):
+                    # Whoever knocked has gone.
+                    continue
+                except (OSError, RuntimeError):
+                    # No descriptor or no thread is left. The listener stays readable: look away for a while.
+                    selector.unregister(self._listener)
+                    selector.select(ACCEPT_PAUSE_S)
+                    selector.register(self._listener, selectors.EVENT_READ)
 
     def _admit(self, client: socket.socket) -> None:
         client.settimeout(CLIENT_TIMEOUT_S)
@@ -175,8 +185,12 @@ class ControlServer:
                 client.close()
                 return
             thread = threading.Thread(target=self._serve, args=(client,), name="headrace-control-client", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                client.close()
+                raise
             self._clients[client] = thread
-            thread.start()
 
     def _serve(self, client: socket.socket) -> None:
         try:
@@ -416,11 +430,18 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 75.0) -> d
     where = str(path)
     try:
         with socket.socket(socket.AF_UNIX) as peer:
+            deadline = time.monotonic() + timeout_s
             peer.settimeout(timeout_s)
             peer.connect(where)
             peer.sendall(json.dumps(dict(request)).encode() + b"\n")
-            with peer.makefile("rb") as lines:
-                line = lines.readline(ANSWER_BYTES)
+            line = bytearray()
+            while not line.endswith(b"\n") and len(line) < ANSWER_BYTES:
+                # However it is dripped.
+                peer.settimeout(max(deadline - time.monotonic(), 0.001))
+                piece = peer.recv(1 << 20)
+                if not piece:
+                    break
+                line += piece
     except TimeoutError:
         raise DeviceTimeout("the target does not answer", where=where, expected=f"within {timeout_s:g} s") from None
     except OSError as error:
@@ -430,7 +451,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 75.0) -> d
         ) from None
     try:
         answer = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if isinstance(answer, dict) and isinstance(answer.get("ok"), dict):
         return dict(answer["ok"])
