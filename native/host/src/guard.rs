@@ -13,6 +13,8 @@
 //! If it shows anything else the device is *fenced*: everything but reads fails at once, for good. Nobody registers again
 //! on a reconnect, which is what a host that was shut out must not do. Where the question itself fails the association is
 //! given up, and the next one is asked again. A path by which the namespace is not accessible (ANA) is asked once it is.
+//! Where no usable path shows it for `loss_timeout`, whether or not associations come up meanwhile, writes fail until one
+//! does; reads go on.
 
 use crate::device::{NvmeTcpDevice, GRACE};
 use crate::shared::Latch;

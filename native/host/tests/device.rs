@@ -4,9 +4,9 @@
 mod calls;
 mod fake;
 
-use calls::{close, flush, pattern, read, write};
+use calls::{close, flush, pattern, read, until, write};
 use fake::{Action, Fake, Script, BLOCK, BLOCKS};
-use headrace_host::{NamespaceKey, NvmeTcpDevice};
+use headrace_host::{Command, CommandData, NamespaceKey, NvmeTcpDevice};
 use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, Op};
 use headrace_wire::fabrics::ConnectResponse;
 use headrace_wire::{admin, io, Status};
@@ -451,4 +451,44 @@ fn an_idle_device_keeps_alive() {
         .count();
     assert!((8..=11).contains(&sent), "{sent} Keep Alives");
     assert_eq!(device.loss_count(), 0);
+}
+
+/// Commands of others never take the whole admin queue.
+#[test]
+fn passed_through_commands_leave_room_for_keep_alive() {
+    const VENDOR: u8 = 0xC0;
+    let fake = Fake::start(Script {
+        hook: Box::new(|_, sqe, _| match sqe.opcode() {
+            VENDOR => Action::Silent,
+            _ => Action::Normal,
+        }),
+        ..Script::default()
+    });
+    let mut options = fake.options();
+    options.keep_alive = Duration::from_millis(200);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    let unanswered: Vec<_> = (0..40)
+        .map(|_| {
+            let device = device.clone();
+            std::thread::spawn(move || {
+                device.command(Command {
+                    admin: true,
+                    opcode: VENDOR,
+                    nsid: None,
+                    cdw: [0; 6],
+                    data: CommandData::None,
+                    timeout: Duration::from_secs(60),
+                })
+            })
+        })
+        .collect();
+    let seen = |opcode| fake.seen().iter().filter(|s| s.sqe.opcode() == opcode).count();
+    until("the queue is as full as it gets", || seen(VENDOR) >= 15);
+    let before = seen(admin::KEEP_ALIVE);
+    until("Keep Alives", || seen(admin::KEEP_ALIVE) >= before + 4);
+    assert_eq!(device.loss_count(), 0);
+    device.close(Duration::from_millis(100));
+    for one in unanswered {
+        assert!(one.join().unwrap().is_err());
+    }
 }

@@ -114,6 +114,7 @@ fn a_queue_that_is_refused_after_all_is_done_without() {
     write(&checkpoint, 0, &pattern(4096, 1)).unwrap();
     assert_eq!(queues(&fake, io::WRITE), [1]);
     assert_eq!(device.loss_count(), 1);
+    assert_eq!(device.describe()["lanes"]["checkpoint"], "shares the feed's");
 }
 
 /// The volatile cache is the controller's, not a queue's.

@@ -294,6 +294,36 @@ fn reads_do_not_wait_for_the_guard() {
     close(&device);
 }
 
+/// Associations come up, and none shows the reservation: writes wait as long as they would for a lost target.
+#[test]
+fn a_question_that_is_never_answered_ends_the_waiting() {
+    let silence = (0..1000).map(|_| Say::Nothing).collect();
+    let (fake, device, controller) = start(report(3, &[(9, OURS, true)]), vec![], silence);
+    close(&device);
+    let mut options = fake.options();
+    options.io_timeout = Duration::from_millis(100);
+    options.loss_timeout = Some(Duration::from_millis(600));
+    let device = NvmeTcpDevice::open(options).unwrap();
+    let error = device
+        .guard_writes(OURS, SHARED, Duration::from_millis(1))
+        .unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Timeout);
+    let write = || {
+        let from = Buffer::from_vec(pattern(BLOCK, 1));
+        submit_one(&*device, Op::Write { from, fua: false }, 0).wait(LONG)
+    };
+    let error = write().expect("an end").unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Gone);
+    assert!(error.to_string().contains("Reservation Report"), "{error}");
+    assert!(device.loss_count() >= 2, "it came up in between");
+    assert_eq!(device.describe()["guard"]["state"], "asking");
+    until("reads go on", || read(&device, 0, BLOCK).is_ok());
+    controller.reports.lock().unwrap().clear();
+    until("writes go out again", || write().expect("an end").is_ok());
+    assert_eq!(device.describe()["guard"]["state"], "passed");
+    close(&device);
+}
+
 /// A path by which the namespace is not accessible is asked once it is, and until then it costs nothing.
 #[test]
 fn an_inaccessible_path_is_not_asked() {

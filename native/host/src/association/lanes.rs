@@ -7,9 +7,9 @@
 //!
 //! The feed gets what it asked for first; a class for which nothing is left *shares* the feed's queues. A lane that opens
 //! later has `connect_timeout` for it, and its commands wait meanwhile. A controller that refuses a queue which it granted
-//! ends the association, and the next one has that lane share from the start.
+//! ends the association, and the next ones have that lane share from the start, until one of them has lived long.
 
-use super::{Association, Failure, Step, Tag};
+use super::{Association, Failure, Step, Tag, ADMIN_SPARE};
 use crate::lane::LANES;
 use crate::queue::Data;
 use crate::reactor::Turn;
@@ -184,11 +184,12 @@ impl Association {
         tag: Tag,
         until: Instant,
     ) -> Result<(), (Tag, Data)> {
-        let queues = if admin { 0..1 } else { self.queues_of(0) };
-        let Some(at) = queues
-            .into_iter()
-            .find(|&at| self.connections[at].queue.room() > 0)
-        else {
+        let (mut queues, spare) = if admin {
+            (0..1, ADMIN_SPARE)
+        } else {
+            (self.queues_of(0), 0)
+        };
+        let Some(at) = queues.find(|&at| self.connections[at].queue.room() > spare) else {
             return Err((tag, data));
         };
         self.submit(at, sqe, data, tag, Some(until))

@@ -46,8 +46,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Commands under way on the admin queue: one step, one look, Keep Alives, the event requests, and room.
+/// Commands under way on the admin queue: passed-through ones, and ours.
 const ADMIN_DEPTH: u16 = 31;
+/// What those of others leave to ours: a step, a look, Keep Alives, the event requests.
+const ADMIN_SPARE: usize = 12;
 /// Between two looks at CSTS.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 

@@ -25,6 +25,7 @@ impl Core {
             path.tell_use(now);
         }
         let usable = self.paths.iter().any(|path| path.tier(now).is_some());
+        self.look_at_guard(usable && self.loss.is_some(), now);
         if usable {
             let back = self.loss.take().is_some();
             self.failing = None;

@@ -61,9 +61,13 @@ impl Core {
         let mut governor = turn.governor.borrow_mut();
         self.flows.iter().for_each(|flow| governor.reset(*flow));
         drop(governor);
-        self.shared.status().state = "closed";
-        if error.kind != ErrorKind::Closed {
-            self.shared.status().last_error = error.to_string();
+        {
+            let mut status = self.shared.status();
+            status.state = "closed";
+            status.stalled = None;
+            if error.kind != ErrorKind::Closed {
+                status.last_error = error.to_string();
+            }
         }
         self.loss = None;
         self.failing = Some(error.clone());
@@ -108,6 +112,7 @@ impl Core {
                 .next("check the target and the network; the device goes on trying and works again once it is back");
             self.fail(error);
         }
+        self.keep_guard_deadline(now);
         self.keep_closing(turn)
     }
 

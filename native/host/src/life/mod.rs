@@ -63,7 +63,7 @@ use crate::reactor::{first_token, path_of, Reactor, Turn};
 use crate::resolve::{ask, literal, unknown};
 use crate::shared::{Latch, Shared};
 use crate::work::{reject, Ended, Work};
-use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Request};
+use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Op, Request};
 use own::Own;
 use path::{Path, Phase};
 use std::hash::{BuildHasher, Hasher};
@@ -174,10 +174,10 @@ impl Core {
 
     pub fn submit(&mut self, lane: usize, requests: Vec<Request>) {
         for request in requests {
-            let error = match &self.failing {
+            let error = match self.refusal(matches!(request.op, Op::Read { .. })) {
                 Some(error) => Some(error.clone()),
                 None if self.closing.is_some() || self.opening.is_some() => Some(closed(&self.shared.place)),
-                None => self.fenced(&request.op).cloned(),
+                None => None,
             };
             let ended = match error {
                 Some(error) => Some(reject(request, error)),
@@ -404,7 +404,8 @@ impl Core {
         }
     }
 
-    fn ready(&mut self, at: usize, association: Box<Association>, turn: &Turn<'_>) -> bool {
+    fn ready(&mut self, at: usize, mut association: Box<Association>, turn: &Turn<'_>) -> bool {
+        self.paths[at].share_lanes(&mut association);
         let facts = &association.facts;
         let first = self.opening.is_some();
         if !first {

@@ -176,9 +176,10 @@ impl Core {
 
     /// Once more, unless I/O fails for now.
     fn later(&mut self, part: Part, data: Data, then: Instant) -> Option<Ended> {
+        let refusal = self.refusal(part.verb == Verb::Read).cloned();
         let work = &mut self.works[usize::from(part.lane)];
-        if let Some(error) = &self.failing {
-            return work.finish(part, data, Err(error.clone()));
+        if let Some(error) = refusal {
+            return work.finish(part, data, Err(error));
         }
         work.later(then, part, data);
         None
@@ -211,7 +212,7 @@ impl Core {
             .paths
             .iter()
             .any(|path| path.tier(now).is_some() && part.tries.avoid & 1 << path.index == 0);
-        if others && self.failing.is_none() {
+        if others && self.refusal(part.verb == Verb::Read).is_none() {
             self.works[usize::from(part.lane)].again(vec![(part, data)]);
             return None;
         }
@@ -233,9 +234,7 @@ impl Core {
             self.paths[at].phase = phase;
             return false;
         };
-        if let Some(lane) = association.lane_refused(&error, turn.now) {
-            self.paths[at].share_lane(lane);
-        }
+        let refused = association.lane_refused(&error, turn.now);
         let parts = association.end(turn);
         for (part, ..) in parts.iter().filter(|(part, ..)| part.verb == Verb::Read) {
             let bytes = part.blocks * u64::from(self.facts.block_bytes);
@@ -251,6 +250,9 @@ impl Core {
         let progress = self.paths[at].progress;
         let random = self.random();
         self.paths[at].lost(now, random, others, &error.to_string());
+        if let Some(lane) = refused {
+            self.paths[at].share_lane(lane);
+        }
         let (mut keep, mut failed) = (Vec::new(), Vec::new());
         let timeout_tries = TIMEOUT_TRIES.max(self.paths.len() as u8 + 1);
         let shared = self.shared.clone();
@@ -295,8 +297,8 @@ impl Core {
         let mut lanes: Vec<Vec<(Part, Data)>> = self.works.iter().map(|_| Vec::new()).collect();
         for (part, data) in parts {
             let lane = usize::from(part.lane);
-            match &self.failing {
-                Some(error) => ended.extend(self.works[lane].finish(part, data, Err(error.clone()))),
+            match self.refusal(part.verb == Verb::Read).cloned() {
+                Some(error) => ended.extend(self.works[lane].finish(part, data, Err(error))),
                 None => lanes[lane].push((part, data)),
             }
         }

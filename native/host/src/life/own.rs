@@ -9,7 +9,7 @@ use crate::guard::{Guard, REPORT_BYTES};
 use crate::passthrough::{Call, CALLS_MAX};
 use crate::queue::{Completion, Data, End};
 use crate::shared::Latch;
-use headrace_transfer::{Buffer, ErrorKind, IoError, Op};
+use headrace_transfer::{Buffer, ErrorKind, IoError};
 use headrace_wire::reservation::{report_command, Report, ReservationType};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,16 @@ pub(super) struct Own {
     /// Who waits for the first answer to the guard's question.
     replies: Vec<GuardReply>,
     /// What everything but reads is told, for good.
-    pub fenced: Option<IoError>,
+    fenced: Option<IoError>,
+    /// No usable path has shown the reservation: how long writes wait for one.
+    withheld: Option<Withheld>,
+}
+
+struct Withheld {
+    /// `None`: for ever.
+    deadline: Option<Instant>,
+    /// What everything but reads is told, until a path has shown it.
+    error: Option<IoError>,
 }
 
 /// What the guard knows of one association.
@@ -58,6 +67,7 @@ impl Core {
         self.own.guards += 1;
         let number = self.own.guards;
         self.own.fenced = None;
+        self.own.withheld = None;
         self.own.guard = guard.map(|(key, kind)| Guard { number, key, kind });
         for earlier in self.own.replies.drain(..) {
             earlier.set(Err(closed(&self.shared.place)));
@@ -85,22 +95,75 @@ impl Core {
         }
     }
 
-    /// What a request is told that may not be done at all.
-    pub(super) fn fenced(&self, op: &Op) -> Option<&IoError> {
-        let error = self.own.fenced.as_ref()?;
-        (!matches!(op, Op::Read { .. })).then_some(error)
+    /// What a command is told now in place of being sent, or sent again.
+    pub(super) fn refusal(&self, reads: bool) -> Option<&IoError> {
+        let withheld = self.own.withheld.as_ref().and_then(|it| it.error.as_ref());
+        let writes = self.own.fenced.as_ref().or(withheld).filter(|_| !reads);
+        self.failing.as_ref().or(writes)
+    }
+
+    /// Whether writes may go out at all. How long they may not is counted as the loss of all paths is, but also through
+    /// associations that come up and do not show the reservation; `back`: a path is usable again, after a loss.
+    pub(super) fn look_at_guard(&mut self, back: bool, now: Instant) {
+        if self.own.guard.is_none() || self.own.fenced.is_some() {
+            return;
+        }
+        let shown = |path: &super::Path| path.tier(now).is_some() && self.may_write(path.index);
+        let shown = self.paths.iter().any(shown);
+        let options = &self.shared.options;
+        match &mut self.own.withheld {
+            Some(_) if shown => {
+                self.own.withheld = None;
+                self.shared.status().guard.state = "passed";
+            }
+            // What comes now is told the answer of the path that came back.
+            Some(withheld) if back && withheld.error.is_some() => {
+                *withheld = Withheld {
+                    deadline: Some(now + options.io_timeout),
+                    error: None,
+                };
+            }
+            None if !shown => {
+                self.own.withheld = Some(Withheld {
+                    deadline: options.loss_timeout.map(|timeout| now + timeout),
+                    error: None,
+                });
+                self.shared.status().guard.state = "asking";
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes have waited long enough.
+    pub(super) fn keep_guard_deadline(&mut self, now: Instant) {
+        let Some(withheld) = &mut self.own.withheld else {
+            return;
+        };
+        if withheld.error.is_some() || withheld.deadline.is_none_or(|at| at > now) {
+            return;
+        }
+        let error = IoError::new(
+            ErrorKind::Gone,
+            "the target does not show the reservation that writes go out under",
+        )
+        .at(&*self.shared.place)
+        .expected("an answer to Reservation Report on a path that is usable")
+        .found(self.shared.status().last_error.clone())
+        .next(
+            "check the target; the device goes on asking, and writes go out again once a path has shown it",
+        );
+        withheld.error = Some(error.clone());
+        self.refuse_writes(&error);
+    }
+
+    fn refuse_writes(&mut self, error: &IoError) {
+        let works = self.works.iter_mut();
+        let ended: Vec<_> = works.flat_map(|work| work.fail_waiting(error, true)).collect();
+        ended.into_iter().for_each(crate::work::Ended::report);
     }
 
     /// Send what waits: the guard's questions first.
     pub(super) fn run_own(&mut self, now: Instant) {
-        if let Some(error) = self.own.fenced.clone() {
-            let ended: Vec<_> = self
-                .works
-                .iter_mut()
-                .flat_map(|work| work.fail_waiting(&error, true))
-                .collect();
-            ended.into_iter().for_each(crate::work::Ended::report);
-        }
         self.ask(now);
         let failing = self.failing.clone();
         for mut call in std::mem::take(&mut self.own.calls) {
@@ -242,6 +305,7 @@ impl Core {
                     status.last_error = error.to_string();
                 }
                 self.own.fenced = Some(error.clone());
+                self.refuse_writes(&error);
                 Err(error)
             }
         };
@@ -262,7 +326,9 @@ impl Core {
     }
 
     pub(super) fn own_wake_at(&self) -> Option<Instant> {
-        self.own.calls.iter().map(|call| call.until).min()
+        let withheld = self.own.withheld.as_ref().filter(|it| it.error.is_none());
+        let calls = self.own.calls.iter().map(|call| call.until);
+        calls.chain(withheld.and_then(|it| it.deadline)).min()
     }
 
     pub(super) fn own_is_empty(&self) -> bool {

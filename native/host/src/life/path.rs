@@ -96,7 +96,7 @@ pub(super) struct Path {
     hearsay: Option<Hearsay>,
     /// What the guard of writes knows of this association.
     pub guard: Asked,
-    /// Lanes whose queues the controller refused.
+    /// Lanes whose queues the controller refused, since an association lived long without them.
     shared_lanes: [bool; LANES],
     /// What was told of its use last.
     told: (bool, Option<AnaState>),
@@ -272,12 +272,14 @@ impl Path {
         }
     }
 
-    pub fn became_ready(&mut self, mut association: Box<Association>, now: Instant, first: bool) {
-        for lane in 1..LANES {
-            if self.shared_lanes[lane] {
-                association.share_lane(lane);
-            }
-        }
+    /// Do without the queues that the controller did not let the last association have.
+    pub fn share_lanes(&self, association: &mut Association) {
+        (1..LANES)
+            .filter(|&lane| self.shared_lanes[lane])
+            .for_each(|lane| association.share_lane(lane));
+    }
+
+    pub fn became_ready(&mut self, association: Box<Association>, now: Instant, first: bool) {
         self.generation += 1;
         self.guard = Asked::Not;
         (self.written, self.flushed, self.under_way) = (0, 0, 0);
@@ -317,6 +319,8 @@ impl Path {
         self.public().under_way.store(0, Ordering::Relaxed);
         if now.duration_since(self.ready_since) >= GOOD_LIFE {
             self.backoff = BACKOFF_MIN;
+            // It may have been the network, or a controller that was short of queues then.
+            self.shared_lanes = [false; LANES];
         }
         self.losses
             .retain(|at| now.saturating_duration_since(*at) < FLAP_WINDOW);
