@@ -165,6 +165,13 @@ impl Commands {
         }
     }
 
+    /// Commands in such a state are not answered.
+    pub(crate) fn forget(&mut self, which: impl Fn(State) -> bool) {
+        let found = self.iter().filter(|(_, command)| which(command.state));
+        let slots: Vec<u16> = found.map(|(slot, _)| slot).collect();
+        slots.into_iter().for_each(|slot| drop(self.remove(slot)));
+    }
+
     pub(crate) fn count(&self, state: State) -> usize {
         self.iter().filter(|(_, command)| command.state == state).count()
     }

@@ -159,6 +159,10 @@ impl Connection {
 
     /// The target drains: end when nothing is under way any more and all answers are sent.
     pub(crate) fn leave(&mut self) {
+        if self.refrains() {
+            // Its second is not read any more.
+            self.give_up_first();
+        }
         if self.is_ending()
             || !self.output.is_empty()
             || self.commands.len() > self.commands.count(State::Held)
@@ -313,6 +317,7 @@ impl Connection {
             }
         };
         if let Err(status) = result {
+            self.refused_half(&sqe);
             self.respond(&sqe, status, 0);
         }
         Ok(())
@@ -575,8 +580,6 @@ impl Connection {
 
     /// The command has what it needs: carry it out here, if that is sure not to wait, or give it to a worker.
     fn run(&mut self, slot: u16, buffer: Option<Buffer>) {
-        let Some(queue) = &self.queue else { return };
-        let controller = queue.controller.clone();
         let Some(command) = self.commands.get_mut(slot) else {
             return;
         };
@@ -585,7 +588,7 @@ impl Connection {
         };
         command.state = State::Working;
         let sqe = command.sqe;
-        match prepare(plan, buffer, controller) {
+        match prepare(plan, buffer) {
             Ok(Prepared::Read(buffer)) => self.complete(slot, Status::SUCCESS, Some(buffer)),
             Ok(Prepared::Work(work)) => self.launch(slot, work),
             Ok(Prepared::Reserve(claim, data)) => {

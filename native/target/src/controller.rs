@@ -275,6 +275,7 @@ impl Controller {
             state.resetting.extend(gone.iter().map(|link| link.gate.clone()));
             gone
         };
+        *self.notices() = Notices::default();
         self.write_cache.store(true, Ordering::Relaxed);
         self.cached.store(self.subsystem.volatile(), Ordering::Relaxed);
         gone

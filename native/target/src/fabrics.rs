@@ -283,6 +283,9 @@ impl Connection {
         let before = controller.set_cc(cc);
         if before.enabled() && !cc.enabled() {
             self.shared.registry.reset(&controller);
+            // It aborts what waits on this queue, event requests above all; a host sends them again, under the same CIDs.
+            self.commands
+                .forget(|state| matches!(state, State::Held | State::Working));
         }
         if before.shn() == 0 && cc.shn() != 0 {
             self.shut_down(&controller, cc.shn() == 1);

@@ -59,8 +59,7 @@ impl Connection {
     pub(crate) fn fused(&mut self, sqe: Sqe, data: Option<Buffer>) -> Result<(), Status> {
         match sqe.fuse() {
             1 => {
-                let planned = self.plan_half(&sqe, io::COMPARE, data.as_deref());
-                let (plan, from_host) = planned.inspect_err(|_| self.first = Some(First::Failed))?;
+                let (plan, from_host) = self.plan_half(&sqe, io::COMPARE, data.as_deref())?;
                 let slot = self.insert_half(sqe, plan, from_host, data);
                 self.first = Some(First::Waits {
                     slot,
@@ -69,39 +68,40 @@ impl Connection {
                 Ok(())
             }
             2 => {
-                let first = match self.first.take() {
+                let first = match self.first {
                     None => return Err(Status::MISSING_FUSED.do_not_retry()),
                     Some(First::Failed) => return Err(Status::FAILED_FUSED),
                     Some(First::Waits { slot, .. }) => slot,
                 };
-                let planned = self.plan_half(&sqe, io::WRITE, data.as_deref());
+                let (plan, from_host) = self.plan_half(&sqe, io::WRITE, data.as_deref())?;
+                self.first = None;
                 let same = |other: &Sqe| {
                     (other.nsid(), other.slba(), other.nlb()) == (sqe.nsid(), sqe.slba(), sqe.nlb())
                 };
-                let matches = self.commands.get(first).is_some_and(|c| same(&c.sqe));
-                match planned {
-                    Ok((plan, from_host)) if matches => {
-                        let second = self.insert_half(sqe, plan, from_host, data);
-                        for slot in [first, second] {
-                            if let Some(command) = self.commands.get_mut(slot) {
-                                command.pair = Some((first, second));
-                            }
-                        }
-                        self.wait_in_line(first);
-                        Ok(())
-                    }
-                    Ok(_) => {
-                        let invalid = Status::INVALID_FIELD.do_not_retry();
-                        self.fail_half(first, invalid);
-                        Err(invalid)
-                    }
-                    Err(status) => {
-                        self.fail_half(first, Status::FAILED_FUSED);
-                        Err(status)
+                if !self.commands.get(first).is_some_and(|c| same(&c.sqe)) {
+                    let invalid = Status::INVALID_FIELD.do_not_retry();
+                    self.fail_half(first, invalid);
+                    return Err(invalid);
+                }
+                let second = self.insert_half(sqe, plan, from_host, data);
+                for slot in [first, second] {
+                    if let Some(command) = self.commands.get_mut(slot) {
+                        command.pair = Some((first, second));
                     }
                 }
+                self.wait_in_line(first);
+                Ok(())
             }
             _ => Err(Status::INVALID_FIELD.do_not_retry()),
+        }
+    }
+
+    /// A command was refused, for whatever reason: what is the other half of its pair, if it is one, fails with it.
+    pub(crate) fn refused_half(&mut self, sqe: &Sqe) {
+        match (sqe.fuse(), self.first.take()) {
+            (1, _) => self.first = Some(First::Failed),
+            (2, Some(First::Waits { slot, .. })) => self.fail_half(slot, Status::FAILED_FUSED),
+            _ => {}
         }
     }
 

@@ -19,6 +19,9 @@ const DSM_BYTES_MAX: u32 = 256 * DsmRange::BYTES as u32;
 /// Data of reservation commands: two keys, and what some hosts send behind them.
 const RESERVE_BYTES_MAX: u32 = 4096;
 
+/// Memory that is zeroed in one piece: some milliseconds.
+const PIECE_BYTES: u64 = 16 << 20;
+
 /// What a command does, and with how many bytes in which direction.
 pub(crate) enum Plan {
     Read {
@@ -293,12 +296,11 @@ pub(crate) enum Work {
         namespace: Claim,
         ranges: Vec<(u64, u64)>,
     },
-    Flush {
-        namespaces: Vec<Claim>,
+    Flush(Vec<Claim>),
+    /// The normal shutdown of a controller: flush, then say so in CSTS.
+    Shutdown {
         controller: Arc<Controller>,
     },
-    /// The normal shutdown of a controller: flush, then say so in CSTS.
-    Shutdown { controller: Arc<Controller> },
 }
 
 impl Work {
@@ -317,7 +319,7 @@ impl Work {
     /// May wait for a device to sync; the workers run only some of these at a time.
     pub(crate) fn syncs(&self) -> bool {
         match self {
-            Work::Flush { .. } | Work::Shutdown { .. } => true,
+            Work::Flush(_) | Work::Shutdown { .. } => true,
             Work::Write { fua, .. } | Work::Zero { fua, .. } | Work::CompareAndWrite { fua, .. } => *fua,
             _ => false,
         }
@@ -337,7 +339,7 @@ impl Work {
             Work::Deallocate { namespace, ranges } => {
                 namespace.mapping.is_some() && ranges.iter().map(|r| r.1).sum::<u64>() <= INLINE_ZERO
             }
-            Work::Flush { namespaces, .. } => namespaces.iter().all(|n| n.mapping.is_some()),
+            Work::Flush(namespaces) => namespaces.iter().all(|n| n.mapping.is_some()),
             Work::Shutdown { .. } => false,
         }
     }
@@ -350,7 +352,7 @@ impl Work {
             | Work::CompareAndWrite { namespace, .. }
             | Work::Zero { namespace, .. }
             | Work::Deallocate { namespace, .. } => namespace.check(Access::Write),
-            Work::Flush { namespaces, .. } => namespaces.iter().try_for_each(|n| n.check(Access::Write)),
+            Work::Flush(namespaces) => namespaces.iter().try_for_each(|n| n.check(Access::Write)),
             Work::Shutdown { .. } => Ok(()),
         }
     }
@@ -404,31 +406,31 @@ impl Work {
                 fua,
                 deallocate,
             } => {
-                let _shared = namespace.beside_others();
                 let media = &namespace.media;
-                let result = match (*deallocate, *fua) {
-                    (false, fua) => media.write_zeroes(*offset, *length, fua),
-                    (true, false) => media.deallocate(*offset, *length),
-                    (true, true) => media.deallocate(*offset, *length).and_then(|()| media.flush()),
+                let result = in_pieces(namespace, *offset, *length, |offset, length| match *deallocate {
+                    false => media.write_zeroes(offset, length, *fua),
+                    true => media.deallocate(offset, length),
+                });
+                let result = match *deallocate && *fua {
+                    true => result.and_then(|()| media.flush()),
+                    false => result,
                 };
                 durably(namespace, result, *fua)
             }
             Work::Deallocate { namespace, ranges } => {
-                for (offset, length) in ranges {
-                    let _shared = namespace.beside_others();
-                    if let Err(error) = namespace.media.deallocate(*offset, *length) {
-                        return outcome(namespace, Err(error), Status::WRITE_FAULT);
-                    }
-                }
-                Status::SUCCESS
+                let mut ranges = ranges.iter();
+                let result = ranges.try_for_each(|&(offset, length)| {
+                    let deallocate = |offset, length| namespace.media.deallocate(offset, length);
+                    in_pieces(namespace, offset, length, deallocate)
+                });
+                outcome(namespace, result, Status::WRITE_FAULT)
             }
-            Work::Flush {
-                namespaces,
-                controller,
-            } => flush(namespaces.iter().map(|claim| &**claim), controller),
+            Work::Flush(namespaces) => {
+                flush(namespaces.iter().map(|claim| (&**claim, &**claim.controller())))
+            }
             Work::Shutdown { controller } => {
                 let view = controller.subsystem.view();
-                let status = flush(view.namespaces().map(|n| &**n), controller);
+                let status = flush(view.namespaces().map(|n| (&**n, &**controller)));
                 controller.shutdown_done();
                 status
             }
@@ -442,6 +444,25 @@ impl Work {
             _ => None,
         }
     }
+}
+
+/// Do something to a long range beside other writers. Of memory a piece at a time: a fused pair waits for the others to
+/// step aside, in a reactor, and giving back terabytes takes its time.
+fn in_pieces(
+    namespace: &Namespace,
+    offset: u64,
+    length: u64,
+    mut work: impl FnMut(u64, u64) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let piece = namespace.mapping.as_ref().map_or(u64::MAX, |_| PIECE_BYTES);
+    let mut at = 0;
+    while at < length {
+        let next = piece.min(length - at);
+        let _shared = namespace.beside_others();
+        work(offset + at, next)?;
+        at += next;
+    }
+    Ok(())
 }
 
 fn write(namespace: &Claim, offset: u64, data: &[u8], fua: bool) -> Status {
@@ -484,10 +505,10 @@ fn compare(namespace: &Namespace, offset: u64, expected: &[u8]) -> Status {
     Status::SUCCESS
 }
 
-/// Flush all, even if one fails; the first failure is the answer.
-fn flush<'a>(namespaces: impl Iterator<Item = &'a Namespace>, controller: &Controller) -> Status {
+/// Flush all, each for a controller, even if one fails; the first failure is the answer.
+fn flush<'a>(namespaces: impl Iterator<Item = (&'a Namespace, &'a Controller)>) -> Status {
     let mut answer = Status::SUCCESS;
-    for namespace in namespaces {
+    for (namespace, controller) in namespaces {
         count(&namespace.counters.flushes, 1);
         let status = outcome(namespace, namespace.media.flush(), Status::WRITE_FAULT);
         if !status.is_success() {
@@ -538,11 +559,7 @@ pub(crate) enum Prepared {
 }
 
 /// A plan and its data become work; a short read that the page cache can serve is done at once.
-pub(crate) fn prepare(
-    plan: Plan,
-    buffer: Option<Buffer>,
-    controller: Arc<Controller>,
-) -> Result<Prepared, Status> {
+pub(crate) fn prepare(plan: Plan, buffer: Option<Buffer>) -> Result<Prepared, Status> {
     let need = |buffer: Option<Buffer>| buffer.ok_or(Status::INTERNAL_ERROR);
     Ok(Prepared::Work(match plan {
         Plan::Read {
@@ -599,10 +616,7 @@ pub(crate) fn prepare(
             let work = Work::manage(namespace, &need(buffer)?, ranges)?;
             if !deallocate {
                 // The other attributes are hints about access patterns, which this target does not use.
-                return Ok(Prepared::Work(Work::Flush {
-                    namespaces: Vec::new(),
-                    controller,
-                }));
+                return Ok(Prepared::Work(Work::Flush(Vec::new())));
             }
             work
         }
@@ -614,10 +628,7 @@ pub(crate) fn prepare(
         Plan::Reserve { namespace, .. } => {
             return Ok(Prepared::Reserve(namespace, need(buffer)?));
         }
-        Plan::Flush(namespaces) => Work::Flush {
-            namespaces,
-            controller,
-        },
+        Plan::Flush(namespaces) => Work::Flush(namespaces),
     }))
 }
 
@@ -625,9 +636,35 @@ fn outcome(namespace: &Namespace, result: std::io::Result<()>, failure: Status) 
     let Err(error) = result else {
         return Status::SUCCESS;
     };
+    // The media's own check, which the command had passed before: the namespace has become smaller since.
+    if error.kind() == std::io::ErrorKind::InvalidInput && error.raw_os_error().is_none() {
+        return Status::LBA_RANGE.do_not_retry();
+    }
     count(&namespace.counters.media_errors, 1);
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Status::CAPACITY_EXCEEDED,
         _ => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headrace_media::MemoryMedia;
+
+    /// Each piece lets others in between, and together they are the range.
+    #[test]
+    fn long_ranges_of_memory_are_cut() {
+        let media = MemoryMedia::new(1 << 30, 4096).unwrap();
+        let namespace = Namespace::new(1, "nqn.x", Box::new(media));
+        let (mut at, end) = (8192, 3 * PIECE_BYTES + 4096);
+        let result = in_pieces(&namespace, at, end - at, |offset, length| {
+            assert!(offset == at && length > 0 && length <= PIECE_BYTES);
+            at += length;
+            Ok(())
+        });
+        result.unwrap();
+        assert_eq!(at, end);
+        drop(namespace.alone());
     }
 }

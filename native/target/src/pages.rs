@@ -21,7 +21,8 @@ pub(crate) fn get_log_page(
 ) -> Result<Vec<u8>, Status> {
     let request = LogRequest::decode(sqe);
     let refuse = |status: Status| Err(status.do_not_retry());
-    if request.length > PIECE_BYTES {
+    // Offsets are of dwords. Before anything is marked as read.
+    if request.length > PIECE_BYTES || request.offset % 4 != 0 {
         return refuse(Status::INVALID_FIELD);
     }
     // First, so that what changes while the page is made has its event again.
@@ -50,8 +51,7 @@ pub(crate) fn get_log_page(
         }
         _ => return refuse(Status::INVALID_LOG_PAGE),
     };
-    // Offsets are of dwords, within the page.
-    if request.offset % 4 != 0 || request.offset > page.len() as u64 {
+    if request.offset > page.len() as u64 {
         return refuse(Status::INVALID_FIELD);
     }
     let start = request.offset as usize;

@@ -139,6 +139,68 @@ fn halves_that_do_not_fit() {
     );
 }
 
+/// A half that came damaged takes the other one with it, and both may be sent again.
+#[test]
+fn a_damaged_half_fails_both() {
+    let target = start("");
+    let address = target.addresses()[0];
+    let (_first, cntlid) = admin(address);
+    let digests = Digests {
+        header: false,
+        data: true,
+    };
+    let mut queue = io(address, cntlid, digests, 0);
+    let (zeros, data) = (vec![0; BLOCK], vec![7; BLOCK]);
+    for damaged in [1, 2] {
+        let one = half(&mut queue, 5, 1, 0, 1, true);
+        let two = half(&mut queue, 1, 2, 0, 1, true);
+        for (number, sqe, bytes) in [(1, one, &zeros), (2, two, &data)] {
+            let mut pdu = queue.encode(&Pdu::CapsuleCmd(sqe), bytes);
+            if number == damaged {
+                *pdu.last_mut().unwrap() ^= 1;
+            }
+            queue.send(&pdu);
+        }
+        let mut heard = [Status::SUCCESS; 2];
+        for _ in 0..2 {
+            match queue.receive().unwrap().pdu {
+                Pdu::CapsuleResp(cqe) => heard[usize::from(cqe.cid == two.cid())] = cqe.status,
+                other => panic!("{other:?}"),
+            }
+        }
+        let says = match damaged {
+            1 => [Status::TRANSIENT_TRANSPORT, Status::FAILED_FUSED],
+            _ => [Status::FAILED_FUSED, Status::TRANSIENT_TRANSPORT],
+        };
+        assert_eq!(heard, says, "half {damaged}");
+    }
+    assert!(queue.read(0, 1, BLOCK as u32).data == zeros);
+    assert_eq!(
+        swap(&mut queue, 0, &zeros, &data, (true, true)),
+        (Status::SUCCESS, Status::SUCCESS)
+    );
+}
+
+/// A first half whose second is not read any more keeps no drain waiting.
+#[test]
+fn a_lone_half_is_given_up_when_the_target_drains() {
+    let target = start("");
+    let address = target.addresses()[0];
+    let (_first, cntlid) = admin(address);
+    let mut queue = io(address, cntlid, Digests::default(), 0);
+    let compare = half(&mut queue, 5, 1, 0, 1, true);
+    queue.send_capsule(compare, &vec![0; BLOCK]);
+    common::eventually("the compare does not come", || {
+        target.status()["buffer_bytes"] != 0
+    });
+    let limit = std::time::Duration::from_secs(10);
+    assert!(target.drain(limit), "it waits for the progress timeout");
+    assert_eq!(
+        queue.answer(compare.cid()).cqe.status,
+        Status::MISSING_FUSED.do_not_retry()
+    );
+}
+
 /// The longest pair, in as little memory as the configuration allows; and a pair that is aborted.
 #[test]
 fn a_pair_gets_its_memory_together_and_goes_together() {

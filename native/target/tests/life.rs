@@ -4,6 +4,7 @@ mod common;
 
 use common::{admin, config, eventually, io, pattern, start, Client};
 use headrace_target::Target;
+use headrace_wire::event::async_event_request;
 use headrace_wire::fabrics::CNTLID_DYNAMIC;
 use headrace_wire::pdu::{DataHeader, Digests, Pdu};
 use headrace_wire::{Sgl, Sqe, Status};
@@ -285,4 +286,25 @@ fn a_connection_lost_within_a_write_tears_no_block() {
     assert!(written > 0, "no data came before any connection was lost");
     let notes = target.status()["notes"].to_string();
     assert!(!notes.contains("announced"), "{notes}");
+}
+
+/// What waits on the admin queue when a controller is reset is aborted: a host asks again, under the same CIDs.
+#[test]
+fn a_reset_aborts_event_requests() {
+    let target = start("");
+    let (mut client, _) = admin(target.addresses()[0]);
+    for _ in 0..2 {
+        for cid in 900..904 {
+            client.send_capsule(async_event_request(cid), &[]);
+        }
+        // Answered in order, so nobody has refused them.
+        let keep_alive = client.cid();
+        client.send_capsule(Sqe::new(0x18, keep_alive, 0), &[]);
+        match client.receive().unwrap().pdu {
+            Pdu::CapsuleResp(cqe) => assert_eq!((cqe.cid, cqe.status), (keep_alive, Status::SUCCESS)),
+            other => panic!("{other:?}"),
+        }
+        assert!(client.set_property(0x14, 0).is_success());
+        client.enable();
+    }
 }

@@ -500,6 +500,15 @@ fn others_are_told() {
     let late = event(&mut watcher.admin);
     assert_eq!(watcher.admin.answer(late).cqe.dw0, 0x80_0006);
     assert_eq!(log_page(&mut watcher.admin), told(3, 3, 0));
+    // A controller reset forgets pages and masks.
+    assert!(watcher.register(None).is_success());
+    assert!(taker.register(None).is_success());
+    assert!(taker.change(end(ReleaseAction::Clear, None)).is_success());
+    assert!(watcher.admin.set_property(0x14, 0).is_success());
+    watcher.admin.enable();
+    assert_eq!(log_page(&mut watcher.admin), Notification::default());
+    let get = Sqe::new(admin::GET_FEATURES, watcher.admin.cid(), 1).with_cdw(10, get.cdw(10));
+    assert_eq!(watcher.admin.command(get, &[]).cqe.dw0, 0);
 }
 
 fn persistence(client: &mut Client, set: Option<u32>) -> (Status, u32) {

@@ -6,7 +6,6 @@ use super::Claim;
 use crate::connection::Connection;
 use crate::controller::Controller;
 use crate::gate::Gate;
-use crate::mailbox::{Done, Message};
 use crate::shared::Shared;
 use crate::view::Reach;
 use crate::worker::Reply;
@@ -90,11 +89,11 @@ impl Desk {
                 job
             };
             let Some(job) = job else { return };
-            self.carry_out(&job);
+            self.carry_out(job);
         }
     }
 
-    fn carry_out(&self, job: &Job) {
+    fn carry_out(&self, job: Job) {
         // A lost association's commands change nothing any more.
         let Some(passage) = job.gate.enter() else { return };
         let reservations = &job.claim.reservations;
@@ -105,18 +104,11 @@ impl Desk {
         // Before the wait: who waits for this host must not wait for its waiting.
         drop(passage);
         let status = match result {
-            Ok(Ok(effects)) => self.follow(job, &effects),
+            Ok(Ok(effects)) => self.follow(&job, &effects),
             Ok(Err(status)) => status,
             Err(_) => Status::INTERNAL_ERROR,
         };
-        job.reply.mailbox.post(Message::Done(Done {
-            token: job.reply.token,
-            slot: job.reply.slot,
-            generation: job.reply.generation,
-            status,
-            buffer: None,
-            value: 0,
-        }));
+        job.reply.send(status, None, 0);
     }
 
     /// The state is changed: tell whom it concerns, and wait for what must be through.
@@ -194,12 +186,6 @@ pub(crate) fn persistence_feature(
 impl Connection {
     /// The command in `slot` goes to the namespace's desk.
     pub(crate) fn submit_to_desk(&mut self, slot: u16, claim: Claim, request: Request) -> Result<(), Status> {
-        let reply = Reply {
-            mailbox: self.mailbox.clone(),
-            token: self.token,
-            slot,
-            generation: self.commands.generation(slot),
-        };
         if let Request::Change(
             change @ Change::Acquire {
                 action: AcquireAction::Preempt | AcquireAction::PreemptAndAbort,
@@ -216,7 +202,7 @@ impl Connection {
             request,
             claim,
             gate: self.gate.clone(),
-            reply,
+            reply: self.reply(slot),
             shared: self.shared.clone(),
         })
     }
