@@ -1,14 +1,14 @@
-//! What a target serves: one JSON object, checked as a whole before anything is opened.
+//! What a target serves: one JSON object, checked as a whole before anything is opened (module `check`).
 
-use crate::reservation::{store::Store, Reservations};
-use crate::subsystem::{MAX_ANA_GROUPS, MAX_NAMESPACES, MAX_NSID};
+mod check;
+
+pub(crate) use check::is_nqn;
+
 use crate::view::{ana_state, Group, HostAccess, Hosts};
-use headrace_media::{check_geometry, Cache, Engine, FileMedia, Media, MemoryMedia, VolatileCache};
+use headrace_media::Engine;
 use headrace_wire::ana::AnaState;
-use headrace_wire::{DISCOVERY_NQN, NQN_MAX};
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
-use std::io::ErrorKind;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// See the fields; unknown names are refused, so that a spelling error never means a default.
@@ -159,38 +159,6 @@ impl Default for QueueLimits {
     }
 }
 
-impl QueueLimits {
-    fn validate(&self, place: &str) -> Result<(), String> {
-        within(
-            &format!("{place}in_capsule_bytes"),
-            self.in_capsule_bytes,
-            0,
-            64 << 10,
-        )?;
-        if self.in_capsule_bytes % 16 != 0 {
-            return Err(format!(
-                "{place}in_capsule_bytes must be a multiple of 16, found {}",
-                self.in_capsule_bytes
-            ));
-        }
-        // The field is an exponent of 4 KiB pages, and exponent 0 means "no limit": one page cannot be said.
-        within(&format!("{place}mdts_bytes"), self.mdts_bytes, 8192, 16 << 20)?;
-        if !self.mdts_bytes.is_power_of_two() {
-            return Err(format!(
-                "{place}mdts_bytes must be a power of two, found {}",
-                self.mdts_bytes
-            ));
-        }
-        within(
-            &format!("{place}max_queue_entries"),
-            self.max_queue_entries,
-            16,
-            1024,
-        )?;
-        within(&format!("{place}max_io_queues"), self.max_io_queues, 1, 128)
-    }
-}
-
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceConfig {
@@ -303,89 +271,9 @@ fn default_workers() -> usize {
     4
 }
 
-/// An NQN: `nqn.` and at most 223 bytes, printable, no spaces.
-pub(crate) fn is_nqn(text: &str) -> bool {
-    text.starts_with("nqn.") && text.len() <= NQN_MAX && text.bytes().all(|b| b.is_ascii_graphic())
-}
-
-fn printable(text: &str, longest: usize) -> bool {
-    text.len() <= longest && text.bytes().all(|b| b == b' ' || b.is_ascii_graphic())
-}
-
-fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, low: T, high: T) -> Result<(), String> {
-    if value < low || value > high {
-        return Err(format!("{name} must be from {low} to {high}, found {value}"));
-    }
-    Ok(())
-}
-
 impl TargetConfig {
     pub fn from_json(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|e| format!("target configuration: {e}"))
-    }
-
-    /// Everything that can be said without opening a file or a socket.
-    pub fn validate(&self) -> Result<(), String> {
-        if self.listen.is_empty() {
-            return Err("listen must name at least one address".into());
-        }
-        within("max_h2c_data_bytes", self.max_h2c_data_bytes, 4096, 1 << 30)?;
-        if self.max_h2c_data_bytes % 4 != 0 {
-            return Err(format!(
-                "max_h2c_data_bytes must be a multiple of 4, found {}",
-                self.max_h2c_data_bytes
-            ));
-        }
-        self.limits().validate("")?;
-        within("max_connections", self.max_connections.unwrap_or(1), 1, 65536)?;
-        within(
-            "max_host_connections",
-            self.max_host_connections.unwrap_or(1),
-            1,
-            65536,
-        )?;
-        within("reactor_threads", self.reactor_threads, 0, 64)?;
-        within("worker_threads", self.worker_threads, 1, 64)?;
-        within("connect_timeout_ms", self.connect_timeout_ms, 10, 600_000)?;
-        within("progress_timeout_ms", self.progress_timeout_ms, 10, 600_000)?;
-        let longest = self.subsystems.iter().filter_map(|s| s.mdts_bytes);
-        // Two of the longest commands, or a fused pair beside in-capsule data.
-        let least = 2 * (longest.fold(self.mdts_bytes.max(128 << 10), u32::max) as usize);
-        within(
-            "connection_memory_bytes",
-            self.connection_memory_bytes,
-            least,
-            1 << 40,
-        )?;
-        within(
-            "memory_bytes",
-            self.memory_bytes,
-            self.connection_memory_bytes,
-            1 << 44,
-        )?;
-        let portals = self.portal_names();
-        if let Some(twice) = portals
-            .iter()
-            .enumerate()
-            .find(|(i, n)| portals[..*i].contains(n))
-        {
-            return Err(format!("two portals have the name {:?}", twice.1));
-        }
-        if self.listen.iter().all(|listen| listen.discovery) && !self.subsystems.is_empty() {
-            return Err("every portal is for discovery only: no subsystem could be reached".into());
-        }
-        let mut nqns = HashSet::new();
-        let mut paths = HashSet::new();
-        for subsystem in &self.subsystems {
-            if !nqns.insert(subsystem.nqn.as_str()) {
-                return Err(format!("subsystem {:?} is given twice", subsystem.nqn));
-            }
-            subsystem.validate(&portals, &mut paths)?;
-            subsystem
-                .limits(self)
-                .validate(&format!("subsystem {}: ", subsystem.nqn))?;
-        }
-        Ok(())
     }
 
     pub(crate) fn limits(&self) -> QueueLimits {
@@ -416,95 +304,6 @@ impl TargetConfig {
 }
 
 impl SubsystemConfig {
-    fn validate<'a>(&'a self, portals: &[String], paths: &mut HashSet<&'a PathBuf>) -> Result<(), String> {
-        if !is_nqn(&self.nqn) || self.nqn == DISCOVERY_NQN {
-            return Err(format!(
-                "a subsystem's nqn must begin with \"nqn.\", be printable, at most {NQN_MAX} bytes, and not the discovery \
-                 subsystem's, found {:?}",
-                self.nqn
-            ));
-        }
-        let place = format!("subsystem {}", self.nqn);
-        if !printable(&self.serial, 20) {
-            return Err(format!(
-                "{place}: serial must be at most 20 printable characters, found {:?}",
-                self.serial
-            ));
-        }
-        if !printable(&self.model, 40) {
-            return Err(format!(
-                "{place}: model must be at most 40 printable characters, found {:?}",
-                self.model
-            ));
-        }
-        let mut hosts = HashSet::new();
-        for host in &self.allow_hosts {
-            if !is_nqn(&host.nqn) {
-                return Err(format!("{place}: hosts must be host NQNs, found {:?}", host.nqn));
-            }
-            if !hosts.insert(&host.nqn) {
-                return Err(format!("{place}: host {} is given twice", host.nqn));
-            }
-        }
-        let mut groups = HashSet::new();
-        for group in &self.ana_groups {
-            let place = format!("{place}, ANA group {}", group.id);
-            within(&format!("{place}: id"), group.id, 1, MAX_ANA_GROUPS)?;
-            if !groups.insert(group.id) {
-                return Err(format!("{place} is given twice"));
-            }
-            if let Some(portal) = group.states.keys().find(|name| !portals.contains(name)) {
-                return Err(format!(
-                    "{place}: there is no portal {portal:?}, only {}",
-                    portals.join(", ")
-                ));
-            }
-            if let Some(bad) = group
-                .states
-                .values()
-                .chain([&group.state])
-                .find(|state| ana_state(state).is_none())
-            {
-                return Err(format!(
-                    "{place}: a state must be optimized, non-optimized, inaccessible, persistent-loss or change, \
-                     found {bad:?}"
-                ));
-            }
-        }
-        if groups.is_empty() {
-            groups.insert(default_group());
-        }
-        if self.namespaces.len() > MAX_NAMESPACES {
-            return Err(format!(
-                "{place}: at most {MAX_NAMESPACES} namespaces, found {}",
-                self.namespaces.len()
-            ));
-        }
-        let mut nsids = HashSet::new();
-        for namespace in &self.namespaces {
-            if !nsids.insert(namespace.nsid) {
-                return Err(format!("{place}: namespace {} is given twice", namespace.nsid));
-            }
-            namespace.validate().map_err(|e| format!("{place}, {e}"))?;
-            if !groups.contains(&namespace.ana_group) {
-                return Err(format!(
-                    "{place}, namespace {}: there is no ANA group {}",
-                    namespace.nsid, namespace.ana_group
-                ));
-            }
-            if let MediaConfig::File { path, .. } = &namespace.media {
-                if !paths.insert(path) {
-                    return Err(format!(
-                        "{place}, namespace {}: {} is given twice",
-                        namespace.nsid,
-                        path.display()
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
     pub(crate) fn limits(&self, target: &TargetConfig) -> QueueLimits {
         let all = target.limits();
         QueueLimits {
@@ -548,192 +347,5 @@ impl SubsystemConfig {
             groups.insert(default_group(), Group { states, changes: 0 });
         }
         groups
-    }
-}
-
-impl NamespaceConfig {
-    /// Everything that can be said without its subsystem.
-    pub(crate) fn validate(&self) -> Result<(), String> {
-        let place = format!("namespace {}", self.nsid);
-        within(&format!("{place}: nsid"), self.nsid, 1, MAX_NSID)?;
-        if self.block_bytes != 512 && self.block_bytes != 4096 {
-            return Err(format!(
-                "{place}: a block must have 512 or 4096 bytes, found {}",
-                self.block_bytes
-            ));
-        }
-        for (what, id) in [("uuid", &self.uuid), ("nguid", &self.nguid)] {
-            if let Some(id) = id.as_ref().filter(|id| parse_uuid(id).is_none()) {
-                return Err(format!(
-                    "{place}: {what} must be 32 hexadecimal digits, found {id:?}"
-                ));
-            }
-        }
-        let geometry = |size: u64| {
-            check_geometry(size, self.block_bytes).map_err(|_| {
-                format!(
-                    "{place}: the size must be a positive multiple of the block, {} bytes, found {size}",
-                    self.block_bytes
-                )
-            })
-        };
-        match &self.media {
-            MediaConfig::Memory { .. } if self.reservations_path.is_some() => Err(format!(
-                "{place}: reservations_path is for files and block devices"
-            )),
-            MediaConfig::Memory { size_bytes } => geometry(*size_bytes),
-            MediaConfig::File {
-                path,
-                create,
-                size_bytes: None,
-                ..
-            } if *create => Err(format!("{place}: a size is needed to create {}", path.display())),
-            MediaConfig::File { size_bytes, .. } => size_bytes.map_or(Ok(()), geometry),
-        }
-    }
-
-    /// What is known of who may write.
-    pub(crate) fn reservations(&self, uuid: [u8; 16]) -> Result<Reservations, String> {
-        let store = match &self.media {
-            MediaConfig::Memory { .. } => Store::default(),
-            MediaConfig::File { .. } if self.read_only => Store::None("the namespace is read-only".into()),
-            MediaConfig::File { path, .. } => Store::beside(path, self.reservations_path.as_deref(), uuid)?,
-        };
-        Reservations::open(store)
-    }
-
-    /// Open, or create, what holds the bytes.
-    pub(crate) fn open(&self, engine: Engine) -> Result<Box<dyn Media>, String> {
-        let media: Box<dyn Media> = match &self.media {
-            MediaConfig::Memory { size_bytes } => Box::new(
-                MemoryMedia::new(*size_bytes, self.block_bytes)
-                    .map_err(|e| format!("namespace {}: memory of {size_bytes} bytes: {e}", self.nsid))?,
-            ),
-            MediaConfig::File {
-                path,
-                size_bytes,
-                create,
-                direct,
-            } => {
-                let error = |e: std::io::Error| {
-                    let advice = match e.kind() {
-                        ErrorKind::WouldBlock => {
-                            "; stop the other one (`headrace target stop`), or serve another file"
-                        }
-                        ErrorKind::NotFound => "; to make it, give its size",
-                        ErrorKind::PermissionDenied => {
-                            "; make it readable and writable for this user, or serve it read-only"
-                        }
-                        _ => "",
-                    };
-                    format!("namespace {}: {}: {e}{advice}", self.nsid, path.display())
-                };
-                if let (true, Some(size), false) = (*create, size_bytes, path.exists()) {
-                    FileMedia::create(path, *size).map_err(error)?;
-                }
-                let cache = match direct {
-                    Direct::Auto => Cache::Auto,
-                    Direct::On => Cache::Bypass,
-                    Direct::Off => Cache::Use,
-                };
-                let media = FileMedia::open_as(path, self.block_bytes, self.read_only, engine, cache);
-                let media = media.map_err(error)?;
-                media.lock().map_err(error)?;
-                if let Some(size) = size_bytes.filter(|size| *size != media.size_bytes()) {
-                    return Err(format!(
-                        "namespace {}: {} has {} bytes, the configuration says {size}",
-                        self.nsid,
-                        path.display(),
-                        media.size_bytes()
-                    ));
-                }
-                Box::new(media)
-            }
-        };
-        Ok(match self.volatile_cache_bytes {
-            0 => media,
-            limit => Box::new(VolatileCache::new(media, limit)),
-        })
-    }
-}
-
-/// 32 hexadecimal digits, hyphens anywhere.
-pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text
-        .chars()
-        .filter(|&c| c != '-')
-        .map(|c| c.to_digit(16).map(|d| d as u8))
-        .collect::<Option<_>>()?;
-    let mut uuid = [0; 16];
-    if digits.len() != 32 {
-        return None;
-    }
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Some(uuid)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = r#"{"subsystems": [{"nqn": "nqn.2026-01.io.x:a", "namespaces":
-        [{"nsid": 1, "media": {"kind": "memory", "size_bytes": 1048576}}]}]}"#;
-
-    #[test]
-    fn a_small_configuration_is_enough() {
-        let config = TargetConfig::from_json(GOOD).unwrap();
-        config.validate().unwrap();
-        assert_eq!(config.listen[0].host, "127.0.0.1");
-    }
-
-    #[test]
-    fn each_mistake_has_one_sentence() {
-        for (find, replace, says) in [
-            ("\"nqn.2026-01.io.x:a\"", "\"a\"", "nqn must begin"),
-            (
-                "\"nqn.2026-01.io.x:a\"",
-                "\"nqn.2014-08.org.nvmexpress.discovery\"",
-                "discovery",
-            ),
-            ("\"nsid\": 1", "\"nsid\": 0", "nsid must be from 1 to"),
-            ("\"nsid\": 1", "\"nsid\": 1, \"ana_group\": 2", "no ANA group 2"),
-            ("\"nsid\": 1", "\"nsid\": 1, \"nguid\": \"12\"", "nguid must be"),
-            ("1048576", "1048577", "multiple of the block"),
-            ("\"nsid\": 1", "\"nsid\": 1, \"block_bytes\": 1024", "512 or 4096"),
-            ("\"nsid\": 1", "\"nsid\": 1, \"uuid\": \"12\"", "uuid"),
-            (
-                "\"nsid\": 1",
-                "\"nsid\": 1, \"colour\": 2",
-                "unknown field `colour`",
-            ),
-            (
-                "\"subsystems\"",
-                "\"mdts_bytes\": 9000, \"subsystems\"",
-                "power of two",
-            ),
-            ("\"subsystems\"", "\"mdts_bytes\": 4096, \"subsystems\"", "8192"),
-            (
-                "\"subsystems\"",
-                "\"in_capsule_bytes\": 70000, \"subsystems\"",
-                "in_capsule_bytes",
-            ),
-            ("\"subsystems\"", "\"listen\": [], \"subsystems\"", "listen"),
-            ("\"kind\": \"memory\"", "\"kind\": \"tape\"", "tape"),
-        ] {
-            let text = GOOD.replace(find, replace);
-            let error = TargetConfig::from_json(&text)
-                .and_then(|c| c.validate())
-                .unwrap_err();
-            assert!(error.contains(says), "{error:?} does not say {says:?}");
-        }
-    }
-
-    #[test]
-    fn uuids() {
-        let uuid = parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap();
-        assert_eq!((uuid[1], uuid[15]), (0x11, 0xff));
-        assert!(parse_uuid("0011").is_none() && parse_uuid("zz112233445566778899aabbccddeeff").is_none());
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::config::{is_nqn, NamespaceConfig};
 use crate::controller::{Controller, Event};
+use crate::identity::Identity;
 use crate::mailbox::Message;
 use crate::subsystem::{Namespace, Subsystem, MAX_NAMESPACES};
 use crate::target::Target;
@@ -86,6 +87,14 @@ impl Target {
         };
         // Twice: before a file is made, and when it is there.
         check(&subsystem.view())?;
+        let own = Identity::of(config, nqn);
+        for other in &self.shared.subsystems {
+            let view = other.view();
+            let mut others = view.namespaces();
+            if let Some((by, what)) = others.find_map(|n| Some((n.nsid, own.clash(&n.identity)?))) {
+                return asked(format!("{what} by namespace {by} of {}", other.nqn));
+            }
+        }
         let opened = Namespace::open(config, nqn, self.shared.engine).map_err(ControlError::Failed)?;
         subsystem.change(|view| {
             check(view)?;
@@ -109,7 +118,7 @@ impl Target {
             let found = view.namespaces.remove(&nsid);
             found.map_or_else(|| asked(format!("subsystem {nqn} has no namespace {nsid}")), Ok)
         })?;
-        let watch = Arc::downgrade(&removed);
+        let closed = removed.closed.clone();
         subsystem.retired().push(removed);
         self.shared.note(format!("namespace {nsid} of {nqn} was removed"));
         for controller in self.renew(subsystem) {
@@ -117,13 +126,11 @@ impl Target {
         }
         let deadline = Instant::now() + timeout;
         loop {
-            let failed = self.close_retired();
-            if watch.strong_count() == 0 {
-                let lost = failed.into_iter().find(|(id, _)| *id == nsid);
-                return lost.map_or(Ok(true), |(_, error)| {
-                    Err(ControlError::Failed(format!(
-                        "namespace {nsid} was removed, but its last flush failed: {error}"
-                    )))
+            self.close_retired();
+            if let Some(outcome) = closed.get() {
+                return outcome.as_ref().map(|()| true).map_err(|error| {
+                    let what = format!("namespace {nsid} was removed, but its last flush failed: {error}");
+                    ControlError::Failed(what)
                 });
             }
             if Instant::now() >= deadline {
@@ -133,9 +140,8 @@ impl Target {
         }
     }
 
-    /// Flush and close the media of removed namespaces whose commands are through; returns what failed, by nsid.
-    pub(crate) fn close_retired(&self) -> Vec<(u32, std::io::Error)> {
-        let mut failed = Vec::new();
+    /// Flush and close the media of removed namespaces whose commands are through, and tell who waits for that.
+    fn close_retired(&self) {
         for subsystem in &self.shared.subsystems {
             // Nobody finds a retired namespace any more, so one that only this list holds stays so.
             let done: Vec<Arc<Namespace>> = {
@@ -145,16 +151,19 @@ impl Target {
                 done
             };
             for namespace in done {
-                if let Err(error) = namespace.media.flush() {
+                let flushed = namespace.media.flush();
+                if let Err(error) = &flushed {
                     self.shared.note(format!(
                         "namespace {} of {}: flush at its removal: {error}",
                         namespace.nsid, subsystem.nqn
                     ));
-                    failed.push((namespace.nsid, error));
                 }
+                let closed = namespace.closed.clone();
+                drop(namespace);
+                // Nobody else closes it.
+                let _ = closed.set(flushed);
             }
         }
-        failed
     }
 
     /// `force`: what lies beyond a smaller size is lost.
@@ -169,6 +178,8 @@ impl Target {
                 "the size of a namespace is a positive multiple of its block, {block} bytes, found {size_bytes}"
             ));
         }
+        // Over both steps: another's growth between them would be cut off without force.
+        let _alone = namespace.resizing.lock().unwrap_or_else(|e| e.into_inner());
         let before = namespace.media.size_bytes();
         if size_bytes < before && !force {
             return asked(format!(

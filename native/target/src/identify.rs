@@ -44,8 +44,8 @@ pub(crate) fn identify(sqe: &Sqe, controller: &Controller) -> Result<Vec<u8>, St
         cns::CSI_ACTIVE_NAMESPACES if csi == 0 => active_namespaces(controller, sqe.nsid()),
         cns::NAMESPACE_DESCRIPTORS => match find(controller, sqe.nsid())? {
             Some(n) => Ok(encode_descriptors(&[
-                NamespaceId::Nguid(n.nguid),
-                NamespaceId::Uuid(n.uuid),
+                NamespaceId::Nguid(n.identity.nguid),
+                NamespaceId::Uuid(n.identity.uuid),
                 NamespaceId::Csi(0),
             ])),
             None => refuse(Status::INVALID_NAMESPACE),
@@ -182,7 +182,7 @@ fn describe_namespace(namespace: &Namespace, protected: bool) -> Vec<u8> {
         } else {
             0
         },
-        nguid: namespace.nguid,
+        nguid: namespace.identity.nguid,
         formats: vec![LbaFormat {
             ms: 0,
             lbads: namespace.media.block_bytes().trailing_zeros() as u8,

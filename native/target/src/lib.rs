@@ -31,6 +31,7 @@ mod fused;
 mod gate;
 mod hosts;
 mod identify;
+mod identity;
 mod mailbox;
 mod memory;
 mod nvm;

@@ -22,6 +22,11 @@ const ALIGNMENT: usize = 4096;
 /// How many ticks (of 250 ms) they are kept when nobody takes any.
 const QUIET_TICKS: u32 = 40;
 
+/// What a buffer of this length takes of the limits.
+pub(crate) fn footprint(length: usize) -> usize {
+    CLASSES.into_iter().find(|&size| length <= size).unwrap_or(length)
+}
+
 /// All buffers of one target.
 pub(crate) struct Memory {
     limit_bytes: usize,

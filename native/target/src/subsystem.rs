@@ -1,15 +1,18 @@
 //! What is served: subsystems and their namespaces.
 
-use crate::config::{parse_uuid, NamespaceConfig, QueueLimits, SubsystemConfig};
+use crate::config::{Direct, MediaConfig, NamespaceConfig, QueueLimits, SubsystemConfig};
+use crate::identity::{fnv128, hex, Identity};
+use crate::reservation::store::Store;
 use crate::reservation::Reservations;
 use crate::shared::Portal;
 use crate::view::{HostAccess, Hosts, View};
-use headrace_media::{Engine, Mapping, Media};
+use headrace_media::{Cache, Engine, FileMedia, Mapping, Media, MemoryMedia, VolatileCache};
 use headrace_wire::DISCOVERY_NQN;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// NN: the largest nsid.
 pub(crate) const MAX_NSID: u32 = 4096;
@@ -39,8 +42,7 @@ pub(crate) struct Namespace {
     pub(crate) media: Box<dyn Media>,
     /// The media's bytes, where they can be sent from where they lie.
     pub(crate) mapping: Option<Arc<Mapping>>,
-    pub(crate) uuid: [u8; 16],
-    pub(crate) nguid: [u8; 16],
+    pub(crate) identity: Identity,
     pub(crate) ana_group: u32,
     pub(crate) counters: Counters,
     /// A sync failed: answered writes may be lost, and no flush succeeds any more.
@@ -48,6 +50,10 @@ pub(crate) struct Namespace {
     pub(crate) reservations: Reservations,
     /// See [`crate::fused`].
     writers: RwLock<()>,
+    /// One change of size at a time.
+    pub(crate) resizing: Mutex<()>,
+    /// After its removal: its media is closed, and this became of the last flush.
+    pub(crate) closed: Arc<OnceLock<std::io::Result<()>>>,
 }
 
 impl Namespace {
@@ -56,13 +62,14 @@ impl Namespace {
             nsid,
             mapping: media.mapping(),
             media,
-            uuid: derived_id(nqn, nsid, "uuid"),
-            nguid: derived_id(nqn, nsid, "nguid"),
+            identity: Identity::derived(nqn, nsid),
             ana_group: 1,
             counters: Counters::default(),
             degraded: AtomicBool::new(false),
             reservations: Reservations::default(),
             writers: RwLock::new(()),
+            resizing: Mutex::default(),
+            closed: Arc::default(),
         }
     }
 
@@ -78,13 +85,11 @@ impl Namespace {
 
     /// Open its media.
     pub(crate) fn open(config: &NamespaceConfig, nqn: &str, engine: Engine) -> Result<Self, String> {
-        let mut namespace = Namespace::new(config.nsid, nqn, config.open(engine)?);
-        let given = |text: &Option<String>| text.as_deref().and_then(parse_uuid);
-        namespace.uuid = given(&config.uuid).unwrap_or(namespace.uuid);
-        namespace.nguid = given(&config.nguid).unwrap_or(namespace.nguid);
+        let mut namespace = Namespace::new(config.nsid, nqn, config.open_media(engine)?);
+        namespace.identity = Identity::of(config, nqn);
         namespace.ana_group = config.ana_group;
         namespace.reservations = config
-            .reservations(namespace.uuid)
+            .open_reservations(namespace.identity.uuid)
             .map_err(|e| format!("namespace {}: {e}", config.nsid))?;
         Ok(namespace)
     }
@@ -101,8 +106,8 @@ impl Namespace {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         json!({
             "nsid": self.nsid,
-            "uuid": hex(&self.uuid),
-            "nguid": hex(&self.nguid),
+            "uuid": hex(&self.identity.uuid),
+            "nguid": hex(&self.identity.nguid),
             "size_bytes": self.media.size_bytes(),
             "block_bytes": self.media.block_bytes(),
             "engine": self.media.engine(),
@@ -123,6 +128,72 @@ impl Namespace {
     }
 }
 
+impl NamespaceConfig {
+    /// What is known of who may write.
+    fn open_reservations(&self, uuid: [u8; 16]) -> Result<Reservations, String> {
+        let store = match &self.media {
+            MediaConfig::Memory { .. } => Store::default(),
+            MediaConfig::File { .. } if self.read_only => Store::None("the namespace is read-only".into()),
+            MediaConfig::File { path, .. } => Store::beside(path, self.reservations_path.as_deref(), uuid)?,
+        };
+        Reservations::open(store)
+    }
+
+    /// Open, or create, what holds the bytes.
+    fn open_media(&self, engine: Engine) -> Result<Box<dyn Media>, String> {
+        let media: Box<dyn Media> = match &self.media {
+            MediaConfig::Memory { size_bytes } => Box::new(
+                MemoryMedia::new(*size_bytes, self.block_bytes)
+                    .map_err(|e| format!("namespace {}: memory of {size_bytes} bytes: {e}", self.nsid))?,
+            ),
+            MediaConfig::File {
+                path,
+                size_bytes,
+                create,
+                direct,
+            } => {
+                let error = |e: std::io::Error| {
+                    let advice = match e.kind() {
+                        ErrorKind::WouldBlock => {
+                            "; stop the other one (`headrace target stop`), or serve another file"
+                        }
+                        ErrorKind::NotFound => "; to make it, give its size",
+                        ErrorKind::PermissionDenied => {
+                            "; make it readable and writable for this user, or serve it read-only"
+                        }
+                        _ => "",
+                    };
+                    format!("namespace {}: {}: {e}{advice}", self.nsid, path.display())
+                };
+                if let (true, Some(size), false) = (*create, size_bytes, path.exists()) {
+                    FileMedia::create(path, *size).map_err(error)?;
+                }
+                let cache = match direct {
+                    Direct::Auto => Cache::Auto,
+                    Direct::On => Cache::Bypass,
+                    Direct::Off => Cache::Use,
+                };
+                let media = FileMedia::open_as(path, self.block_bytes, self.read_only, engine, cache);
+                let media = media.map_err(error)?;
+                media.lock().map_err(error)?;
+                if let Some(size) = size_bytes.filter(|size| *size != media.size_bytes()) {
+                    return Err(format!(
+                        "namespace {}: {} has {} bytes, the configuration says {size}",
+                        self.nsid,
+                        path.display(),
+                        media.size_bytes()
+                    ));
+                }
+                Box::new(media)
+            }
+        };
+        Ok(match self.volatile_cache_bytes {
+            0 => media,
+            limit => Box::new(VolatileCache::new(media, limit)),
+        })
+    }
+}
+
 pub(crate) struct Subsystem {
     pub(crate) nqn: String,
     pub(crate) serial: String,
@@ -133,7 +204,7 @@ pub(crate) struct Subsystem {
     /// That of the current view; to be compared without taking the lock.
     pub(crate) generation: AtomicU64,
     /// Removed, with commands still under way.
-    pub(crate) retired: Mutex<Vec<Arc<Namespace>>>,
+    retired: Mutex<Vec<Arc<Namespace>>>,
 }
 
 impl Subsystem {
@@ -284,45 +355,5 @@ impl Subsystem {
             "namespaces": view.namespaces().map(|n| n.status()).collect::<Vec<_>>(),
             "closing": self.retired().iter().map(|n| n.nsid).collect::<Vec<_>>(),
         })
-    }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-/// FNV-1a over 128 bits: names to identifiers that stay the same over restarts. Not a secret, not a defence.
-fn fnv128(parts: &[&[u8]]) -> u128 {
-    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58du128;
-    for byte in parts.iter().flat_map(|part| part.iter().chain(&[0])) {
-        hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
-    }
-    hash
-}
-
-/// A UUID of version 8 (RFC 9562: by an algorithm of one's own).
-fn derived_id(nqn: &str, nsid: u32, purpose: &str) -> [u8; 16] {
-    let mut id = fnv128(&[purpose.as_bytes(), nqn.as_bytes(), &nsid.to_le_bytes()]).to_be_bytes();
-    id[6] = id[6] & 0x0F | 0x80;
-    id[8] = id[8] & 0x3F | 0x80;
-    id
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn identifiers_differ_and_stay() {
-        let a = derived_id("nqn.a", 1, "uuid");
-        assert_eq!(a, derived_id("nqn.a", 1, "uuid"));
-        for other in [
-            derived_id("nqn.a", 2, "uuid"),
-            derived_id("nqn.b", 1, "uuid"),
-            derived_id("nqn.a", 1, "nguid"),
-        ] {
-            assert_ne!(a, other);
-        }
-        assert_eq!(a[6] >> 4, 8);
     }
 }

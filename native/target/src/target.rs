@@ -2,12 +2,13 @@
 
 use crate::config::TargetConfig;
 use crate::hosts::Hosts;
+use crate::identity::hex;
 use crate::mailbox::{Mailbox, Message};
 use crate::memory::Memory;
 use crate::reactor::Reactor;
 use crate::registry::Registry;
 use crate::shared::{Limits, Portal, Shared, Totals};
-use crate::subsystem::{hex, Subsystem};
+use crate::subsystem::Subsystem;
 use crate::system;
 use crate::worker::Workers;
 use serde_json::{json, Value};

@@ -150,7 +150,7 @@ impl Reservations {
             "persistent": report.persistent,
             "kept_in": self.store.describe(),
             "registrants": report.registrants.iter().take(16).map(|registrant| serde_json::json!({
-                "hostid": crate::subsystem::hex(&registrant.hostid),
+                "hostid": crate::identity::hex(&registrant.hostid),
                 "key": format!("{:#018x}", registrant.key),
                 "holds": registrant.holds,
             })).collect::<Vec<_>>(),

@@ -15,9 +15,8 @@
 //! Where neither is possible persistence is not offered (RESCAP bit 0), and `status` says why.
 
 use super::rules::{Held, Registered, State, REGISTRANTS_MAX};
-use crate::config::parse_uuid;
 use crate::controller::HostKey;
-use crate::subsystem::hex;
+use crate::identity::{hex, parse_uuid};
 use crate::system;
 use headrace_wire::reservation::ReservationType;
 use headrace_wire::{crc32c, NQN_MAX};
