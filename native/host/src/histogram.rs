@@ -7,6 +7,7 @@
 //!
 //! One thread counts, any may look; nothing is allocated after the start.
 
+use crate::shared::count;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -57,8 +58,10 @@ impl Histogram {
 
     pub fn count(&self, latency: Duration) {
         let ns = latency.as_nanos().min(u64::MAX.into()) as u64;
-        self.buckets[bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
-        self.max_ns.fetch_max(ns, Ordering::Relaxed);
+        count(&self.buckets[bucket_of(ns)], 1);
+        if ns > self.max_ns.load(Ordering::Relaxed) {
+            self.max_ns.store(ns, Ordering::Relaxed);
+        }
     }
 
     pub fn latency(&self) -> Latency {

@@ -341,9 +341,11 @@ impl Thread {
                     again.push(id);
                 }
             }
-            // Answers have made room for others.
-            while let Some(id) = self.next_turn() {
-                if self.run_core(id) {
+            // Answers have made room for others. A turn may bring answers itself, so that turns could follow each other for
+            // as long as data come: after one for each device sockets, timers and messages are looked at again.
+            for left in (0..=self.cores.len()).rev() {
+                let Some(id) = self.next_turn() else { break };
+                if left == 0 || self.run_core(id) {
                     again.push(id);
                 }
             }

@@ -315,7 +315,6 @@ fn a_question_that_is_never_answered_ends_the_waiting() {
     let error = write().expect("an end").unwrap_err();
     assert_eq!(error.kind, ErrorKind::Gone);
     assert!(error.to_string().contains("Reservation Report"), "{error}");
-    assert!(device.loss_count() >= 2, "it came up in between");
     assert_eq!(device.describe()["guard"]["state"], "asking");
     until("reads go on", || read(&device, 0, BLOCK).is_ok());
     controller.reports.lock().unwrap().clear();

@@ -207,7 +207,8 @@ class NativeDevice:
 
         Waits until one path has shown it. `ReservationConflict`: it showed something else. Then, as after each later
         question that is answered so, the device is fenced: writes, flushes and deallocations fail with
-        `ReservationConflict` at once, until `unguard_writes`; reads go on. `describe()["guard"]` tells the state.
+        `ReservationConflict` at once, until `unguard_writes`; reads go on. Where no path answers the question for
+        `loss_timeout`, they fail with `DeviceGone` until one does. `describe()["guard"]` tells the state.
         The guard goes with the device into other processes.
         """
         kind = ReservationType(type)

@@ -13,9 +13,10 @@
 //!
 //! # Keep Alive
 //!
-//! From the admin Connect on, a Keep Alive goes out every KATO/2 (KATO/4 where the controller counts traffic), whether or not
-//! other commands run, and must be answered within KATO. The controller may round KATO up to its granularity (KAS); what we
-//! asked for is the shorter time, and the one that we keep. It is sent by the I/O thread, which never takes the GIL and never waits for another controller.
+//! From the admin Connect on, a Keep Alive goes out every KATO/2 (KATO/4 where the controller counts traffic), whether or
+//! not other commands run, and must be answered within KATO. The controller may round KATO up to its granularity (KAS);
+//! what we asked for is the shorter time, and the one that we keep. It is sent by the I/O thread, which never takes the GIL
+//! and never waits for another controller.
 
 mod bringup;
 mod events;

@@ -20,8 +20,9 @@
 //! * [`turns`]: who may send when there is room. * [`table`], [`node`]: the other processes of this user on this node.
 //!
 //! One device alone is not held back: one connection is TCP's own business, and there is nobody to share with. (A device's
-//! traffic classes have connections of their own, and count as devices here.) Writes are not counted: the target takes them at its pace, and the socket holds them back. Reads of some KiB, of a device that has
-//! hardly anything under way, always pass: metadata never wait behind data.
+//! traffic classes have connections of their own, and count as devices here.) Writes are not counted: the target takes them
+//! at its pace, and the socket holds them back. Reads of some KiB, of a device that has hardly anything under way, always
+//! pass: metadata never wait behind data.
 //!
 //! Nobody is ever stuck: a process with nothing under way may always send one read, so whoever is held back has an answer
 //! to come that lets it go on. No clock, no socket and no thread here; time comes with the calls.

@@ -35,8 +35,8 @@
 //! moves it. So A did not end between the answer and the second reading.
 //!
 //! The flush was *spread* when it was cut, which was after W was answered: one Flush command for each association that had
-//! answered writes not yet covered. Either A was one of them; then the flush of W ran on the association that answered it,
-//! and the caller was told after all of them had succeeded. Or all that A had answered was covered, by a Flush that A itself
+//! answered writes not yet covered. Either A was one of them; then its Flush ran on A, also where A had it sent again (a
+//! part keeps its target while that lives), and the caller was told after all of them had succeeded. Or all that A had answered was covered, by a Flush that A itself
 //! was sent after W was answered, and that succeeded. (`Path::written` counts answers; a Flush notes the count when it is
 //! sent, and covers so many when it succeeds.) Or A was alive but took no Flush: its ANA state had changed, or it answered
 //! the Flush with a path-related status. Then nobody can say what its cache will come to, so *the counter moves as if A was

@@ -99,8 +99,7 @@ impl Core {
 
     /// What an answer means for its part.
     fn settle(&mut self, at: usize, mut part: Part, data: Data, end: End, now: Instant) -> Option<Ended> {
-        let shared = self.shared.clone();
-        let (counters, options) = (&shared.paths[at].counters, &*shared.options);
+        let (counters, options) = (&self.shared.paths[at].counters, &*self.shared.options);
         let bytes = part.blocks * u64::from(self.facts.block_bytes);
         let path = &mut self.paths[at];
         path.under_way = path.under_way.saturating_sub(1);
