@@ -158,6 +158,8 @@ CASES: list[tuple[Callable[[World], list[str]], int, list[str]]] = [
     (lambda world: ["serve", "mem:1MiB", "--listen", "0.0.0.0:0"], 2, ["--allow-host"]),
     (lambda world: ["serve", "mem:1MiB", "--listen", "[::]:0"], 2, ["--allow-host"]),
     (lambda world: ["serve", "mem:1MiB", "--listen", "here"], 2, ["HOST:PORT"]),
+    (lambda world: ["discover", "::1"], 2, ["brackets"]),
+    (lambda world: ["volume", "info", "nvme+tcp://::1:4420/nqn.2026-01.a:b"], 2, ["brackets"]),
     (lambda world: ["serve", "mem:lots"], 2, ["lots"]),
     (lambda world: ["serve", "/nowhere/at/all"], 2, ["/nowhere/at/all"]),
     (lambda world: ["serve", "mem:1MiB", "--nqn", "x"], 2, ["nqn."]),

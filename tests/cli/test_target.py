@@ -84,6 +84,8 @@ def test_status_for_people_and_for_machines(served: ServeProcess, place: Path) -
         found = status(place)
     assert NQN in shown and f"127.0.0.1:{served.port}" in shown and "8.0 KiB" in shown and "memory" in shown
     assert "nqn.2014-08.org.nvmexpress:uuid:" in shown, "the host that is connected"
+    assert re.search(r"^ *nsid +size .* media$", shown, re.M), "a page for people has its headings in a pipe, too"
+    assert re.search(r"^  [0-2]\d:[0-5]\d:[0-5]\d  127\.0\.0\.1:\d+: connected", shown, re.M)
     assert found["pid"] == served.process.pid
     controllers = found["controllers"]
     assert isinstance(controllers, list)
@@ -103,7 +105,10 @@ def test_namespaces_come_grow_and_go(served: ServeProcess, place: Path) -> None:
         assert device.size_bytes == 2 << 20
     answer = run("target", "resize-namespace", "2", "1MiB", "--socket", f"{place}/t.sock")
     assert answer.returncode == 2
-    assert "must be forced" in answer.stderr
+    assert "must be forced (--force)" in answer.stderr
+    answer = run("target", "add-namespace", str(disk), "--socket", f"{place}/t.sock")
+    assert answer.returncode == 2
+    assert f"this target serves it already at {disk}: found namespace 2 of {NQN}" in answer.stderr
     target(place, "resize-namespace", "2", "1MiB", "--force")
     assert target(place, "remove-namespace", "2") == "namespace 2 was removed\n"
     assert list(namespaces(place)) == [1]
@@ -131,9 +136,9 @@ def test_ana_states_and_hosts(served: ServeProcess, place: Path) -> None:
         with open_device(served.uri()) as device:
             device.read_into(0, bytearray(4096))
             # This host looks at the namespace first; that the target refuses is in native/target/tests/runtime.rs.
-            with pytest.raises(UsageError, match="reading only"):
+            with pytest.raises(UsageError, match=rf"lets this host only read.*allow-host {host}"):
                 device.write(0, b"x" * 4096)
-            assert target(place, "disconnect", host) == "1 controllers were ended\n"
+            assert target(place, "disconnect", host) == "1 controller was ended\n"
         assert target(place, "deny-host", "any").startswith("any may not connect any more")
         target(place, "deny-host", host)
         with pytest.raises(DeviceError, match="Invalid Host"):
@@ -149,9 +154,9 @@ def test_ana_states_and_hosts(served: ServeProcess, place: Path) -> None:
     [
         (["add-namespace", "mem:1000"], 2, "the request: expected 4096"),
         (["add-namespace", "mem:1MiB", "--nsid", "1"], 2, "has a namespace 1 already"),
-        (["add-namespace", "mem:1MiB", "--ana-group", "9"], 2, "has no ANA group 9"),
+        (["add-namespace", "mem:1MiB", "--ana-group", "9"], 2, "has no ANA group 9, only 1"),
         (["add-namespace", "/nowhere/disk:1MiB"], 1, "/nowhere/disk: No such file"),
-        (["remove-namespace", "99"], 2, "has no namespace 99"),
+        (["remove-namespace", "99"], 2, "has no namespace 99, only 1"),
         (["resize-namespace", "1", "4097"], 2, "multiple of its block"),
         (["resize-namespace", "1", "huge"], 2, "SIZE"),
         (["ana", "fast"], 2, "state at the request: expected optimized or"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,7 +93,9 @@ def test_the_command(targets: tuple[Target, Target]) -> None:
     assert set(found["subsystems"]) == {A, B}
     assert all(record["problem"] is None for record in found["records"])
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    lines = [line.split("\t") for line in answer.stdout.splitlines()]
+    printed = answer.stdout.splitlines()
+    lines = [line.split("\t") for line in printed if "\t" in line]
+    assert printed[len(lines) :] == list(found["subsystems"].values())
     assert {line[3] for line in lines if line[1] == "nvm"} == {A, B}
     assert {line[4] for line in lines} == set(places)
     answer = subprocess.run(
@@ -112,3 +115,14 @@ def test_the_command(targets: tuple[Target, Target]) -> None:
     )
     assert answer.returncode != 0
     assert "host_traddr" in answer.stderr and "Traceback" not in answer.stderr
+
+
+def test_a_host_that_may_use_nothing_is_told_its_name() -> None:
+    media = NamespaceOptions(media=MemoryMedia(size_bytes=1 << 20))
+    one = SubsystemOptions(nqn=A, allow_hosts=["nqn.2026-01.test:somebody"], namespaces=[media])
+    with Target(TargetOptions(subsystems=[one])) as target:
+        command = [sys.executable, "-m", "headrace", "discover", f"127.0.0.1:{target.addresses[0][1]}"]
+        env = {**os.environ, "HEADRACE_HOSTNQN": "nqn.2026-01.test:nobody"}
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert answer.returncode == 0
+    assert "no subsystem is offered to this host, nqn.2026-01.test:nobody" in answer.stderr

@@ -43,6 +43,10 @@ pub(crate) fn step_failed(place: &str, step: &str, status: Status) -> IoError {
         .next("see the target's log")
 }
 
+/// What to do about a write that the target does not take from this host.
+pub(crate) const READ_ONLY_HERE: &str = "the namespace, or this host, may only be read: on the target, serve it for \
+     writing and let the host name (`describe()` has it) write; for headrace: `headrace target allow-host HOSTNQN`";
+
 /// Where a part was to move bytes.
 pub(crate) fn place_of(part: &Part, options: &HostOptions) -> String {
     let mut place = format!("subsystem {}, {}", options.subsysnqn, options.namespace.words());
@@ -63,7 +67,7 @@ pub(crate) fn command_failed(part: &Part, options: &HostOptions, status: Status)
     let next = if plain == Status::RESERVATION_CONFLICT || plain == Status::PREEMPT_ABORT {
         "another host holds the reservation of this namespace"
     } else if plain == Status::WRITE_PROTECTED || plain == Status::ACCESS_DENIED {
-        "the target does not let this host write here"
+        READ_ONLY_HERE
     } else if plain == Status::LBA_RANGE || plain == Status::INVALID_NAMESPACE {
         "the namespace changed since it was opened: open it again"
     } else {

@@ -123,7 +123,8 @@ impl Guard {
             self.kind.name()
         ))
         .found(found)
-        .next("another host has taken over, or the target has forgotten its reservations: open a new session")
+        .next("register and acquire first; where that was done, another host has taken over, or the target has forgotten \
+             its reservations: open a new session")
     }
 }
 

@@ -127,7 +127,7 @@ impl PathShared {
                 state: PathState::Waiting,
                 since: Instant::now(),
                 usable: false,
-                why: "not tried yet".into(),
+                why: "no attempt has ended yet".into(),
                 address: String::new(),
                 ana: None,
                 cntlid: 0,

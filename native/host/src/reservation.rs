@@ -163,6 +163,8 @@ fn failed(name: &str, place: &str, status: Status) -> IoError {
         .found(status.to_string())
         .next(if conflict {
             "look at the reservation report: who is registered with which key, and who holds"
+        } else if Status::new(status.sct, status.sc) == Status::WRITE_PROTECTED {
+            crate::errors::READ_ONLY_HERE
         } else {
             "see the target's log"
         })

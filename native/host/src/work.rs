@@ -584,7 +584,9 @@ fn check(request: &Request, length: u64, facts: &Facts, place: &str) -> Result<(
             .found(format!("{offset} + {length}")));
     }
     if facts.read_only && !matches!(request.op, Op::Read { .. }) {
-        return Err(IoError::new(ErrorKind::Usage, "the namespace is write protected").at(place));
+        return Err(IoError::new(ErrorKind::Usage, "the namespace is write protected")
+            .at(place)
+            .next(crate::errors::READ_ONLY_HERE));
     }
     Ok(())
 }

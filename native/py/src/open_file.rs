@@ -36,6 +36,11 @@ fn open(
             IoError::new(kind, "cannot open the file")
                 .at(path)
                 .found(error.to_string())
+                .next(match error.kind() {
+                    std::io::ErrorKind::NotFound => "check the path; with ?create=SIZE it is made",
+                    std::io::ErrorKind::PermissionDenied => "make it readable and writable for this user",
+                    _ => "check what is there",
+                })
         })?;
     MediaDevice::start(Box::new(media), "file", path, WORKERS)
 }

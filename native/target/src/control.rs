@@ -39,6 +39,28 @@ fn asked<T>(what: impl Into<String>) -> Result<T> {
     Err(ControlError::Asked(what.into()))
 }
 
+fn no_namespace<T>(nqn: &str, nsid: u32, view: &View) -> Result<T> {
+    let known = listed(view.namespaces.keys());
+    asked(format!("subsystem {nqn} has no namespace {nsid}, only {known}"))
+}
+
+fn no_group<T>(nqn: &str, group: u32, known: &str) -> Result<T> {
+    asked(format!("subsystem {nqn} has no ANA group {group}, only {known}"))
+}
+
+/// At most so many as a message holds.
+fn listed<'a>(known: impl Iterator<Item = &'a u32>) -> String {
+    let mut known: Vec<String> = known.take(17).map(u32::to_string).collect();
+    if known.len() > 16 {
+        known[16] = "others".into();
+    }
+    if known.is_empty() {
+        "none".into()
+    } else {
+        known.join(", ")
+    }
+}
+
 fn check_host(hostnqn: Option<&str>) -> Result<()> {
     match hostnqn {
         Some(nqn) if !is_nqn(nqn) => asked(format!("a host's NQN begins with \"nqn.\", found {nqn:?}")),
@@ -81,7 +103,7 @@ impl Target {
                 ));
             }
             if !view.groups.contains_key(&config.ana_group) {
-                return asked(format!("subsystem {nqn} has no ANA group {}", config.ana_group));
+                return no_group(nqn, config.ana_group, &listed(view.groups.keys()));
             }
             Ok(())
         };
@@ -116,7 +138,7 @@ impl Target {
         let subsystem = self.subsystem(nqn)?;
         let removed = subsystem.change(|view| {
             let found = view.namespaces.remove(&nsid);
-            found.map_or_else(|| asked(format!("subsystem {nqn} has no namespace {nsid}")), Ok)
+            found.map_or_else(|| no_namespace(nqn, nsid, view), Ok)
         })?;
         let closed = removed.closed.clone();
         subsystem.retired().push(removed);
@@ -169,9 +191,11 @@ impl Target {
     /// `force`: what lies beyond a smaller size is lost.
     pub fn resize_namespace(&self, nqn: &str, nsid: u32, size_bytes: u64, force: bool) -> Result<()> {
         let subsystem = self.subsystem(nqn)?;
-        let Some(namespace) = subsystem.view().namespace(nsid).cloned() else {
-            return asked(format!("subsystem {nqn} has no namespace {nsid}"));
+        let view = subsystem.view();
+        let Some(namespace) = view.namespace(nsid).cloned() else {
+            return no_namespace(nqn, nsid, &view);
         };
+        drop(view);
         let block = namespace.block_bytes();
         if size_bytes == 0 || size_bytes % block != 0 {
             return asked(format!(
@@ -183,7 +207,7 @@ impl Target {
         let before = namespace.media.size_bytes();
         if size_bytes < before && !force {
             return asked(format!(
-                "namespace {nsid} has {before} bytes: with {size_bytes} what lies beyond is lost, so it must be forced"
+                "namespace {nsid} has {before} bytes: with {size_bytes} what lies beyond is lost, so it must be forced (--force)"
             ));
         }
         if size_bytes == before {
@@ -216,8 +240,9 @@ impl Target {
             ));
         }
         let changed = subsystem.change(|view| {
+            let known = listed(view.groups.keys());
             let Some(group) = view.groups.get_mut(&group) else {
-                return asked(format!("subsystem {nqn} has no ANA group {group}"));
+                return no_group(nqn, group, &known);
             };
             let mut changed = Vec::new();
             for (index, old) in group.states.iter_mut().enumerate() {

@@ -11,6 +11,7 @@ use headrace_wire::DISCOVERY_NQN;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -40,6 +41,8 @@ pub(crate) fn count(counter: &AtomicU64, by: u64) {
 pub(crate) struct Namespace {
     pub(crate) nsid: u32,
     pub(crate) media: Box<dyn Media>,
+    /// The file behind it, for people who look at the status; nothing for memory.
+    path: Option<PathBuf>,
     /// The media's bytes, where they can be sent from where they lie.
     pub(crate) mapping: Option<Arc<Mapping>>,
     pub(crate) identity: Identity,
@@ -62,6 +65,7 @@ impl Namespace {
             nsid,
             mapping: media.mapping(),
             media,
+            path: None,
             identity: Identity::derived(nqn, nsid),
             ana_group: 1,
             counters: Counters::default(),
@@ -88,6 +92,10 @@ impl Namespace {
         let mut namespace = Namespace::new(config.nsid, nqn, config.open_media(engine)?);
         namespace.identity = Identity::of(config, nqn);
         namespace.ana_group = config.ana_group;
+        namespace.path = match &config.media {
+            MediaConfig::File { path, .. } => Some(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+            MediaConfig::Memory { .. } => None,
+        };
         namespace.reservations = config
             .open_reservations(namespace.identity.uuid)
             .map_err(|e| format!("namespace {}: {e}", config.nsid))?;
@@ -108,6 +116,7 @@ impl Namespace {
             "nsid": self.nsid,
             "uuid": hex(&self.identity.uuid),
             "nguid": hex(&self.identity.nguid),
+            "path": self.path.as_ref().map(|path| path.to_string_lossy()),
             "size_bytes": self.media.size_bytes(),
             "block_bytes": self.media.block_bytes(),
             "engine": self.media.engine(),
@@ -178,7 +187,7 @@ impl NamespaceConfig {
                 media.lock().map_err(error)?;
                 if let Some(size) = size_bytes.filter(|size| *size != media.size_bytes()) {
                     return Err(format!(
-                        "namespace {}: {} has {} bytes, the configuration says {size}",
+                        "namespace {}: {} has {} bytes, and is to be served with {size}; leave the size out, or say what it has",
                         self.nsid,
                         path.display(),
                         media.size_bytes()

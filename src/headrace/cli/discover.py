@@ -26,6 +26,9 @@ def discover(
 ) -> None:
     """Ask NVMe/TCP targets which subsystems they have.
 
+    Below the table, one address for each subsystem, with all its portals as paths; put in the nsid that you want. A
+    target names to a host only what it lets it use, and takes its name from HEADRACE_HOSTNQN or /etc/nvme/hostnqn.
+
     Without a port: 8009. Controllers that do not answer, and entries that nobody can use, are told on standard error;
     the command fails when none of HOST:PORT answers.
 
@@ -51,6 +54,16 @@ def discover(
         print_table(
             ["transport", "type", "address", "subsystem", "said by"],
             [[r.trtype, r.subtype, r.portal, r.subnqn, r.controller] for r in found.records],
+        )
+        for uri in found.subsystems().values():
+            print(uri)
+    if not found.subsystems():
+        from headrace.settings import host_identity
+
+        print(
+            f"headrace: no subsystem is offered to this host, {host_identity().hostnqn}; where it should be, allow "
+            "that name on the target, or set HEADRACE_HOSTNQN to a name that it allows",
+            file=sys.stderr,
         )
     for failure in found.failures:
         by = f" (referred to by {failure.via})" if failure.via else ""

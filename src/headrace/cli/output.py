@@ -13,9 +13,15 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, separators=(", ", ": "), default=str), flush=True)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """On a terminal a table; else lines with tabs, which `cut` and `awk` understand. `right`: columns of numbers."""
-    if not sys.stdout.isatty():
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), page: bool = False
+) -> None:
+    """On a terminal a table; else lines with tabs, which `cut` and `awk` understand. `right`: columns of numbers.
+
+    `page`: part of a page for people, as `watch` shows it, and so a table everywhere.
+    """
+    terminal = sys.stdout.isatty()
+    if not terminal and not page:
         for row in rows:
             print("\t".join(row))
         return
@@ -27,7 +33,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
         table.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    # Nothing is folded where no screen is that narrow.
+    Console(highlight=False, markup=False, width=None if terminal else 10_000).print(table)
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

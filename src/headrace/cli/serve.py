@@ -251,12 +251,10 @@ def _say_ready(target: Target, socket: str | None, json: bool) -> None:
     from headrace.cli.output import print_json
 
     listening = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in target.addresses]
-    served_at = [at for at, listen in zip(listening, target.options.listen, strict=True) if not listen.discovery]
     served = [
-        (f"nvme+tcp://{address}/{subsystem.nqn}?nsid={namespace.nsid}", namespace)
+        (target.uri(subsystem.nqn, namespace.nsid), namespace)
         for subsystem in target.options.subsystems
         for namespace in subsystem.namespaces
-        for address in served_at
     ]
     engine = _engines(target.status())
     if json:
@@ -279,6 +277,8 @@ def _say_ready(target: Target, socket: str | None, json: bool) -> None:
         return
     for uri, _ in served:
         print(f"READY {uri}")
+    for host in sorted({host for host, _ in target.addresses if host in ("0.0.0.0", "::")}):
+        print(f"{host} stands for every address of this machine: hosts name one of them")
     print(f"I/O engine: {engine}")
     if socket is not None:
         print(f"control socket: {socket}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -172,21 +174,27 @@ def deny_host(
 ) -> None:
     """Strike a host off the list, and disconnect it.
 
-    Example: `headrace target deny-host any`
+    Example: `headrace target deny-host nqn.2014-08.org.nvmexpress:uuid:...`
     """
     answer = _ask(socket, "deny-host", nqn=nqn, host=host)
-    print(f"{host} may not connect any more; {answer['ended']} controllers were ended")
+    print(f"{host} may not connect any more; {_ended(answer['ended'])}")
 
 
 @app.command()
 def disconnect(
     host: Annotated[str, typer.Argument(metavar="HOSTNQN", show_default=False)], socket: Socket = None
 ) -> None:
-    """End the associations of a host, which may connect again.
+    """End the associations of a host, which may connect again, and will if it is headrace or Linux.
 
     Example: `headrace target disconnect nqn.2014-08.org.nvmexpress:uuid:...`
     """
-    print(f"{_ask(socket, 'disconnect', host=host)['ended']} controllers were ended")
+    print(_ended(_ask(socket, "disconnect", host=host)["ended"]))
+
+
+def _ended(controllers: int) -> str:
+    if controllers == 0:
+        return "no controller of it was connected"
+    return f"{controllers} controller{'s were' if controllers > 1 else ' was'} ended"
 
 
 @app.command()
@@ -242,7 +250,7 @@ def _show(status: dict[str, Any]) -> None:
             hosts.append(f"{'every other' if hosts else 'every'} host {subsystem['other_hosts']}")
         print(f"  hosts: {', '.join(hosts) or 'none'}")
         print_table(
-            ["nsid", "size", "block", "engine", "cache", "state", "read", "written", "flushes", "errors"],
+            ["nsid", "size", "block", "engine", "cache", "state", "read", "written", "flushes", "errors", "media"],
             [
                 [
                     str(n["nsid"]),
@@ -255,11 +263,16 @@ def _show(status: dict[str, Any]) -> None:
                     format_bytes(n["written_bytes"]),
                     str(n["flushes"]),
                     str(n["media_errors"]),
+                    n["path"] or "memory",
                 ]
                 for n in subsystem["namespaces"]
             ],
             right=(0, 1, 2, 6, 7, 8, 9),
+            page=True,
         )
+        for namespace in subsystem["namespaces"]:
+            if said := _reserved(namespace):
+                print(f"  {said}")
         if subsystem["closing"]:
             print(f"  removed, with commands under way: {', '.join(map(str, subsystem['closing']))}")
     if status["controllers"]:
@@ -278,7 +291,30 @@ def _show(status: dict[str, Any]) -> None:
                 for c in status["controllers"]
             ],
             right=(0, 4),
+            page=True,
         )
     if status["notes"]:
         print("\nnotes")
-        print("\n".join(f"  {note}" for note in status["notes"][-10:]))
+        began = time.time() - status["uptime_s"]
+        print("\n".join(f"  {_at_clock(note, began)}" for note in status["notes"][-10:]))
+
+
+def _reserved(namespace: dict[str, Any]) -> str:
+    """Who may write to a namespace, in a line; empty where nobody is registered."""
+    found = namespace["reservations"]
+    if not found["registered"]:
+        return ""
+    hosts = [f"{UUID(one['hostid'])}{' holds' if one['holds'] else ''}" for one in found["registrants"]]
+    if found["registered"] > len(hosts):
+        hosts.append(f"{found['registered'] - len(hosts)} more")
+    refused = f"; {namespace['conflicts']} commands refused" if namespace["conflicts"] else ""
+    kind = found["type"] or "no reservation"
+    return f"namespace {namespace['nsid']}: {kind}, registered {', '.join(hosts)}{refused}"
+
+
+def _at_clock(note: str, began: float) -> str:
+    """A note of the target begins with its age as `123 ms: `; people look for the time of day."""
+    passed, unit, rest = note.partition(" ms: ")
+    if not unit or not passed.isdecimal():
+        return note
+    return f"{time.strftime('%H:%M:%S', time.localtime(began + int(passed) / 1000))}  {rest}"

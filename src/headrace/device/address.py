@@ -282,6 +282,7 @@ def _parse_nvme_tcp(uri: str, rest: str) -> NvmeTcpAddress:
             "not an NVMe/TCP address",
             expected="nvme+tcp://HOST:PORT/NQN?nsid=1, with a comma between several HOST:PORT",
             found=repr(uri),
+            next_step="an IPv6 address stands in brackets, as [::1]:4420" if "::" in path else None,
         )
     values = _options(uri, query, _NVME_OPTIONS)
     names = [name for name in ("nsid", "uuid", "nguid") if name in values]

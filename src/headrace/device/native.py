@@ -272,9 +272,17 @@ class NativeDevice:
 
     def check_writable(self) -> None:
         """Raise `UsageError` where this device may not be written to."""
-        if self.read_only:
+        if self._opened_read_only or (self.read_only and not isinstance(self._address, NvmeTcpAddress)):
             raise UsageError(
                 "the device is open for reading only", where=self.uri, next_step="open it without read_only"
+            )
+        if self.read_only:
+            host = self.describe().get("hostnqn", "HOSTNQN")
+            raise UsageError(
+                "the target lets this host only read",
+                where=self.uri,
+                expected="a namespace that is not write protected",
+                next_step=f"serve it for writing and let the host write: headrace target allow-host {host}",
             )
 
     def __enter__(self) -> NativeDevice:

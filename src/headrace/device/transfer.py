@@ -93,7 +93,13 @@ def submit_write(
     check_checksums(batch, checksums, writable=True)
     for index, device in enumerate(devices):
         if device.read_only and bool(np.any(batch.member == index)):
-            raise UsageError("the device is open for reading only", where=f"member {index}, {device.uri}")
+            where = f"member {index}, {device.uri}"
+            try:
+                if isinstance(device, NativeDevice):
+                    device.check_writable()
+            except UsageError as error:
+                raise UsageError(error.what, where=where, next_step=error.next_step) from None
+            raise UsageError("the device is open for reading only", where=where)
     handles = _handles(devices)
     if handles is None:
         check_batch(devices, batch, buffers, checksums, write=True)

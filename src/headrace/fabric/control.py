@@ -26,7 +26,7 @@ from typing import Any
 
 from headrace.errors import DeviceError, DeviceTimeout, HeadraceError, ProtocolError, UsageError
 from headrace.fabric.config import MAX_ANA_GROUP, MAX_NSID, read_namespace
-from headrace.fabric.options import ACCESSES, ANA_STATES
+from headrace.fabric.options import ACCESSES, ANA_STATES, FileMedia, NamespaceOptions
 from headrace.fabric.serve import Target
 from headrace.fabric.table import Table
 
@@ -354,8 +354,26 @@ def _add_namespace(target: Target, request: Table) -> dict[str, Any]:
             "path", expected="a whole path, since the target has a working directory of its own", found=path
         )
     namespace = read_namespace(table, default_nsid=free, folder=Path("/"))
+    _not_served_yet(target, namespace)
     target.add_namespace(nqn, namespace)
     return {"nqn": nqn, "nsid": namespace.nsid}
+
+
+def _not_served_yet(target: Target, namespace: NamespaceOptions) -> None:
+    """The lock of the file would refuse it as well, but could not say that it is this very target that has it."""
+    if not isinstance(namespace.media, FileMedia):
+        return
+    path = namespace.media.path
+    for subsystem in target.status()["subsystems"]:
+        for served in subsystem["namespaces"]:
+            with contextlib.suppress(OSError):
+                if served["path"] is not None and Path(path).samefile(served["path"]):
+                    raise UsageError(
+                        "this target serves it already",
+                        where=path,
+                        found=f"namespace {served['nsid']} of {subsystem['nqn']}",
+                        next_step=f"headrace target remove-namespace {served['nsid']} first, or serve another file",
+                    )
 
 
 def _remove_namespace(target: Target, request: Table) -> dict[str, Any]:

@@ -21,7 +21,12 @@ def parse_endpoint(text: str, *, default_port: int | None = None) -> tuple[str, 
     )
     port = int(match["port"]) if match and match["port"] else default_port
     if match is None or port is None or port > 65535:
-        raise UsageError("not an address to connect to or listen at", expected="HOST:PORT", found=repr(text))
+        raise UsageError(
+            "not an address to connect to or listen at",
+            expected="HOST:PORT",
+            found=repr(text),
+            next_step="an IPv6 address stands in brackets, as [::1]:4420" if text.count(":") > 1 else None,
+        )
     return match["v6"] or match["name"], port
 
 

@@ -52,7 +52,7 @@ class Target:
         return self._addresses
 
     def uri(self, nqn: str | None = None, nsid: int = 1) -> str:
-        """The address of one namespace on the first listener, for `headrace.device.open_device`.
+        """The address of one namespace by every portal (16 at most), for `headrace.device.open_device`.
 
         `nqn`: may be left out where there is one subsystem only.
         """
@@ -62,8 +62,12 @@ class Target:
                     "which subsystem?", expected="an nqn", found=f"{len(self.options.subsystems)} subsystems"
                 )
             nqn = self.options.subsystems[0].nqn
-        host, port = self.addresses[0]
-        return f"nvme+tcp://{f'[{host}]' if ':' in host else host}:{port}/{nqn}?nsid={nsid}"
+        portals = [
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            for (host, port), listen in zip(self.addresses, self.options.listen, strict=True)
+            if not listen.discovery
+        ]
+        return f"nvme+tcp://{','.join(portals[:16])}/{nqn}?nsid={nsid}"
 
     def status(self) -> dict[str, Any]:
         """Listeners, subsystems, namespaces with their I/O engines, connections and counters."""

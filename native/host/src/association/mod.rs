@@ -102,7 +102,7 @@ impl Step {
             Step::Capabilities => "Property Get CAP",
             Step::Version => "Property Get VS",
             Step::Enable => "Property Set CC.EN",
-            Step::Ready => "waiting for CSTS.RDY",
+            Step::Ready => "the wait for CSTS.RDY",
             Step::IdentifyController => "Identify Controller",
             Step::Queues => "Set Features Number of Queues",
             Step::Events => "Set Features Asynchronous Event Configuration",
@@ -300,7 +300,11 @@ impl Association {
             Broken::Fault(fault) => Failure::from(
                 IoError::new(ErrorKind::Protocol, fault.to_string())
                     .at(options.address())
-                    .next("report this with the target's name and version"),
+                    .next(if self.step == Step::Tcp {
+                        "check host and port: what answers there may be something else than an NVMe/TCP target"
+                    } else {
+                        "report this with the target's name and version"
+                    }),
             ),
             other if self.step < Step::Running => {
                 let error = refused(

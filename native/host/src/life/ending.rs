@@ -166,14 +166,17 @@ impl Core {
     fn silent(&self, at: usize, what: &str) -> IoError {
         let options = &self.shared.options;
         let (step, last) = match &self.paths[at].phase {
-            Phase::Connecting(association) => (association.step.name(), String::new()),
-            Phase::Resolving => ("looking up the name", String::new()),
-            _ => ("waiting to try again", self.shared.status().last_error.clone()),
+            Phase::Connecting(association) => (format!("at {}", association.step.name()), String::new()),
+            Phase::Resolving => ("looking up the name".into(), String::new()),
+            _ => (
+                "waiting to try again".into(),
+                self.shared.status().last_error.clone(),
+            ),
         };
         let found = if last.is_empty() {
-            step.to_string()
+            format!("that it is still {step}")
         } else {
-            format!("{step}, after: {last}")
+            format!("that it is still {step}, after: {last}")
         };
         IoError::new(ErrorKind::Timeout, what)
             .at(&self.shared.place)
