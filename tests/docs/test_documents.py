@@ -87,6 +87,22 @@ def test_the_python_of_the_readme_runs() -> None:
         assert "step-000100/state 19" in answer.stdout
 
 
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_runs(example: Path) -> None:
+    if "headrace.torch" in example.read_text():
+        pytest.importorskip("torch")
+    answer = subprocess.run(
+        [sys.executable, str(example)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout
+
+
 def test_every_command_is_told_in_the_readme() -> None:
     top = headrace("--help")
     assert top.returncode == 0, top.stderr

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Create a volume, look into it, check it.\n\n"
-    "A volume is named by the addresses of all its members: `nvme+tcp://HOST:PORT/NQN?nsid=1`, `file:/PATH`.",
+    "A volume is named by the addresses of all its members: `nvme+tcp://HOST:PORT[,HOST:PORT]/NQN?nsid=1`, "
+    "`file:/PATH`.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
