@@ -93,7 +93,9 @@ impl Namespace {
         namespace.identity = Identity::of(config, nqn);
         namespace.ana_group = config.ana_group;
         namespace.path = match &config.media {
-            MediaConfig::File { path, .. } => Some(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+            MediaConfig::File { path, .. } => {
+                Some(std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+            }
             MediaConfig::Memory { .. } => None,
         };
         namespace.reservations = config
