@@ -239,6 +239,11 @@ def test_a_target_without_descriptors_waits_for_one(tmp_path: Path) -> None:
     """It must not ask the kernel again and again for a client that it cannot take."""
     with serving(NQN, "mem:1MiB", options=["--socket", str(tmp_path / "socket")]) as served:
         pid = served.process.pid
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "socket").exists():
+            # It listens before its socket is there.
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         folder = Path(f"/proc/{pid}")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(list((folder / "fd").iterdir())), 4096))
 
