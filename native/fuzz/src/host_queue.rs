@@ -9,6 +9,7 @@ use headrace_transfer::Buffer;
 use headrace_wire::command::{Cqe, Sqe};
 use headrace_wire::pdu::{CommonHeader, DataHeader, Digests, IcResp, Pdu, R2t, TermReq};
 use headrace_wire::{crc32c, io, Status};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 const DEPTH: u16 = 8;
@@ -39,7 +40,9 @@ struct World {
     hpda: u8,
     issued: Vec<Issued>,
     /// CID to the command that has it, as seen in the capsules.
-    cids: Vec<Option<usize>>,
+    cids: HashMap<u16, usize>,
+    /// The CID that each slot of the queue had last; the last one is none.
+    latest: Vec<u16>,
     /// Served by the host: ttag, and from where to where.
     r2ts: Vec<(u16, u16, usize, usize)>,
     out: Vec<u8>,
@@ -76,7 +79,8 @@ pub fn run(data: &[u8]) {
         cpda,
         hpda,
         issued: Vec::new(),
-        cids: vec![None; DEPTH.into()],
+        cids: HashMap::new(),
+        latest: (0..=DEPTH).collect(),
         r2ts: Vec::new(),
         out: Vec::new(),
         fill: 0,
@@ -96,7 +100,7 @@ fn below(input: &mut Unstructured<'_>, n: u32) -> Result<u32> {
 impl World {
     /// `false`: the connection is over.
     fn step(&mut self, input: &mut Unstructured<'_>) -> Result<bool> {
-        let cid = below(input, u32::from(DEPTH) + 1)? as u16;
+        let cid = self.latest[below(input, u32::from(DEPTH) + 1)? as usize];
         let bytes = match below(input, 12)? {
             0 | 1 => {
                 self.submit(input)?;
@@ -241,11 +245,14 @@ impl World {
             match pdu {
                 Pdu::CapsuleCmd(sqe) => {
                     let tag = sqe.nsid() as usize;
-                    self.cids[usize::from(sqe.cid())] = Some(tag);
+                    self.cids.insert(sqe.cid(), tag);
+                    // A slot is the lower ten bits; the others count its commands.
+                    self.latest[usize::from(sqe.cid() & 1023)] = sqe.cid();
                     self.sent(tag, 0, &data);
                 }
                 Pdu::H2cData(header) => {
-                    let tag = self.cids[usize::from(header.cccid)].expect("data of a command that was sent");
+                    let tag = self.cids.get(&header.cccid).copied();
+                    let tag = tag.expect("data of a command that was sent");
                     assert!(data.len() <= MAX_H2C && data.len() == header.datal as usize);
                     let (from, end) = (header.datao as usize, header.datao as usize + data.len());
                     let asked = self.r2ts.iter().any(|&(cid, ttag, start, length)| {

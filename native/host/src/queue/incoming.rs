@@ -1,6 +1,6 @@
 //! The receiving half of a queue pair: what each byte, and each PDU, means.
 
-use super::{complete, send_data, send_part, Agreed, Command, Data, End, Fault, QueuePair};
+use super::{complete, send_data, send_part, slot_of, Agreed, Command, Data, End, Fault, QueuePair};
 use super::{LARGE_IO, TAIL_LARGE_IO, TAIL_SMALL_IO};
 use crate::memory;
 use crate::receive::{Incoming, State};
@@ -16,7 +16,7 @@ impl<T> QueuePair<T> {
         let State::Data(incoming) = &self.receive.state else {
             return &mut [];
         };
-        match self.commands[usize::from(incoming.cid)]
+        match self.commands[slot_of(incoming.cid)]
             .as_ref()
             .map(|command| &command.data)
         {
@@ -65,7 +65,7 @@ impl<T> QueuePair<T> {
                     let incoming = *incoming;
                     if self.receive.collect(&mut rest) {
                         if self.receive.data_digest() != incoming.sum.value() {
-                            if let Some(command) = &mut self.commands[usize::from(incoming.cid)] {
+                            if let Some(command) = &mut self.commands[slot_of(incoming.cid)] {
                                 command.digest_wrong = true;
                             }
                         }
@@ -99,7 +99,7 @@ impl<T> QueuePair<T> {
             return Err(PduError::sequence("data where none was expected").into());
         };
         if incoming.digest {
-            if let Some(Data::Read(buffer)) = self.commands[usize::from(incoming.cid)]
+            if let Some(Data::Read(buffer)) = self.commands[slot_of(incoming.cid)]
                 .as_ref()
                 .map(|command| &command.data)
             {
@@ -110,7 +110,7 @@ impl<T> QueuePair<T> {
         incoming.left -= count;
         if incoming.left == 0 {
             let incoming = *incoming;
-            if let Some(command) = &mut self.commands[usize::from(incoming.cid)] {
+            if let Some(command) = &mut self.commands[slot_of(incoming.cid)] {
                 command.moved = incoming.at;
             }
             if incoming.digest {
@@ -192,8 +192,9 @@ impl<T> QueuePair<T> {
     fn command(&mut self, cid: u16, what: PduType) -> Result<&mut Command<T>, PduError> {
         let at = if what == PduType::CapsuleResp { 20 } else { 8 };
         self.commands
-            .get_mut(usize::from(cid))
+            .get_mut(slot_of(cid))
             .and_then(Option::as_mut)
+            .filter(|command| command.cid == cid)
             .ok_or_else(|| PduError::field(at, format!("{what:?} for CID {cid}, which is not under way")))
     }
 
@@ -325,7 +326,7 @@ impl<T> QueuePair<T> {
             completions,
             ..
         } = self;
-        let slot = &mut commands[usize::from(cqe.cid)];
+        let slot = &mut commands[slot_of(cqe.cid)];
         let Some(command) = slot else {
             return;
         };
@@ -341,7 +342,7 @@ impl<T> QueuePair<T> {
         if command.unsent > 0 {
             command.held = Some(end);
         } else {
-            complete(slot, free, reading, read_bytes, completions, cqe.cid, end);
+            complete(slot, free, reading, read_bytes, completions, end);
         }
     }
 }

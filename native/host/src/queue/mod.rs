@@ -15,7 +15,7 @@
 //!
 //! # What is never believed
 //!
-//! * A CID that is not under way; data for a command that does not read; data that do not continue exactly where the last
+//! * A CID that is not under way, which it is not again for the next 62 commands of its slot; data for a command that does not read; data that do not continue exactly where the last
 //!   ended, or go beyond the command's length, or follow LAST_PDU; an R2T for a command that does not write, that does not
 //!   continue where the last ended, is empty, goes beyond, or comes while two are unserved. Each of these is a
 //!   [`PduError`]: the stream cannot be trusted any more and the connection ends.
@@ -112,6 +112,7 @@ impl std::fmt::Display for Fault {
 }
 
 struct Command<T> {
+    cid: u16,
     tag: T,
     data: Data,
     /// `None`: answered when something happens, as an Asynchronous Event Request is.
@@ -148,6 +149,7 @@ pub(crate) struct QueuePair<T> {
     agreed: Option<Agreed>,
     in_capsule: usize,
     commands: Vec<Option<Command<T>>>,
+    /// The CID of the next command of each slot that is free.
     free: Vec<u16>,
     reading: usize,
     read_bytes: usize,
@@ -233,6 +235,7 @@ impl<T> QueuePair<T> {
         };
         let sqe = Pdu::CapsuleCmd(sqe.with_cid(cid).with_sgl(sgl));
         let mut command = Command {
+            cid,
             tag,
             data,
             deadline: deadline.into(),
@@ -260,7 +263,7 @@ impl<T> QueuePair<T> {
                     .head(|out| sqe.encode(0, agreed.digests, agreed.cpda, out));
             }
         }
-        self.commands[usize::from(cid)] = Some(command);
+        self.commands[slot_of(cid)] = Some(command);
         Ok(())
     }
 
@@ -314,10 +317,10 @@ impl<T> QueuePair<T> {
             ..
         } = self;
         transmit.advance(count, |cid| {
-            let Some(slot) = commands.get_mut(usize::from(cid)) else {
+            let Some(slot) = commands.get_mut(slot_of(cid)) else {
                 return;
             };
-            let Some(command) = slot else {
+            let Some(command) = slot.as_mut().filter(|command| command.cid == cid) else {
                 return;
             };
             command.unsent -= 1;
@@ -325,7 +328,7 @@ impl<T> QueuePair<T> {
                 return;
             }
             if let Some(end) = command.held {
-                complete(slot, free, reading, read_bytes, completions, cid, end);
+                complete(slot, free, reading, read_bytes, completions, end);
             }
         });
     }
@@ -357,7 +360,6 @@ fn complete<T>(
     reading: &mut usize,
     read_bytes: &mut usize,
     completions: &mut VecDeque<Completion<T>>,
-    cid: u16,
     end: End,
 ) {
     if let Some(command) = slot.take() {
@@ -365,7 +367,7 @@ fn complete<T>(
             *reading -= 1;
             *read_bytes -= buffer.len();
         }
-        free.push(cid);
+        free.push(next_cid(command.cid));
         completions.push_back(Completion {
             tag: command.tag,
             data: command.data,
@@ -374,7 +376,22 @@ fn complete<T>(
     }
 }
 
-/// Marks segments that end nothing: no command has this CID, since a depth is at most 1024.
+/// A depth is at most 1024: the lower ten bits of a CID are a slot, the others count the commands that the slot has had.
+const SLOT_BITS: u32 = 10;
+const GENERATIONS: u16 = 63;
+
+fn slot_of(cid: u16) -> usize {
+    usize::from(cid & ((1 << SLOT_BITS) - 1))
+}
+
+/// Of the slot's next command. A second answer to the one before, or data that come after its answer, then find no command
+/// under way; with the same CID they would end the next one, or land in its buffer.
+fn next_cid(cid: u16) -> u16 {
+    let generation = ((cid >> SLOT_BITS) + 1) % GENERATIONS;
+    slot_of(cid) as u16 | generation << SLOT_BITS
+}
+
+/// Marks segments that end nothing: no command has this CID, since no generation is that high.
 const NO_CID: u16 = u16::MAX;
 
 fn send_part(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layout) {

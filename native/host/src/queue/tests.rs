@@ -415,6 +415,58 @@ fn a_success_without_all_data_of_a_write_is_no_success() {
     );
 }
 
+/// A controller that answers twice, or sends data after its answer, must not end the next command of the slot, nor write
+/// into its buffer: its answers would then be taken for those of others, one after the other.
+#[test]
+fn a_second_answer_does_not_end_the_next_command() {
+    let answer = encoded(
+        Pdu::CapsuleResp(Cqe::new(0, Status::SUCCESS)),
+        &[],
+        Digests::default(),
+    );
+    let data = Pdu::C2hData(DataHeader {
+        cccid: 0,
+        ttag: 0,
+        datao: 0,
+        datal: 512,
+        last: true,
+        success: false,
+    });
+    let data = encoded(data, &[0xEE; 512], Digests::default());
+    for late in [&answer, &data] {
+        let mut queue = ready(1, Digests::default(), 4096);
+        assert!(queue.submit(Sqe::new(0, 0, 1), Data::None, 1, later()).is_ok());
+        sent(&mut queue, &mut Random(3));
+        queue.received(0, &answer).unwrap();
+        assert_eq!(queue.completion().map(|c| c.tag), Some(1));
+        let into = Buffer::zeroed(512);
+        assert!(queue
+            .submit(Sqe::rw(2, 0, 1, 0, 1), Data::Read(into.clone()), 2, later())
+            .is_ok());
+        sent(&mut queue, &mut Random(4));
+        let fault = queue.received(0, late).unwrap_err();
+        assert!(matches!(fault, Fault::Violation(_)), "{fault}");
+        assert!(queue.completion().is_none());
+        let mut bytes = [1; 512];
+        into.copy_to(0, &mut bytes);
+        assert_eq!(bytes, [0; 512]);
+    }
+}
+
+/// Every CID that a slot has, for the largest queue too, and none that marks something else.
+#[test]
+fn the_commands_of_a_slot_have_other_cids() {
+    for slot in [0, 1, 1023] {
+        let mut cid = slot;
+        let mut seen = std::collections::HashSet::new();
+        while seen.insert(cid) {
+            assert!(usize::from(slot) == slot_of(cid) && cid != NO_CID);
+            cid = next_cid(cid);
+        }
+        assert_eq!((seen.len(), cid), (63, slot));
+    }
+}
+
 #[test]
 fn a_full_queue_hands_back_what_it_cannot_take() {
     let mut queue = ready(2, Digests::default(), 4096);
