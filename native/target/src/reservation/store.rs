@@ -10,7 +10,8 @@
 //! serve the namespace: it would let everybody write. That it once existed is told
 //!
 //! * for a file whose state lies beside it, by an extended attribute of the file;
-//! * where `reservations_path` is given, by the configuration: the file must be there. An empty one is a new one.
+//! * where `reservations_path` is given, by the configuration: the file must be there. An empty one is a new one, unless
+//!   the media file says by the same attribute that there were some: a file that was cut to nothing is a damaged one.
 //!
 //! Where neither is possible persistence is not offered (RESCAP bit 0), and `status` says why.
 
@@ -64,8 +65,11 @@ pub(crate) enum Store {
     File {
         path: PathBuf,
         uuid: [u8; 16],
-        /// The media file that is marked when the state file is first made; `None`: no mark is needed (any more).
+        /// The media file that is marked when something is first kept; `None`: it takes no mark.
         mark: Option<PathBuf>,
+        marked: AtomicBool,
+        /// The configuration says that there is one.
+        configured: bool,
         exists: AtomicBool,
         /// Writing it failed, so it may say what is not true.
         unsure: AtomicBool,
@@ -81,10 +85,18 @@ impl Default for Store {
 impl Store {
     /// For a media file: `path` from the configuration, or beside it.
     pub(crate) fn beside(media: &Path, path: Option<&Path>, uuid: [u8; 16]) -> Result<Store, String> {
-        let file = |path: PathBuf, mark, exists| Store::File {
+        let real = fs::canonicalize(media);
+        let attribute = match &real {
+            Ok(real) if real.is_file() => system::has_attribute(real, MARK),
+            _ => Err(ErrorKind::Unsupported.into()),
+        };
+        let marked = matches!(attribute, Ok(true));
+        let file = |path: PathBuf, configured, exists| Store::File {
             path,
             uuid,
-            mark,
+            mark: real.as_ref().ok().filter(|_| attribute.is_ok()).cloned(),
+            marked: AtomicBool::new(marked),
+            configured,
             exists: AtomicBool::new(exists),
             unsure: AtomicBool::new(false),
         };
@@ -98,24 +110,24 @@ impl Store {
                 ),
                 _ => format!("the reservations file {}: {error}", path.display()),
             })?;
-            return Ok(file(path, None, true));
+            return Ok(file(path, true, true));
         }
-        let media = match fs::canonicalize(media) {
-            Ok(media) => media,
+        let media = match &real {
+            Ok(media) => media.clone(),
             Err(error) => return Ok(Store::None(format!("{}: {error}", media.display()))),
         };
         let mut name = media.clone().into_os_string();
         name.push(SUFFIX);
         let path = PathBuf::from(name);
         if path.exists() {
-            return Ok(file(path, None, true));
+            return Ok(file(path, false, true));
         }
         if !media.is_file() {
             return Ok(Store::None(
                 "a block device: give reservations_path to keep them in".into(),
             ));
         }
-        match system::has_attribute(&media, MARK) {
+        match &attribute {
             Ok(true) => Err(format!(
                 "{} had persistent reservations, and their file {} is missing: without it hosts that were shut out could \
                  write; restore it, or give up the reservations with: setfattr -x {MARK} {}",
@@ -123,7 +135,7 @@ impl Store {
                 path.display(),
                 media.display()
             )),
-            Ok(false) => Ok(file(path, Some(media), false)),
+            Ok(false) => Ok(file(path, false, false)),
             Err(error) => Ok(Store::None(format!(
                 "{}: no extended attributes to remember it by: {error}",
                 media.display()
@@ -145,18 +157,27 @@ impl Store {
 
     pub(crate) fn load(&self) -> Result<State, String> {
         let Store::File {
-            path, uuid, exists, ..
+            path,
+            uuid,
+            mark,
+            marked,
+            exists,
+            ..
         } = self
         else {
             return Ok(State::default());
         };
+        let marked = mark.as_ref().filter(|_| marked.load(Ordering::Relaxed));
         if !exists.load(Ordering::Relaxed) {
             return Ok(State::default());
         }
         let wrong = |what: String| {
+            let attribute = marked.map_or(String::new(), |media| {
+                format!(", and run: setfattr -x {MARK} {}", media.display())
+            });
             format!(
                 "the reservations file {}: {what}; without it hosts that were shut out could write: restore it, or make it \
-                 empty if all of them may be forgotten",
+                 empty if all of them may be forgotten{attribute}",
                 path.display()
             )
         };
@@ -165,7 +186,12 @@ impl Store {
             .and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text))
             .map_err(|error| wrong(error.to_string()))?;
         if text.is_empty() {
-            return Ok(State::default());
+            return match marked {
+                Some(_) => Err(wrong(
+                    "it is empty, and there were persistent reservations".into(),
+                )),
+                None => Ok(State::default()),
+            };
         }
         if text.len() as u64 > BYTES_MAX {
             return Err(wrong(format!("longer than {BYTES_MAX} bytes")));
@@ -179,6 +205,8 @@ impl Store {
             path,
             uuid,
             mark,
+            marked,
+            configured,
             exists,
             unsure,
         } = self
@@ -190,10 +218,15 @@ impl Store {
         }
         unsure.store(true, Ordering::Relaxed);
         replace(path, &encode(new, uuid))?;
-        if let (Some(media), false) = (mark, exists.load(Ordering::Relaxed)) {
+        if let (Some(media), false) = (mark, marked.load(Ordering::Relaxed)) {
             // After the file: a mark without a file would refuse to start, a file without a mark is found all the same.
-            system::set_attribute(media, MARK, b"1")?;
-            File::open(media)?.sync_all()?;
+            let result =
+                system::set_attribute(media, MARK, b"1").and_then(|()| File::open(media)?.sync_all());
+            // Media that are only read may take none. Without it a missing file is seen all the same where it is configured.
+            if !configured {
+                result?;
+            }
+            marked.store(true, Ordering::Relaxed);
         }
         exists.store(true, Ordering::Relaxed);
         unsure.store(false, Ordering::Relaxed);
@@ -378,7 +411,9 @@ mod tests {
             error.contains("is missing") && error.contains("setfattr"),
             "{error}"
         );
-        // With a path it must be there from the beginning.
+        // With a path it must be there from the beginning. (Other media: these are marked.)
+        fs::remove_file(&media).unwrap();
+        folder.media();
         let own = folder.0.join("own");
         let error = Store::beside(&media, Some(&own), [9; 16]).err().unwrap();
         assert!(error.contains("is missing"), "{error}");
@@ -390,6 +425,33 @@ mod tests {
             Store::beside(&media, Some(&own), [9; 16]).unwrap().load(),
             Ok(sample())
         );
+    }
+
+    /// A full disk, or a copy that broke off, leaves an empty file: then everybody could write.
+    #[test]
+    fn an_emptied_file_is_no_new_one() {
+        let folder = Folder::new("emptied");
+        let media = folder.media();
+        let own = folder.0.join("own");
+        fs::write(&own, "").unwrap();
+        for (path, configured) in [
+            (folder.0.join("media.reservations"), None),
+            (own.clone(), Some(&*own)),
+        ] {
+            let open = || Store::beside(&media, configured, [9; 16]).unwrap();
+            open().keep(false, &sample()).unwrap();
+            assert_eq!(open().load(), Ok(sample()));
+            fs::write(&path, "").unwrap();
+            let error = open().load().unwrap_err();
+            assert!(
+                error.contains("is empty") && error.contains("setfattr -x"),
+                "{error}"
+            );
+            // The mark goes with the file.
+            fs::remove_file(&media).unwrap();
+            folder.media();
+            assert_eq!(open().load(), Ok(State::default()));
+        }
     }
 
     #[test]
