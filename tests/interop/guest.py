@@ -1,4 +1,4 @@
-"""A script in a guest that asks for things outside while it runs.
+"""A script of cases in a guest, which may ask for things outside while it runs.
 
 The script prints `OUTSIDE name` and waits for the file `/share/name.done`; here the function of that name is called,
 and the file is made. So a test can kill a target, cut a path or change a namespace at a moment that the guest chose.
@@ -6,10 +6,17 @@ and the file is made. So a test can kill a target, cut a path or change a namesp
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import pytest
+
+#: In front of every script.
+_PRELUDE = Path(__file__).with_name("guest.sh")
+_NOTHING: Mapping[str, Callable[[], None]] = {}
 
 
 def run_in_guest(
@@ -18,13 +25,15 @@ def run_in_guest(
     share: Path,
     *,
     env: Mapping[str, object],
-    outside: Mapping[str, Callable[[], None]],
+    outside: Mapping[str, Callable[[], None]] = _NOTHING,
     timeout_s: float,
 ) -> str:
     """All that the script printed. AssertionError where it asks for what is not in `outside`, or that fails."""
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    whole = share.with_name(f"{share.name}-script")
+    whole.write_text(_PRELUDE.read_text() + script.read_text())
     process = subprocess.Popen(
-        [lab, "run", "--script", script, "--share", share, "--timeout", str(int(timeout_s)), *words],
+        [lab, "run", "--script", whole, "--share", share, "--timeout", str(int(timeout_s)), *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,3 +58,17 @@ def run_in_guest(
         process.kill()
         process.wait()
     return "".join(seen)
+
+
+def check_case(output: str, case: str) -> None:
+    """Fail, with what the case printed, unless it was well."""
+    if not re.search(rf"^CASE {case} ok\b", output, re.M):
+        own = re.search(rf"^---- {case}$.*?(?=^---- |\Z)", output, re.M | re.S)
+        pytest.fail(own[0] if own else output, pytrace=False)
+
+
+def check_end(output: str) -> None:
+    """The script ran to its end, and no input or output failed in the guest's kernel."""
+    assert output.rstrip().endswith("FINISHED"), output
+    messages = output.rpartition("---- kernel messages")[2]
+    assert not re.search(r"I/O error|(EXT4-fs|XFS).*(error|corrupt)|digest error|Call Trace", messages, re.I), messages

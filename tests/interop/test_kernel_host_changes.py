@@ -5,7 +5,6 @@ One guest runs all cases (`kernel_host_changes.sh`); each case is one test here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from headrace.fabric import (
     Target,
     TargetOptions,
 )
-from tests.interop.guest import run_in_guest
+from tests.interop.guest import check_case, check_end, run_in_guest
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,10 +66,8 @@ def _remove(target: Target) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_case(guest_output: str, case: str) -> None:
-    if not re.search(rf"^CASE {case} ok\b", guest_output, re.M):
-        own = re.search(rf"^---- {case}$.*?(?=^---- |\Z)", guest_output, re.M | re.S)
-        pytest.fail(own[0] if own else guest_output, pytrace=False)
+    check_case(guest_output, case)
 
 
 def test_the_script_ran_to_its_end(guest_output: str) -> None:
-    assert guest_output.rstrip().endswith("FINISHED")
+    check_end(guest_output)
