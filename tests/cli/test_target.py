@@ -200,6 +200,7 @@ def test_a_hostile_client_hurts_nobody(served: ServeProcess, place: Path) -> Non
         (b'{"do": "add-namespace", "namespace": 3}\n', "a table"),
         (b'{"do": "add-namespace", "namespace": {"path": "\\u0000"}}\n', "printable"),
         (b'{"do": "add-namespace", "namespace": {"path": "x", "size": 4096, "create": true}}\n', "a whole path"),
+        (b'{"do": "add-namespace", "namespace": {"path": "/x", "reservations": "r"}}\n', "namespace.reservations"),
     ):
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(30)

@@ -35,8 +35,9 @@ address = "127.0.0.1:0"
 name = "b"
 address = "[::1]:0"
 
-[discovery]
-listen = ["127.0.0.1:0"]
+[[discovery.listen]]
+address = "127.0.0.1:0"
+name = "directory"
 
 [[subsystem]]
 nqn = "nqn.2026-01.io.example:one"
@@ -103,7 +104,7 @@ def test_everything_a_file_can_say(tmp_path: Path) -> None:
     assert [(at.host, at.port, at.name, at.discovery) for at in options.listen] == [
         ("127.0.0.1", 0, "a", False),
         ("::1", 0, "b", False),
-        ("127.0.0.1", 0, "", True),
+        ("127.0.0.1", 0, "directory", True),
     ]
     assert (options.memory_bytes, options.connection_memory_bytes) == (128 << 20, 8 << 20)
     assert (options.connect_timeout_ms, options.progress_timeout_ms) == (2500, 20000)
@@ -128,7 +129,7 @@ def test_the_target_takes_it(tmp_path: Path) -> None:
     (tmp_path / "disk.r").touch()
     with Target(load(tmp_path, WHOLE.replace("[::1]:0", "127.0.0.1:0"))) as target:
         status = target.status()
-    assert [portal["name"] for portal in status["portals"]] == ["a", "b", "3"]
+    assert [portal["name"] for portal in status["portals"]] == ["a", "b", "directory"]
     one = status["subsystems"][0]
     assert one["namespaces"][0]["uuid"] == "00112233445566778899aabbccddeeff"
     assert one["ana_groups"][0]["states"] == {"a": "optimized", "b": "non-optimized"}

@@ -34,19 +34,20 @@ use crate::controller::{Controller, AER_LIMIT};
 use crate::fused::First;
 use crate::gate::Gate;
 use crate::hosts::{Arrival, Membership};
-use crate::mailbox::{Done, Mailbox};
+use crate::mailbox::Mailbox;
 use crate::memory::{Allowance, Buffer};
-use crate::nvm::{self, prepare, Plan, Prepared, Work};
+use crate::nvm::{self, prepare, Plan, Prepared};
 use crate::output::Output;
 use crate::receive::Receiver;
 use crate::reservation::desk::{persistence_feature, Request};
 use crate::shared::Shared;
 use crate::subsystem::count;
 use crate::view::Reach;
-use crate::worker::{Job, Reply};
-use headrace_wire::pdu::{fes_name, DataHeader, Digests, IcReq, IcResp, Pdu, PduError, R2t, TermReq};
+use crate::work::Work;
+use crate::worker::Job;
+use headrace_wire::pdu::{fes_name, Digests, IcReq, IcResp, Pdu, PduError, R2t, TermReq};
 use headrace_wire::reservation::Change;
-use headrace_wire::{crc32c, Cqe, Sgl, Sqe, Status};
+use headrace_wire::{crc32c, Sgl, Sqe, Status};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -96,7 +97,7 @@ pub(crate) struct Connection {
     pub(crate) deferred: Option<crate::fabrics::Deferred>,
     pub(crate) phase: Phase,
     pub(crate) digests: Digests,
-    hpda: u8,
+    pub(crate) hpda: u8,
     created: Instant,
     pub(crate) receiver: Receiver,
     /// Commands that wait for a buffer, first come first served.
@@ -434,16 +435,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Where the answer to the command in this slot goes.
-    pub(crate) fn reply(&self, slot: u16) -> Reply {
-        Reply {
-            mailbox: self.mailbox.clone(),
-            token: self.token,
-            slot,
-            generation: self.commands.generation(slot),
-        }
-    }
-
     /// Answer held event requests with the events that wait.
     pub(crate) fn events(&mut self) {
         loop {
@@ -614,85 +605,5 @@ impl Connection {
             gate: self.gate.clone(),
             reply: Some(reply),
         });
-    }
-
-    /// A worker's answer. It may be for a command that is gone; its slot's generation tells.
-    pub(crate) fn done(&mut self, done: Done) {
-        if self.is_ending() || self.commands.generation(done.slot) != done.generation {
-            return;
-        }
-        match self.commands.get(done.slot) {
-            Some(command) if matches!(command.task, Task::Abort) => {
-                let sqe = command.sqe;
-                self.commands.remove(done.slot);
-                self.respond(&sqe, done.status, done.value);
-            }
-            _ => self.complete(done.slot, done.status, done.buffer),
-        }
-    }
-
-    fn complete(&mut self, slot: u16, status: Status, data: Option<Buffer>) {
-        if let Some(pair) = self.commands.get(slot).and_then(|command| command.pair) {
-            return self.complete_pair(pair, status);
-        }
-        let Some(command) = self.commands.remove(slot) else {
-            return;
-        };
-        match data {
-            Some(buffer) if status.is_success() => {
-                let digest = if self.digests.data { crc32c(&buffer) } else { 0 };
-                self.send_data(&command.sqe, buffer.len(), |output| output.buffer(buffer), digest);
-            }
-            _ => self.respond(&command.sqe, status, 0),
-        }
-    }
-
-    /// One C2HData with all of a command's data, and its completion: in the SUCCESS flag where that is allowed.
-    fn send_data(&mut self, sqe: &Sqe, length: usize, data: impl FnOnce(&mut Output), digest: u32) {
-        let success = self.queue.as_ref().is_some_and(|queue| !queue.flow_control);
-        let header = Pdu::C2hData(DataHeader {
-            cccid: sqe.cid(),
-            ttag: 0,
-            datao: 0,
-            datal: length as u32,
-            last: true,
-            success,
-        });
-        let (digests, hpda) = (self.digests, self.hpda);
-        let layout = self.output.small(|out| header.encode(length, digests, hpda, out));
-        data(&mut self.output);
-        if layout.data_digest_bytes > 0 {
-            self.output
-                .small(|out| out.extend_from_slice(&digest.to_le_bytes()));
-        }
-        if !success {
-            self.respond(sqe, Status::SUCCESS, 0);
-        }
-    }
-
-    pub(crate) fn respond(&mut self, sqe: &Sqe, status: Status, dw0: u32) {
-        self.respond_wide(sqe, status, u64::from(dw0));
-    }
-
-    /// `value`: DW0 and DW1.
-    pub(crate) fn respond_wide(&mut self, sqe: &Sqe, status: Status, value: u64) {
-        let mut cqe = Cqe {
-            dw0: value as u32,
-            dw1: (value >> 32) as u32,
-            ..Cqe::new(sqe.cid(), status)
-        };
-        if let Some(queue) = &self.queue {
-            cqe.sqid = queue.qid;
-            // Without flow control FFFFh says so in the answer to Connect, and means nothing after.
-            cqe.sqhd = if queue.flow_control { queue.sqhd } else { 0xFFFF };
-            if !status.is_success() {
-                queue
-                    .controller
-                    .note_error(queue.qid, sqe.cid(), status, sqe.slba(), sqe.nsid());
-            }
-        }
-        let digests = self.digests;
-        self.output
-            .small(|out| Pdu::CapsuleResp(cqe).encode(0, digests, 0, out));
     }
 }

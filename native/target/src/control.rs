@@ -374,3 +374,72 @@ impl Target {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::NQN;
+    use crate::TargetConfig;
+    use headrace_media::{Media, MemoryMedia};
+    use std::io;
+    use std::sync::atomic::AtomicUsize;
+
+    /// Where two change the size at once, the one that wants more is first.
+    struct MoreFirst(MemoryMedia, AtomicUsize);
+
+    impl Media for MoreFirst {
+        fn size_bytes(&self) -> u64 {
+            self.0.size_bytes()
+        }
+        fn block_bytes(&self) -> u32 {
+            self.0.block_bytes()
+        }
+        fn read_only(&self) -> bool {
+            false
+        }
+        fn volatile_cache(&self) -> bool {
+            false
+        }
+        fn engine(&self) -> &'static str {
+            "memory"
+        }
+        fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+            self.0.read(offset, into)
+        }
+        fn write(&self, offset: u64, from: &[u8], fua: bool) -> io::Result<()> {
+            self.0.write(offset, from, fua)
+        }
+        fn flush(&self) -> io::Result<()> {
+            self.0.flush()
+        }
+        fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
+            self.0.deallocate(offset, length)
+        }
+        fn resize(&self, size_bytes: u64) -> io::Result<()> {
+            self.1.fetch_add(1, Ordering::SeqCst);
+            let until = Instant::now() + Duration::from_millis(300);
+            let other = || {
+                self.1.load(Ordering::SeqCst) == 2 && (size_bytes == 3 << 20 || self.size_bytes() == 3 << 20)
+            };
+            while !other() && Instant::now() < until {
+                std::thread::sleep(SOON);
+            }
+            self.0.resize(size_bytes)
+        }
+    }
+
+    /// Two administrators, both without force: neither cuts off what the other has added.
+    #[test]
+    fn growing_at_the_same_time_never_shrinks() {
+        let media = MoreFirst(MemoryMedia::new(1 << 20, 4096).unwrap(), AtomicUsize::new(0));
+        let subsystem = Arc::new(Subsystem::with_media(NQN, Box::new(media)));
+        let config = TargetConfig::from_json("{}").unwrap();
+        let target = Target::serve(&config, vec![subsystem.clone()]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| target.resize_namespace(NQN, 1, 2 << 20, false).is_ok());
+            target.resize_namespace(NQN, 1, 3 << 20, false).unwrap();
+        });
+        let size = subsystem.view().namespace(1).map(|n| n.media.size_bytes());
+        assert_eq!(size, Some(3 << 20), "it was cut off");
+    }
+}

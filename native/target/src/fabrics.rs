@@ -6,8 +6,8 @@ use crate::connection::{Connection, Queue};
 use crate::controller::{Controller, HostKey, QueueLink};
 use crate::identify::VERSION;
 use crate::memory::Buffer;
-use crate::nvm::Work;
 use crate::view::Reach;
+use crate::work::Work;
 use crate::worker::Job;
 use headrace_wire::fabrics::{
     fctype, property, Cap, Cc, Connect, ConnectData, ConnectResponse, PropertyAccess, CATTR_NO_SQ_FLOW,

@@ -18,7 +18,8 @@
 use crate::commands::{check_transfer, Command, State, Task};
 use crate::connection::Connection;
 use crate::memory::Buffer;
-use crate::nvm::{self, Plan, Work};
+use crate::nvm::{self, Plan};
+use crate::work::Work;
 use headrace_wire::{io, Sqe, Status};
 use std::time::Instant;
 

@@ -1,15 +1,15 @@
 //! An NVMe/TCP target in user space: `headrace serve`, and the peer of every test.
 //!
 //! ```text
-//!   sockets -- reactor (epoll) -- connection (bytes <-> commands, no I/O) -- nvm / admin / fabrics -- media
-//!                                                                              |                        ^
-//!                                                                              +-- gate -- worker ------+
+//!   sockets -- reactor (epoll) -- connection (bytes <-> commands, no I/O) -- nvm / admin / fabrics -- work -- media
+//!                                                                              |                    ^
+//!                                                                              +-- gate -- worker --+
 //! ```
 //!
 //! * [`reactor`]: threads that move bytes; memory media are served right there, from where they lie
-//! * [`connection`], [`receive`], [`direct`], [`commands`], [`fused`], [`abort`], [`output`]: one queue, without I/O
-//! * [`subsystem`], [`view`], [`control`]: what is served, and how that changes while it is
-//! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean
+//! * [`connection`], [`receive`], [`direct`], [`commands`], [`fused`], [`abort`], [`answer`], [`output`]: one queue, without I/O
+//! * [`config`], [`identity`], [`subsystem`], [`view`], [`control`]: what is served, and how that changes while it is
+//! * [`fabrics`], [`admin`], [`identify`], [`pages`], [`nvm`]: what commands mean; [`work`]: what they do at the media
 //! * [`controller`], [`registry`], [`gate`], [`hosts`]: associations, what their end guarantees, what each host may have
 //! * [`reservation`]: who may write
 //! * [`worker`]: threads that wait for files
@@ -20,6 +20,7 @@
 
 mod abort;
 mod admin;
+mod answer;
 mod commands;
 mod config;
 mod connection;
@@ -49,6 +50,7 @@ mod target;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod view;
+mod work;
 mod worker;
 
 #[cfg(test)]

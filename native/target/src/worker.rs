@@ -7,7 +7,7 @@
 use crate::gate::{Gate, Passage};
 use crate::mailbox::{Done, Mailbox, Message};
 use crate::memory::Buffer;
-use crate::nvm::Work;
+use crate::work::Work;
 use headrace_wire::Status;
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};

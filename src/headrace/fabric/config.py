@@ -325,9 +325,9 @@ def to_toml(options: TargetOptions) -> str:
     for listen in options.listen:
         if not listen.discovery:
             lines += ["", "[[listen]]", *_lines([("name", listen.name), ("address", _address(listen))])]
-    own = [_address(listen) for listen in options.listen if listen.discovery]
-    if own:
-        lines += ["", "[discovery]", f"listen = {json.dumps(own)}"]
+    for listen in options.listen:
+        if listen.discovery:
+            lines += ["", "[[discovery.listen]]", *_lines([("name", listen.name), ("address", _address(listen))])]
     for subsystem in options.subsystems:
         lines += ["", "[[subsystem]]", *_lines(_subsystem_items(subsystem))]
         for host in subsystem.hosts():

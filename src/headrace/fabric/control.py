@@ -348,11 +348,11 @@ def _add_namespace(target: Target, request: Table) -> dict[str, Any]:
         raise request.error("namespace", expected="a table", found="nothing")
     taken = next(s["namespaces"] for s in target.status()["subsystems"] if s["nqn"] == nqn)
     free = next(nsid for nsid in range(1, MAX_NSID + 2) if nsid not in [n["nsid"] for n in taken])
-    path = table.text("path", 4096)
-    if path is not None and not Path(path).is_absolute():
-        raise table.error(
-            "path", expected="a whole path, since the target has a working directory of its own", found=path
-        )
+    for key in ("path", "reservations"):
+        path = table.text(key, 4096)
+        if path is not None and not Path(path).is_absolute():
+            expected = "a whole path, since the target has a working directory of its own"
+            raise table.error(key, expected=expected, found=path)
     namespace = read_namespace(table, default_nsid=free, folder=Path("/"))
     _not_served_yet(target, namespace)
     target.add_namespace(nqn, namespace)

@@ -205,28 +205,6 @@ fn what_lies_beyond_a_new_end_is_no_error_of_the_media() {
     assert_eq!(std::fs::metadata(folder.0.join("disk")).unwrap().len(), 512 << 10);
 }
 
-/// Two administrators, both without force: whoever is second does not cut off what the first has added.
-#[test]
-fn growing_at_the_same_time_never_shrinks() {
-    let target = common::start("");
-    target.add_namespace(NQN, &memory(2)).unwrap();
-    for _ in 0..2000 {
-        target.resize_namespace(NQN, 2, 1 << 20, true).unwrap();
-        let together = std::sync::Barrier::new(2);
-        let grow = |size: u64| {
-            together.wait();
-            target.resize_namespace(NQN, 2, size, false).is_ok()
-        };
-        let (less, more) = std::thread::scope(|scope| {
-            let less = scope.spawn(|| grow(2 << 20));
-            (grow(3 << 20), less.join().unwrap())
-        });
-        assert!(less || more);
-        let size = &target.status()["subsystems"][0]["namespaces"][1]["size_bytes"];
-        assert_eq!(size, 3 << 20, "it was cut off");
-    }
-}
-
 /// What is refused in a configuration is refused while it runs.
 #[test]
 fn what_one_namespace_has_no_other_gets() {
