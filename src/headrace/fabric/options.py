@@ -214,8 +214,8 @@ class TargetOptions:
 
     subsystems: Sequence[SubsystemOptions]
     listen: Sequence[ListenOptions] = field(default_factory=lambda: (ListenOptions(),))
-    #: For files: "auto" (pread, which is faster from the page cache), "io_uring" (refused where the system does not allow
-    #: it) or "pread"; `Target.status()` says which is in use.
+    #: For files: "auto" (pread, which is faster from the page cache), "io_uring" (or not at all) or "pread";
+    #: `Target.status()` says which is in use.
     io_engine: str = "auto"
     #: MAXH2CDATA: longest data PDU that a host may send (1 MiB).
     max_h2c_data_bytes: int | None = None
