@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,6 +29,8 @@ SMALL_BYTES = 4 * KIB
 #: Messages that are taken and asked for at a time; each side uses what is best for it.
 BATCHES = (4, 8, 12, 16)
 PATTERN = 1
+#: SO_SNDBUF of both bare ends: what ours use on one machine (decision 0021), and the kernel's choice.
+SEND_BYTES = (256 * KIB, 0)
 #: Longer than an answer takes on any machine that these figures make sense on.
 POLL_US = 1000
 
@@ -95,6 +99,7 @@ class Bench:
         self.layout = cores.layout()
         self._stack = ExitStack()
         self._hosts: dict[str, Program] = {}
+        self._bare: dict[tuple[int, bool], tuple[Program, Program]] = {}
 
     def close(self) -> None:
         self._stack.close()
@@ -108,16 +113,26 @@ class Bench:
     def target(self) -> Program:
         return self.start(python("target", self.scale.memory_bytes, 1, 1), {self.layout.server})
 
-    @cached_property
-    def bare_server(self) -> Program:
-        return self.start(native("serve", self.scale.memory_bytes), {self.layout.server})
+    def bare(self, send_bytes: int, second_core: bool = False) -> tuple[Program, Program]:
+        """A client and a server of the bare socket."""
+        key = send_bytes, second_core
+        if key not in self._bare:
+            size = self.scale.memory_bytes
+            on = {self.layout.client, self.layout.second} if second_core else {self.layout.client}
+            server = self.start(native("serve", size, send_bytes), {self.layout.server})
+            client = self.start(native("bare", server.greeting, size, send_bytes), on)
+            self._show_that_it_moves_the_bytes(client)
+            self._bare[key] = client, server
+        return self._bare[key]
 
-    @cached_property
-    def bare(self) -> Program:
-        size = self.scale.memory_bytes
-        bare = self.start(native("bare", self.bare_server.greeting, size), {self.layout.client})
-        self._show_that_it_moves_the_bytes(bare)
-        return bare
+    def best_bare(self, job: dict[str, Any], second_core: bool = False) -> tuple[Program, Program]:
+        """Of `SEND_BYTES`, what lets the bare socket do this job fastest."""
+
+        def seconds(send_bytes: int) -> float:
+            client, _ = self.bare(send_bytes, second_core)
+            return statistics.median([float(client.ask(**job)["seconds"]) for _ in range(3)])
+
+        return self.bare(min(SEND_BYTES, key=seconds), second_core)
 
     def host(self, depth: int, **options: object) -> Program:
         """A load on our host, connected to the target; the first one fills the target's memory."""
@@ -191,7 +206,7 @@ def _stream(bench: Bench, write: bool, block: int, depth: int) -> tuple[Pairs, M
     total = bench.scale.stream_bytes
     job = _move(block, depth, total, write=write)
     ours = Meter(bench.host(depth), bench.target, job, total / 1e9)
-    peer = Meter(bench.bare, bench.bare_server, job, total / 1e9)
+    peer = Meter(*bench.best_bare(job), job, total / 1e9)
     return interleaved(ours, peer, bench.scale.rounds), ours, peer
 
 
@@ -238,7 +253,8 @@ def _with_unit(measured: tuple[Pairs, Meter, Meter], unit: str) -> tuple[Pairs, 
 def random_read_4kib_depth32(bench: Bench) -> Iterator[Figure]:
     count = bench.scale.small_count
     sides = []
-    for client, server in ((bench.host(32), bench.target), (bench.bare, bench.bare_server)):
+    probe = _move(SMALL_BYTES, 32, count // 4 * SMALL_BYTES, scatter=True, batch=BATCHES[1])
+    for client, server in ((bench.host(32), bench.target), bench.best_bare(probe)):
         batch = bench.best_batch(client, server)
         job = _move(SMALL_BYTES, 32, count * SMALL_BYTES, scatter=True, batch=batch)
         sides.append(Meter(client, server, job, count / 1e3))
@@ -250,7 +266,7 @@ def latency_4kib_depth1(bench: Bench) -> Iterator[Figure]:
     """The client polls on both sides; the server sleeps for each request."""
     job = {"job": "ping", "block": SMALL_BYTES, "count": bench.scale.ping_count, "spin": True}
     ours = Meter(bench.host(1, poll_us=POLL_US), bench.target, job, 1)
-    peer = Meter(bench.bare, bench.bare_server, job, 1)
+    peer = Meter(*bench.bare(SEND_BYTES[0]), job, 1)
     pairs = interleaved(ours, peer, bench.scale.rounds)
     yield _figure("latency_4kib_depth1", pairs, "us", ours, peer, at_most=1.5)
 
@@ -259,7 +275,7 @@ def latency_4kib_asleep(bench: Bench) -> Iterator[Figure]:
     """For comparison: nobody polls."""
     job = {"job": "ping", "block": SMALL_BYTES, "count": bench.scale.ping_count, "spin": False}
     ours = Meter(bench.host(1), bench.target, job, 1)
-    peer = Meter(bench.bare, bench.bare_server, job, 1)
+    peer = Meter(*bench.bare(SEND_BYTES[0]), job, 1)
     pairs = interleaved(ours, peer, bench.scale.rounds)
     yield _figure("latency_4kib_asleep", pairs, "us", ours, peer)
 
@@ -300,6 +316,33 @@ def gil_held(bench: Bench) -> Iterator[Figure]:
     ]
     pairs = interleaved(sides[0], sides[1], bench.scale.rounds)
     yield _figure("gil_held", pairs, "GB/s", sides[0], sides[1], at_least=0.9)
+
+
+class Disturbed:
+    """A measure while another process computes on these cores."""
+
+    def __init__(self, meter: Meter, on: set[int]) -> None:
+        self._meter, self._on = meter, on
+
+    def __call__(self) -> float:
+        with cores.pinned(self._on):
+            busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        try:
+            return self._meter()
+        finally:
+            busy.kill()
+            busy.wait()
+
+
+def gil_held_bare(bench: Bench) -> Iterator[Figure]:
+    """What the cores leave of `gil_held`: a bare socket beside whose client somebody computes, over it alone."""
+    total = 2 * bench.scale.stream_bytes
+    job = _move(STREAM_BYTES, 16, total)
+    client, server = bench.best_bare(job, second_core=True)
+    sides = [Meter(client, server, job, total / 1e9) for _ in range(2)]
+    disturbed = Disturbed(sides[0], {bench.layout.client, bench.layout.second})
+    pairs = interleaved(disturbed, sides[1], bench.scale.rounds)
+    yield _figure("gil_held_bare", pairs, "GB/s", sides[0], sides[1])
 
 
 def digests_on(bench: Bench) -> Iterator[Figure]:
@@ -345,8 +388,8 @@ def eight_clients(bench: Bench) -> Iterator[Figure]:
     target = bench.start(python("target", size, count, min(count, len(server_cores))), server_cores)
     hosts, bares, servers = [], [], []
     for number, (client_core, server_core) in enumerate(bench.layout.pairs):
-        servers.append(bench.start(native("serve", size), {server_core}))
-        bares.append(bench.start(native("bare", servers[-1].greeting, size), {client_core}))
+        servers.append(bench.start(native("serve", size, SEND_BYTES[0]), {server_core}))
+        bares.append(bench.start(native("bare", servers[-1].greeting, size, SEND_BYTES[0]), {client_core}))
         options = json.dumps({"depth": 16, "nsid": number + 1})
         hosts.append(bench.start(native("host", target.greeting, NQN, size, options), {client_core}))
         hosts[-1].ask(job="fill", seed=number)
@@ -379,7 +422,7 @@ def pure_python_loop(bench: Bench) -> Iterator[Figure]:
         ("pure_python_loop_4kib", SMALL_BYTES, 32, bench.scale.small_count, "1000/s"),
     ):
         # The server has one client at a time.
-        server = bench.start(native("serve", bench.scale.memory_bytes), {bench.layout.server})
+        server = bench.start(native("serve", bench.scale.memory_bytes, SEND_BYTES[0]), {bench.layout.server})
         work = count * block / 1e9 if unit == "GB/s" else count / 1e3
         job = {"job": "socket_loop", "port": int(server.greeting), "block_bytes": block, "depth": depth, "count": count}
         meter = Meter(load, server, job, work)
@@ -406,6 +449,7 @@ FIGURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "latency_4kib_asleep": latency_4kib_asleep,
     "python_batches_of_256": python_batches_of_256,
     "gil_held": gil_held,
+    "gil_held_bare": gil_held_bare,
     "digests_on": digests_on,
     "eight_clients": eight_clients,
     "idle_cpu": idle_cpu,

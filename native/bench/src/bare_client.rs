@@ -3,7 +3,7 @@
 use crate::bare_server::{Request, ANSWER_BYTES, REQUEST_BYTES};
 use crate::control::{Client, Move};
 use crate::memory;
-use crate::socket::{receive, receive_all, send_all, PIECES};
+use crate::socket::{bound_send_buffer, receive, receive_all, send_all, PIECES};
 use crate::Failure;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
@@ -15,9 +15,10 @@ pub struct BareClient {
 }
 
 impl BareClient {
-    pub fn open(port: u16, size: usize) -> Result<Self, Failure> {
+    pub fn open(port: u16, size: usize, send_bytes: usize) -> Result<Self, Failure> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
+        bound_send_buffer(&stream, send_bytes)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         stream.set_write_timeout(Some(Duration::from_secs(30)))?;
         let mut memory = vec![0; size];

@@ -43,7 +43,7 @@ impl Request {
     }
 }
 
-pub fn run(size: usize) -> Result<(), Failure> {
+pub fn run(size: usize, send_bytes: usize) -> Result<(), Failure> {
     let mut memory = vec![0; size];
     memory::fill(&mut memory, 1);
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -56,7 +56,7 @@ pub fn run(size: usize) -> Result<(), Failure> {
     loop {
         let (stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
-        bound_send_buffer(&stream)?;
+        bound_send_buffer(&stream, send_bytes)?;
         // The end of a client is not the end of the server.
         let _ = talk(&stream, &mut memory);
     }

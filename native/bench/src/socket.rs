@@ -55,9 +55,12 @@ pub fn send_all(stream: &TcpStream, pieces: &mut [IoSlice<'_>]) -> io::Result<()
     Ok(())
 }
 
-/// As decision 0021 found it best on one machine: what piles up between the ends beyond it leaves the cache.
-pub fn bound_send_buffer(stream: &TcpStream) -> io::Result<()> {
-    let bytes: libc::c_int = 256 << 10;
+/// What piles up between the ends beyond it leaves the cache (decision 0021). 0: the kernel's choice.
+pub fn bound_send_buffer(stream: &TcpStream, bytes: usize) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let bytes = libc::c_int::try_from(bytes).map_err(io::Error::other)?;
     // SAFETY: one live int, and its length.
     count(unsafe {
         libc::setsockopt(
