@@ -16,7 +16,7 @@ def test_commands_that_are_advised_exist() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     wrong, found = [], 0
     for path in SOURCES.rglob("*.py"):
-        for first, second in re.findall(r"`headrace ([a-z]+)(?: ([a-z]+))?", path.read_text(encoding="utf-8")):
+        for first, second in re.findall(r"`headrace ([a-z-]+)(?: ([a-z-]+))?", path.read_text(encoding="utf-8")):
             found += 1
             command = commands.get(first)
             if command is None or (second and second not in getattr(command, "commands", {second: None})):
