@@ -34,7 +34,7 @@ def test_eight_clients_come_out(bench: fabric.Bench) -> None:
 
 
 def test_wrong_bytes_are_seen(bench: fabric.Bench) -> None:
-    for client in (bench.bare, bench.host(16)):
+    for client in (bench.bare(fabric.SEND_BYTES[0])[0], bench.host(16)):
         client.ask(job="fill", seed=99)
         for scatter in (False, True):
             answer = client.ask(job="check", seed=fabric.PATTERN, block=4096, random=scatter)
@@ -42,7 +42,7 @@ def test_wrong_bytes_are_seen(bench: fabric.Bench) -> None:
 
 
 def test_cpu_of_another_process_is_seen() -> None:
-    program = Program(native("serve", 64 * MIB), {fabric.cores.layout().server})
+    program = Program(native("serve", 64 * MIB, fabric.SEND_BYTES[0]), {fabric.cores.layout().server})
     try:
         assert 0 < cpu_s(program.process.pid) < 60
     finally:
@@ -52,4 +52,4 @@ def test_cpu_of_another_process_is_seen() -> None:
 
 def test_a_program_that_does_not_start_says_so() -> None:
     with pytest.raises(RuntimeError, match="ended with status 1"):
-        Program(native("bare", "not-a-port", 1), {fabric.cores.layout().client})
+        Program(native("bare", "not-a-port", 1, 0), {fabric.cores.layout().client})

@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 SAYS = {
     "first_volume.py": ["1048576 numbers", "hello, turbine"],
     "train_loop.py": ["Storage cost", "of accelerator time"],
+    "two_paths.py": ["step 19: usable 127.0.0.1:"],
 }
 
 

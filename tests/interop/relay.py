@@ -12,7 +12,10 @@ from headrace.testing.serve import free_port
 
 
 class Relay:
-    """One thread moves the bytes of all connections. `cut` resets them and refuses new ones until `heal`."""
+    """One thread moves the bytes of all connections. `cut` resets them, and each new one at once, until `heal`.
+
+    It listens all the time: a port that is let go may be somebody's else when it is wanted again.
+    """
 
     def __init__(self, behind: int) -> None:
         self.port = free_port()
@@ -21,7 +24,7 @@ class Relay:
         self._over = False
         self._lock = threading.Lock()
         self._ends: dict[socket.socket, socket.socket] = {}
-        self._listener: socket.socket | None = self._listen()
+        self._listener = self._listen()
         self._thread = threading.Thread(target=self._run, name="relay")
         self._thread.start()
 
@@ -35,23 +38,19 @@ class Relay:
     def cut(self) -> None:
         with self._lock:
             self._whole = False
-            if self._listener is not None:
-                self._listener.close()
-                self._listener = None
             for end in self._ends:
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                end.close()
+                _reset(end)
             self._ends.clear()
 
     def heal(self) -> None:
         with self._lock:
             self._whole = True
-            self._listener = self._listener or self._listen()
 
     def close(self) -> None:
         self._over = True
         self._thread.join(10)
         self.cut()
+        self._listener.close()
 
     def __enter__(self) -> Relay:
         return self
@@ -62,7 +61,7 @@ class Relay:
     def _run(self) -> None:
         while not self._over:
             with self._lock:
-                sockets = [*self._ends, *([self._listener] if self._listener else [])]
+                sockets = [*self._ends, self._listener]
             try:
                 # A short wait: `cut` and `heal` change the set behind its back.
                 ready = select.select(sockets, [], [], 0.05)[0]
@@ -78,6 +77,9 @@ class Relay:
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             near = listener.accept()[0]
+            if not self._whole:
+                _reset(near)
+                return
             try:
                 far = socket.create_connection(("127.0.0.1", self._behind), 2)
             except OSError:
@@ -99,3 +101,8 @@ class Relay:
         for end in (source, drain):
             self._ends.pop(end, None)
             end.close()
+
+
+def _reset(end: socket.socket) -> None:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    end.close()
