@@ -70,8 +70,8 @@ def add_namespace(
 
     Example: `headrace target add-namespace /data/b.img:100GiB`
     """
+    from headrace.cli.media import parse_media
     from headrace.cli.output import print_json
-    from headrace.cli.serve import parse_media
     from headrace.fabric import MemoryMedia
 
     parsed = parse_media(media)
