@@ -1,0 +1,139 @@
+"""What a member says about its volume and itself."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.device import crc32c
+from headrace.errors import NotAVolume, VolumeDamaged, VolumeTooNew
+from headrace.volume.layout.base import ALIGN, KNOWN_INCOMPAT, MAX_MEMBERS, RESERVED_BYTES, VERSION
+
+# ---- superblock ------------------------------------------------------------------------------------------------------
+#
+#    0  magic "HEADRACE"        8 |  64  stripe_bytes      8 | 120  reserved             8
+#    8  version                 4 |  72  area_bytes        8 | 128  name, UTF-8        128
+#   12  superblock_bytes = 4096 4 |  80  created (ns)      8 | 256  member table   64 x 48
+#   16  incompat flags          8 |  88  log_offset[2]    16 |        id              16
+#   24  compat flags            8 | 104  log_member[2]     8 |        size_bytes       8
+#   32  volume id              16 | 112  log epoch         4 |        data_offset      8
+#   48  generation              8 | 116  name_bytes        4 |        data_end         8
+#   56  member_count            4 |                          |        reserved         8
+#   60  member_index            4 |                          | 3328 reserved          764
+#                                                            | 4092 crc of 0..4091      4
+
+SUPERBLOCK_BYTES = 4096
+_SUPERBLOCK = struct.Struct("<8sIIQQ16sQIIQQQQQIIII8x128s")
+_MEMBER = struct.Struct("<16sQQQ8x")
+assert _SUPERBLOCK.size == 256 and _MEMBER.size == 48
+assert _SUPERBLOCK.size + MAX_MEMBERS * _MEMBER.size == 3328 <= SUPERBLOCK_BYTES - 4
+MAGIC = b"HEADRACE"
+
+
+class Member(NamedTuple):
+    """One row of the member table; offsets and sizes in bytes."""
+
+    id: bytes
+    size_bytes: int
+    data_offset: int
+    data_end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Superblock:
+    """What a member says about its volume and itself."""
+
+    volume_id: bytes
+    name: str
+    generation: int
+    member_index: int
+    members: tuple[Member, ...]
+    stripe_bytes: int
+    area_bytes: int
+    created_ns: int
+    log_offset: tuple[int, int]
+    log_member: tuple[int, int]
+    log_epoch: int = 1
+    version: int = VERSION
+    incompat: int = 0
+    compat: int = 0
+
+    def encode(self) -> bytes:
+        name = self.name.encode()
+        head = _SUPERBLOCK.pack(
+            MAGIC, self.version, SUPERBLOCK_BYTES, self.incompat, self.compat, self.volume_id, self.generation,
+            len(self.members), self.member_index, self.stripe_bytes, self.area_bytes, self.created_ns, *self.log_offset,
+            *self.log_member, self.log_epoch, len(name), name,
+        )  # fmt: skip
+        body = (head + b"".join(_MEMBER.pack(*member) for member in self.members)).ljust(SUPERBLOCK_BYTES - 4, b"\0")
+        return body + struct.pack("<I", crc32c(body))
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Superblock:
+        """Raises NotAVolume (no magic), VolumeDamaged (its checksum or a field is wrong), VolumeTooNew."""
+        if data[:8] != MAGIC:
+            raise NotAVolume(
+                "this is not a headrace volume",
+                where=where,
+                next_step="check the address, or make one with `headrace volume create`",
+            )
+        if struct.unpack_from("<I", data, SUPERBLOCK_BYTES - 4)[0] != crc32c(data[: SUPERBLOCK_BYTES - 4]):
+            raise VolumeDamaged("the superblock does not match its checksum", where=where)
+        (
+            _, version, _, incompat, compat, volume_id, generation, count, index, stripe, area, created,
+            log_offset0, log_offset1, log_member0, log_member1, epoch, name_bytes, name,
+        ) = _SUPERBLOCK.unpack_from(data)  # fmt: skip
+        if version > VERSION:
+            raise VolumeTooNew(
+                "the volume was written by a newer headrace",
+                where=where,
+                expected=f"format version {VERSION} at most",
+                found=f"version {version}",
+                next_step="upgrade headrace on this machine",
+            )
+        if incompat & ~KNOWN_INCOMPAT:
+            raise VolumeTooNew(
+                "the volume uses features that this headrace does not know",
+                where=where,
+                expected=f"feature flags within {KNOWN_INCOMPAT:#x}",
+                found=f"{incompat:#x}",
+                next_step="upgrade headrace on this machine",
+            )
+        try:
+            if (
+                not 1 <= count <= MAX_MEMBERS
+                or index >= count
+                or name_bytes > 128
+                or max(log_member0, log_member1) >= count
+            ):
+                raise ValueError(f"{count} members, index {index}, log on {log_member0} and {log_member1}")
+            if stripe < ALIGN or stripe & (stripe - 1) or area < 2 * ALIGN or area % ALIGN:
+                raise ValueError(f"stripe {stripe}, area {area}")
+            members = tuple(
+                Member(*_MEMBER.unpack_from(data, _SUPERBLOCK.size + i * _MEMBER.size)) for i in range(count)
+            )
+            for member in members:
+                if not member.data_offset <= member.data_end <= member.size_bytes:
+                    raise ValueError(f"data {member.data_offset}..{member.data_end} of {member.size_bytes}")
+            text = name[:name_bytes].decode()
+        except ValueError as error:
+            raise VolumeDamaged("a field of the superblock is out of range", where=where, found=str(error)) from error
+        return cls(
+            volume_id=volume_id, name=text, generation=generation, member_index=index, members=members,
+            stripe_bytes=stripe, area_bytes=area, created_ns=created, log_offset=(log_offset0, log_offset1),
+            log_member=(log_member0, log_member1), log_epoch=epoch, version=version, incompat=incompat, compat=compat,
+        )  # fmt: skip
+
+    def area_offset(self, copy: int, area: int) -> int:
+        """Where area `area` (0 or 1) of log copy `copy` begins on its member."""
+        return self.log_offset[copy] + RESERVED_BYTES + area * self.area_bytes
+
+    @property
+    def area_blocks(self) -> int:
+        return self.area_bytes // ALIGN
+
+
+def superblock_offsets(size_bytes: int) -> tuple[int, int]:
+    """Both places of a member's superblock."""
+    return 0, size_bytes // ALIGN * ALIGN - SUPERBLOCK_BYTES
