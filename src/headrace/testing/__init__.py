@@ -2,5 +2,19 @@
 
 from headrace.testing.crash import Crash, CrashDevice, Timeline
 from headrace.testing.devices import MemoryDevice
+from headrace.testing.hosts import HostDevice
+from headrace.testing.namespace import Accident, Command, Ghost, Overwrite, Quirks, SharedNamespace
 
-__all__ = ["Crash", "CrashDevice", "MemoryDevice", "Timeline"]
+__all__ = [
+    "Accident",
+    "Command",
+    "Crash",
+    "CrashDevice",
+    "Ghost",
+    "HostDevice",
+    "MemoryDevice",
+    "Overwrite",
+    "Quirks",
+    "SharedNamespace",
+    "Timeline",
+]
