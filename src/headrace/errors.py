@@ -146,6 +146,12 @@ class VolumeTooNew(VolumeError):
     fault = "caller"
 
 
+class VolumeTooOld(VolumeError):
+    """The volume has a format of an earlier version, which is read but not written any more."""
+
+    fault = "caller"
+
+
 class ChecksumMismatch(VolumeError):
     """Bytes read do not match their checksum: the message names object, offset and member."""
 

@@ -128,10 +128,16 @@ def test_without_the_flush_data_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_one_record_for_all_a_transaction_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(writer: commit.LogWriter, transaction: object, encoded: list[bytes], number: int) -> layout.Record:
-        for entry in encoded:
-            sequence = writer.cursor.sequence + 1
-            record = writer.commit(layout.encode_entries([layout.number_entry(entry, sequence)], sequence), number)
+    def one_by_one(
+        writer: commit.LogWriter,
+        transaction: object,
+        operations: list[layout.Operation],
+        totals: layout.Totals,
+        number: int,
+    ) -> layout.Record:
+        for operation in operations:
+            payload = layout.encode_operations([operation], writer.cursor.sequence + 1, totals)
+            record = writer.commit(payload, number)
             writer.catalog.apply(record)
         return record
 

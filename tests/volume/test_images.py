@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import VolumeTooOld
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
 from headrace.volume.scrub import scrub
@@ -25,15 +26,37 @@ def devices_of(version: int) -> list[MemoryDevice]:
     return devices
 
 
-@pytest.mark.parametrize("version", range(1, layout.VERSION + 1))
-def test_the_image_of_every_version_opens_reads_and_is_written_to(version: int) -> None:
+def kept() -> list[int]:
+    return sorted(int(path.stem.removeprefix("version-")) for path in IMAGES.glob("version-*.xz"))
+
+
+@pytest.mark.parametrize("version", kept())
+def test_the_image_of_every_version_opens_and_reads(version: int) -> None:
     devices = devices_of(version)
     random.Random(version).shuffle(devices)
     volume = Volume.open(devices, write=True)
     info = volume.info()
     assert (info.version, info.name, info.warnings, info.sequence) == (version, "kept", [], volume.sequence)
+    assert info.object_count == len(EXPECTED) and info.used_bytes > sum(map(len, EXPECTED.values()))
     assert state_of(volume) == EXPECTED
     assert scrub(devices).clean
+
+
+@pytest.mark.parametrize("version", [version for version in kept() if version < layout.VERSION])
+def test_an_older_version_is_not_written_to(version: int) -> None:
+    devices = devices_of(version)
+    before = [bytes(device.data) for device in devices]
+    volume = Volume.open(devices, write=True)
+    with pytest.raises(VolumeTooOld, match="copy what it holds"):
+        volume.session("later", takeover="if-dead")
+    volume.close()
+    assert [bytes(device.data) for device in devices] == before
+
+
+@pytest.mark.parametrize("version", [version for version in kept() if version == layout.VERSION])
+def test_the_current_version_is_written_to(version: int) -> None:
+    devices = devices_of(version)
+    volume = Volume.open(devices, write=True)
     with volume.session("later") as session, session.transaction() as tx:
         tx.put("later", b"written by this version")
         tx.delete("empty")

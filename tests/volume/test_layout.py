@@ -12,21 +12,28 @@ from hypothesis import strategies as st
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.extents import make_runs
-from headrace.volume.layout import ALIGN, AreaHeader, Entry, Heartbeat, Record, RecordHead, SessionEntry
+from headrace.volume.layout import (
+    ALIGN,
+    AreaHeader,
+    Blob,
+    Heartbeat,
+    ObjectValue,
+    Operation,
+    Record,
+    RecordHead,
+    SessionEntry,
+    Totals,
+)
 
 ID = bytes(range(16))
 
 
-def entry(name: str = "a/ö", operation: int = layout.PUT) -> Entry:
+def blob(birth: int = 7) -> Blob:
     runs, columns = make_runs([(8192, [(0, 4096), (1, 8192)]), (100, [(1, 0)])])
     table_runs, table_columns = make_runs([(12, [(2, 65536)])])
-    return Entry(
-        name=name,
-        operation=operation,
+    return Blob(
+        birth=birth,
         length_bytes=8292,
-        birth=7,
-        sequence=9,
-        created_ns=11,
         checksum_block_bytes=4096,
         table_page_bytes=16384,
         runs=runs,
@@ -37,29 +44,79 @@ def entry(name: str = "a/ö", operation: int = layout.PUT) -> Entry:
     )
 
 
-def same(one: Entry, other: Entry) -> bool:
-    return all(np.array_equal(value, getattr(other, key)) for key, value in vars(one).items())
+def slices() -> ObjectValue:
+    rows = np.array([(7, 4096, 10), (8, 0, 1), (7, 0, 4096)], layout.SLICE)
+    return ObjectValue(sequence=9, created_ns=11, length_bytes=4107, slices=rows)
 
 
-def test_entries() -> None:
-    entries = [entry(), entry("b" * 1024), entry("c", layout.DELETE)]
-    payload = layout.encode_entries([layout.number_entry(e.encode(), 9) for e in entries], 42)
-    sequence, decoded = layout.decode_entries(payload, "here")
-    assert sequence == 42 and all(same(a, b) for a, b in zip(entries, decoded, strict=True))
-    assert [len(e.encode()) for e in entries] == [e.encoded_bytes for e in entries]
+def same(one: object, other: object) -> bool:
+    pairs = [(value, getattr(other, key)) for key, value in vars(one).items()]
+    return all(same(a, b) if isinstance(a, Blob) else np.array_equal(a, b) for a, b in pairs)
+
+
+def inline() -> ObjectValue:
+    return ObjectValue(sequence=9, created_ns=11, length_bytes=8292, blob=blob())
+
+
+def operations() -> list[Operation]:
+    return [
+        Operation(layout.PUT, layout.object_key("a/ö"), inline().encode()),
+        Operation(layout.PUT, layout.object_key("b" * 1024), slices().encode()),
+        Operation(layout.DELETE, layout.object_key("c"), b""),
+        Operation(layout.PUT, layout.blob_key(7), blob().encode()),
+    ]
+
+
+def test_values() -> None:
+    assert same(layout.decode_blob(blob().encode(), 7), blob()) and len(blob().encode()) == blob().encoded_bytes
+    with pytest.raises(VolumeDamaged, match="blob 0x8"):
+        layout.decode_blob(blob().encode(), 8)
+    for value in (inline(), slices()):
+        encoded = value.encode()
+        assert same(ObjectValue.decode(encoded, "x"), value)
+        assert layout.ObjectHead.decode(encoded, "x").length_bytes == value.length_bytes
+        for cut in range(len(encoded)):
+            with pytest.raises(VolumeDamaged, match="'x'"):
+                ObjectValue.decode(encoded[:cut], "x")
+    assert layout.peek_blob(inline().encode()) == (7, 4096, 8192 + 4096 + 4096)
+    # The sum of the slices is the object, also where it would wrap round.
+    rows = np.array([(1, 0, 1 << 63), (1, 0, 1 << 63), (1, 0, 5)], layout.SLICE)
+    for length, bad in ((4106, slices().slices), (5, rows), (0, np.zeros(1, layout.SLICE))):
+        with pytest.raises(VolumeDamaged):
+            ObjectValue.decode(ObjectValue(sequence=1, created_ns=1, length_bytes=length, slices=bad).encode(), "x")
+
+
+def test_keys_are_in_the_order_of_names_and_births() -> None:
+    names = ["", "a", "a/b", "b", "é", "\U0010ffff"]
+    assert sorted(map(layout.object_key, reversed(names))) == [layout.object_key(name) for name in names]
+    assert layout.blob_key(255) < layout.blob_key(256) < layout.object_key("")
+    assert [layout.name_of(layout.object_key(name)) for name in names] == names
+    for key in (layout.blob_key(1), layout.object_key("\udcff")):
+        with pytest.raises(VolumeDamaged):
+            layout.name_of(key)
+
+
+def test_operations() -> None:
+    payload = layout.encode_operations(operations(), 42, Totals(2, 5))
+    assert layout.decode_operations(payload, "here") == (42, Totals(2, 5), operations())
+    assert len(payload) == layout.PAYLOAD_BYTES + sum(operation.encoded_bytes for operation in operations())
     for cut in range(len(payload)):
         with pytest.raises(VolumeDamaged):
-            layout.decode_entries(payload[:cut], "here")
+            layout.decode_operations(payload[:cut], "here")
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_a_changed_entry_decodes_or_is_damage(data: st.DataObject) -> None:
-    payload = bytearray(layout.encode_entries([entry().encode()], 42))
+def test_a_changed_payload_decodes_or_is_damage(data: st.DataObject) -> None:
+    payload = bytearray(layout.encode_operations(operations(), 42, Totals(2, 5)))
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with suppress(VolumeDamaged):
-        layout.decode_entries(bytes(payload), "here")
+        for operation in layout.decode_operations(bytes(payload), "here")[2]:
+            with suppress(VolumeDamaged):
+                ObjectValue.decode(operation.value, layout.name_of(operation.key))
+            with suppress(VolumeDamaged):
+                layout.decode_blob(operation.value, 7)
 
 
 def test_records_belong_to_one_place_of_one_generation_of_one_volume() -> None:

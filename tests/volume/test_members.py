@@ -11,7 +11,7 @@ from headrace.device import crc32c, open_device
 from headrace.errors import HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeFull, VolumeTooNew
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume, members
+from headrace.volume import Volume, layout, members
 from headrace.volume.layout import SUPERBLOCK_BYTES, superblock_offsets
 from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
 
@@ -72,8 +72,8 @@ def reseal(device: MemoryDevice, offset: int, code: str, value: int) -> None:
 
 def test_a_newer_version_is_refused_by_name() -> None:
     devices = filled()
-    reseal(devices[1], 8, "<I", 2)
-    with pytest.raises(VolumeTooNew, match="version 2"):
+    reseal(devices[1], 8, "<I", layout.VERSION + 1)
+    with pytest.raises(VolumeTooNew, match=f"version {layout.VERSION + 1}"):
         Volume.open(devices)
     with pytest.raises(UsageError, match="holds a volume"):
         Volume.create(devices=devices)

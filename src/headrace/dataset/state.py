@@ -88,7 +88,7 @@ def current_state(
 
 def object_identity(stream: TokenStream) -> str:
     """What only this very object has: the volume and, in it, the allocation."""
-    return f"{stream.volume.id}/{stream.bin_info.name}#{stream.bin_info.birth}"
+    return f"{stream.volume.id}/{stream.bin_info.name}#{stream.bin_info.sequence}"
 
 
 def check_state(saved: LoaderState, ours: LoaderState, *, allow_global_batch_change: bool = False) -> None:

@@ -132,7 +132,7 @@ def open_safetensors(volume: Volume, name: str) -> ModelFile:
         if len(header) < header_bytes:
             rest = volume.read(name, len(first), PREFIX_BYTES + header_bytes - len(first))
             header += rest
-        if volume.stat(name).birth != info.birth:
+        if volume.stat(name).sequence != info.sequence:
             raise ObjectNotFound("the model was replaced while it was opened", where=name, next_step="open it again")
         return ModelFile(volume, info, parse(header, length))
     except ModelError as error:

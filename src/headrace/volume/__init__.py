@@ -1,7 +1,7 @@
 """The volume: named, immutable, checksummed objects, striped over block devices. Format: `docs/volume-format.md`."""
 
-from headrace.volume.catalog import ObjectInfo
 from headrace.volume.grant import Grant, Receipt
+from headrace.volume.objects import ObjectInfo
 from headrace.volume.session import Session
 from headrace.volume.transaction import Transaction
 from headrace.volume.transfer import VolumeTransfer

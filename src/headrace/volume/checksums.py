@@ -1,6 +1,6 @@
-"""Checksum tables: one uint32 for every checksum block of an object, stored, paged in and verified.
+"""Checksum tables: one uint32 for every checksum block of a blob, stored, paged in and verified.
 
-A small table lies in the object's entry. A larger one has its own extents, is cut into pages, and the pages' checksums
+A small table lies in the blob's entry. A larger one has its own extents, is cut into pages, and the pages' checksums
 (`roots`) lie in the entry: so the chain of trust goes from the log record to every data block.
 """
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from headrace.device import BlockDevice, read_batch
 from headrace.volume import layout
-from headrace.volume.catalog import StoredObject
 from headrace.volume.extents import I64, U32
+from headrace.volume.objects import StoredBlob
 
-#: Loaded pages of all objects together, by default: the tables of 1 TiB in 64 KiB blocks, or of 64 GiB in 4 KiB blocks.
+#: Loaded pages of all blobs together, by default: the tables of 1 TiB in 64 KiB blocks, or of 64 GiB in 4 KiB blocks.
 CACHE_BYTES = 64 << 20
 
 
@@ -32,9 +32,9 @@ def table_page_bytes(block_count: int, stripe_bytes: int) -> int:
 
 
 class _Table:
-    """One object's checksums, loaded page by page; untouched pages take no memory."""
+    """One blob's checksums, loaded page by page; untouched pages take no memory."""
 
-    def __init__(self, stored: StoredObject) -> None:
+    def __init__(self, stored: StoredBlob) -> None:
         self.stored = stored
         self.values = np.zeros(stored.block_count, np.uint32)
         self.loaded = np.zeros(len(stored.entry.roots), np.bool_)
@@ -51,8 +51,8 @@ class ChecksumCache:
         self._tables: OrderedDict[int, _Table] = OrderedDict()
         self._lock = threading.Lock()
 
-    def gather(self, stored: StoredObject, blocks: I64) -> U32:
-        """Checksums of `blocks` (indices within the object). ChecksumMismatch where the table itself is damaged."""
+    def gather(self, stored: StoredBlob, blocks: I64) -> U32:
+        """Checksums of `blocks` (indices within the blob). ChecksumMismatch where the table itself is damaged."""
         if stored.table is None:
             return np.ascontiguousarray(stored.entry.roots[blocks], np.uint32)
         with self._lock:

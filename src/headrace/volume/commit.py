@@ -170,7 +170,7 @@ class LogWriter:
             if block + record.blocks > limit:
                 raise VolumeFull(
                     "the volume's catalog does not fit into a log area",
-                    found=f"{len(self.catalog.entries)} objects",
+                    found=f"{self.catalog.totals.object_count} objects",
                     next_step="delete objects",
                 )
             data, previous = record.encode(self._volume_id, block)

@@ -32,7 +32,8 @@ def create(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, log_
         for offset in layout.superblock_offsets(device.size_bytes):
             write_through(device, offset, blank)
     first = superblocks[0]
-    snapshot, _ = Record(layout.SNAPSHOT, 0, 0, 1, 0, 0, layout.encode_entries([], 0)).encode(first.volume_id, 1)
+    nothing = layout.encode_operations([], 0, layout.Totals(0, 0))
+    snapshot, _ = Record(layout.SNAPSHOT, 0, 0, 1, 0, 0, nothing).encode(first.volume_id, 1)
     header = AreaHeader(1, first.log_epoch, 0, 1, 0, first.created_ns).encode(first.volume_id, 0)
     for copy in range(layout.LOG_COPIES):
         device = devices[first.log_member[copy]]

@@ -9,6 +9,7 @@ the checksum block, and a unit is one too, so no checksum block ever crosses a p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,15 +37,20 @@ class Pieces(NamedTuple):
     #: Where its wanted bytes lie within the range.
     within: I64
 
+    @classmethod
+    def join(cls, parts: Sequence[Pieces]) -> Pieces:
+        """The segments of all parts, one after another."""
+        return parts[0] if len(parts) == 1 else cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
     def blocks(self, block_bytes: int) -> tuple[I64, I64]:
         """First checksum block of each segment, and how many it has."""
         return self.start // block_bytes, -(-self.length // block_bytes)
 
     def batch(
-        self, *, buffer: U32, buffer_offset: I64, birth: int, block_bytes: int, volume_id: bytes, mark: int
+        self, *, buffer: U32, buffer_offset: I64, birth: int | I64, block_bytes: int, volume_id: bytes, mark: int
     ) -> Batch:
-        """The batch that moves these segments. `buffer`, `buffer_offset`: of each range; `mark` is or-ed to block
-        indices.
+        """The batch that moves these segments. `buffer`, `buffer_offset`: of each range; `birth`: of all segments, or
+        of each; `mark` is or-ed to block indices.
         """
         first, _ = self.blocks(block_bytes)
         return Batch(
@@ -55,7 +61,7 @@ class Pieces(NamedTuple):
             take=self.take.astype(np.uint64),
             buffer=buffer[self.source],
             buffer_offset=(buffer_offset[self.source] + self.within).astype(np.uint64),
-            birth=np.full(len(self.member), birth, np.uint64),
+            birth=np.array(np.broadcast_to(birth, len(self.member)), np.uint64),
             first_block=first.astype(np.uint64) | np.uint64(mark),
             checksum_block_bytes=block_bytes,
             volume_id=volume_id,

@@ -201,7 +201,7 @@ class LogReader:
             self.forget_chunks()
             cursor = self.start()
             cursor.every_copy = every_copy
-            catalog = Catalog(self.superblock.stripe_bytes)
+            catalog = Catalog(self.superblock.version)
             for index in range(cursor.header.snapshot_records):
                 record = self.next(cursor)
                 if record is None:

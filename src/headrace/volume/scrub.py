@@ -15,7 +15,7 @@ import numpy as np
 from headrace.device import BlockDevice, crc32c
 from headrace.errors import DeviceError, HeadraceError, NotAVolume, VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.layout import ALIGN, AreaHeader, Entry, Record, RecordHead, Superblock
+from headrace.volume.layout import ALIGN, AreaHeader, Blob, ObjectValue, Record, RecordHead, Superblock, Totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,17 @@ def scrub(
     report = ScrubReport()
     superblock, ordered = _superblocks(devices, report)
     read = _Reader(ordered, bytes_per_s, report)
-    entries = _log(superblock, read, report)
-    _space(superblock, entries, report)
-    for entry in entries.values():
+    values, totals = _log(superblock, read, report)
+    objects, blobs = _objects(superblock, values, totals, report)
+    _space(superblock, blobs, report)
+    checked: set[int] = set()
+    for name, births in objects.items():
         if on_object is not None:
-            on_object(entry.name)
-        _object(superblock, entry, read, report)
+            on_object(name)
+        for birth in births:
+            if birth not in checked:
+                checked.add(birth)
+                _blob(superblock, blobs[birth], read, report)
         report.object_count += 1
     return report
 
@@ -131,8 +136,8 @@ def _superblocks(devices: Sequence[BlockDevice], report: ScrubReport) -> tuple[S
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 
-def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> dict[str, Entry]:
-    """The objects of the last commit, and a finding for whatever one copy of the log lacks."""
+def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> tuple[dict[bytes, bytes], Totals | None]:
+    """Keys and values of the last commit, what it says they add up to; a finding for whatever one log copy lacks."""
     copies = [_area(superblock, copy, read) for copy in range(layout.LOG_COPIES)]
     best = max((generation for generation, _, _ in copies), default=0)
     if best == 0:
@@ -168,18 +173,23 @@ def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> dict[str
                 fatal=True,
             )
         )
-    entries: dict[str, Entry] = {}
+    values: dict[bytes, bytes] = {}
+    totals = None
     for record in records:
         if record.sequence > durable or record.kind not in (layout.COMMIT, layout.SNAPSHOT):
             continue
-        sequence, changes = layout.decode_entries(record.payload, f"log record {record.sequence}")
+        where = f"log record {record.sequence}"
+        if superblock.version == 1:
+            sequence, operations = layout.decode_version1(record.payload, where)
+        else:
+            sequence, totals, operations = layout.decode_operations(record.payload, where)
         report.sequence = record.sequence if record.kind == layout.COMMIT else sequence
-        for entry in changes:
-            if entry.operation == layout.PUT:
-                entries[entry.name] = entry
+        for operation in operations:
+            if operation.kind == layout.PUT:
+                values[operation.key] = operation.value
             else:
-                entries.pop(entry.name, None)
-    return entries
+                values.pop(operation.key, None)
+    return values, totals
 
 
 def _area(superblock: Superblock, copy: int, read: _Reader) -> tuple[int, int, list[tuple[int, Record]]]:
@@ -229,13 +239,69 @@ def _units(superblock: Superblock, runs: layout.Rows, columns: layout.Rows) -> I
         column_base += width
 
 
-def _space(superblock: Superblock, entries: dict[str, Entry], report: ScrubReport) -> None:
-    """No two objects share space, and all of it is data space."""
+@dataclass
+class _Use:
+    """A blob, and the objects that it is part of: (name, where in the object, where in the blob, bytes)."""
+
+    blob: Blob
+    slices: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+
+def _objects(
+    superblock: Superblock, values: dict[bytes, bytes], totals: Totals | None, report: ScrubReport
+) -> tuple[dict[str, list[int]], dict[int, _Use]]:
+    """The blobs of every object, and every blob; a finding for each that contradicts another."""
+
+    def wrong(what: str, name: str | None = None) -> None:
+        offset = superblock.log_offset[0]
+        finding = Finding(
+            what=what, member=superblock.log_member[0], offset=offset, fatal=True, object_name=name, object_offset=0
+        )
+        report.findings.append(finding)
+
+    objects: dict[str, list[int]] = {}
+    blobs: dict[int, _Use] = {}
+    for key, value in values.items():
+        if key[:1] == layout.BLOB_KEY:
+            birth = int.from_bytes(key[1:], "big")
+            blobs[birth] = _Use(layout.decode_blob(value, birth))
+    for key, value in sorted(values.items()):
+        if key[:1] == layout.BLOB_KEY:
+            continue
+        name = layout.name_of(key)
+        entry = ObjectValue.decode(value, name)
+        objects[name] = []
+        position = 0
+        if entry.blob is not None:
+            if entry.blob.birth in blobs:
+                wrong(f"blob {entry.blob.birth:#x} is there twice", name)
+                continue
+            blobs[entry.blob.birth] = _Use(entry.blob)
+        slices = entry.slices.tolist() if entry.blob is None else [(entry.blob.birth, 0, entry.length_bytes)]
+        for birth, start, length in slices:
+            if birth not in blobs or start + length > blobs[birth].blob.length_bytes:
+                wrong(f"a slice leaves blob {birth:#x}, or there is none", name)
+                continue
+            blobs[birth].slices.append((name, position, start, length))
+            objects[name].append(birth)
+            position += length
+    for birth, use in blobs.items():
+        if not use.slices:
+            wrong(f"nothing refers to blob {birth:#x}")
+    found = Totals(len(objects), sum(use.blob.stored_bytes for use in blobs.values()))
+    if totals is not None and totals != found:
+        wrong(f"the log counts {totals}, and there are {found}")
+    return objects, blobs
+
+
+def _space(superblock: Superblock, blobs: dict[int, _Use], report: ScrubReport) -> None:
+    """No two blobs share space, and all of it is data space."""
     taken: list[tuple[int, int, int, str]] = []
-    for entry in entries.values():
-        for runs, columns in ((entry.runs, entry.columns), (entry.table_runs, entry.table_columns)):
+    for use in blobs.values():
+        name = use.slices[0][0] if use.slices else f"blob {use.blob.birth:#x}"
+        for runs, columns in ((use.blob.runs, use.blob.columns), (use.blob.table_runs, use.blob.table_columns)):
             for member, offset, length in _units(superblock, runs, columns):
-                taken.append((member, offset, offset + layout.align_up(length), entry.name))
+                taken.append((member, offset, offset + layout.align_up(length), name))
     taken.sort()
     last = (-1, 0, 0, "")
     for member, start, end, name in taken:
@@ -258,7 +324,9 @@ def _space(superblock: Superblock, entries: dict[str, Entry], report: ScrubRepor
         last = (member, start, end, name)
 
 
-def _object(superblock: Superblock, entry: Entry, read: _Reader, report: ScrubReport) -> None:
+def _blob(superblock: Superblock, use: _Use, read: _Reader, report: ScrubReport) -> None:
+    blob = use.blob
+
     def blocks(
         runs: layout.Rows, columns: layout.Rows, block_bytes: int, mark: int, expected: Sequence[int], what: str
     ) -> Iterator[bytes]:
@@ -267,30 +335,39 @@ def _object(superblock: Superblock, entry: Entry, read: _Reader, report: ScrubRe
             try:
                 data = read(member, offset, length)
             except DeviceError as error:
-                report.findings.append(_of(entry, f"{what} cannot be read ({error.what})", member, offset, position))
+                found = f"{what} cannot be read ({error.what})"
+                report.findings += _of(use, found, member, offset, None if mark else (position, position + length))
                 data = bytes(length)
             for at in range(0, length, block_bytes):
                 part = data[at : at + block_bytes]
-                identity = superblock.volume_id + struct.pack("<QQ", entry.birth, mark | index)
+                identity = superblock.volume_id + struct.pack("<QQ", blob.birth, mark | index)
                 if index >= len(expected) or crc32c(part, crc32c(identity)) != expected[index]:
-                    where = position + at
-                    report.findings.append(
-                        _of(entry, f"{what} does not match its checksum", member, offset + at, where)
+                    damaged = (position + at, position + at + len(part))
+                    report.findings += _of(
+                        use, f"{what} does not match its checksum", member, offset + at, None if mark else damaged
                     )
                 index += 1
             position += length
             yield data
 
-    roots = entry.roots.tolist()
+    roots = blob.roots.tolist()
     checksums = roots
-    if entry.table_page_bytes:
+    if blob.table_page_bytes:
         pages = blocks(
-            entry.table_runs, entry.table_columns, entry.table_page_bytes, layout.TABLE_BLOCK, roots, "checksum table"
+            blob.table_runs, blob.table_columns, blob.table_page_bytes, layout.TABLE_BLOCK, roots, "checksum table"
         )
         checksums = np.frombuffer(b"".join(pages), "<u4").tolist()
-    for _ in blocks(entry.runs, entry.columns, entry.checksum_block_bytes, 0, checksums, "data"):
+    for _ in blocks(blob.runs, blob.columns, blob.checksum_block_bytes, 0, checksums, "data"):
         pass
 
 
-def _of(entry: Entry, what: str, member: int, offset: int, position: int) -> Finding:
-    return Finding(what=what, member=member, offset=offset, fatal=True, object_name=entry.name, object_offset=position)
+def _of(use: _Use, what: str, member: int, offset: int, damaged: tuple[int, int] | None) -> Iterator[Finding]:
+    """A finding for every object that has bytes of the damaged part of the blob, or of all of it (None)."""
+    low, high = damaged or (0, use.blob.length_bytes)
+    hit = [
+        (name, position + max(low - start, 0))
+        for name, position, start, length in use.slices
+        if start < high and low < start + length
+    ]
+    for name, at in hit or [(f"blob {use.blob.birth:#x}", low)]:
+        yield Finding(what=what, member=member, offset=offset, fatal=True, object_name=name, object_offset=at)

@@ -14,24 +14,24 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.errors import HeadraceError, ObjectNotFound, SessionLost, UsageError, VolumeError
+from headrace.errors import HeadraceError, SessionLost, UsageError, VolumeError
 from headrace.volume import heartbeat, layout
-from headrace.volume.catalog import Range, space_of
+from headrace.volume.changes import Changes, count_slices
 from headrace.volume.checksums import table_page_bytes
 from headrace.volume.commit import LogWriter
 from headrace.volume.extents import Extents
 from headrace.volume.grant import Grant
 from headrace.volume.heartbeat import HeartbeatBlock, HeartbeatThread
-from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Entry, SessionEntry
+from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Operation, SessionEntry, Totals
+from headrace.volume.objects import Range, blobs_of, objects_of, space_of
 from headrace.volume.space import Allocator, count_space
-from headrace.volume.transaction import Allocation, Transaction, already_exists, may_still_be_written
+from headrace.volume.transaction import Allocation, Transaction, may_still_be_written
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -64,7 +64,8 @@ class Session:
             # What follows writes to the log: a claim that fails from here on may have left commands behind.
             self._writer = self._take_log(mine, clean)
             self._allocator = self._count_space()
-            self._next_birth = max(self.number << 32, self._writer.catalog.last_birth) + 1
+            #: No session before had this number, so no allocation had these.
+            self._next_birth = (self.number << 32) + 1
         except BaseException:
             with suppress(HeadraceError):
                 self._beat.stop(CLOSED_OUTSTANDING)
@@ -109,8 +110,11 @@ class Session:
     def _count_space(self) -> Allocator:
         superblock, catalog = self.volume.superblock, self._writer.catalog
         windows = [one for ranges in catalog.windows.values() for one in ranges]
-        spaces, quarantined = count_space(superblock, catalog, windows)
-        newest = max(catalog.entries.values(), key=lambda entry: entry.birth, default=None)
+        blobs = list(blobs_of(catalog))
+        #: Slices of every blob that has a key: who deletes the last one deletes the blob.
+        self._counts = count_slices(objects_of(catalog))
+        spaces, quarantined = count_space(superblock, blobs, windows)
+        newest = max(blobs, key=lambda blob: blob.birth, default=None)
         if newest is not None:
             for member, offset, length in space_of(newest, superblock.stripe_bytes):
                 spaces[member].cursor = max(spaces[member].cursor, offset + length)
@@ -279,41 +283,28 @@ class Session:
         with self._lock:
             self.look()
             catalog = self._writer.catalog
-            gone: list[Entry] = []
-            names = set(transaction.deleted)
-            for name in transaction.deleted:
-                if name not in catalog.entries:
-                    raise ObjectNotFound(f"there is no object {name!r} to delete")
-                gone.append(catalog.entries[name])
-            for allocation in transaction.allocations.values():
-                if allocation.entry is None:
-                    raise VolumeError(
-                        "a grant was not answered",
-                        where=f"object {allocation.name!r}",
-                        next_step="accept the receipt of every grant before the transaction ends",
-                    )
-                if allocation.name in catalog.entries and allocation.name not in names:
-                    raise already_exists(allocation.name)
             sequence = self._writer.cursor.sequence + 1
-            entries = [_deletion(entry, sequence) for entry in gone]
-            encoded = [entry.encode() for entry in entries]
-            for allocation in transaction.allocations.values():
-                assert allocation.entry is not None
-                encoded.append(allocation.entry.encode())
-            if not encoded:
+            changes = Changes(catalog.get, self._counts, catalog.totals, sequence)
+            transaction.collect(changes)
+            outcome = changes.finish()
+            if not outcome.operations:
                 return catalog.sequence
-            payload_bytes = sum(map(len, encoded)) + layout.PAYLOAD_HEAD.size
+            payload_bytes = sum(operation.encoded_bytes for operation in outcome.operations) + layout.PAYLOAD_BYTES
             self._writer.check_room(payload_bytes, growing=bool(transaction.allocations))
             self._writer.ensure_room(layout.record_blocks(payload_bytes))
             transaction.committing = True
-            record = commit_records(self._writer, transaction, encoded, self.number)
+            record = commit_records(self._writer, transaction, outcome.operations, outcome.totals, self.number)
             with self.volume.lock:
                 catalog.apply(record)
                 self.volume.forget_objects()
             for allocation in transaction.allocations.values():
                 self._allocator.commit(allocation.space)
-            for entry in gone:
-                self._allocator.free(space_of(entry, self.volume.stripe_bytes))
+            for blob in outcome.gone:
+                self._allocator.free(space_of(blob, self.volume.stripe_bytes))
+            for birth, count in outcome.counts.items():
+                self._counts[birth] = count
+                if not count:
+                    del self._counts[birth]
             # Whoever took the volume over before the marker was durable may have read the log without this commit. Only
             # one whose claim comes after this look is sure to find it, so only now is it acknowledged.
             self.look()
@@ -335,17 +326,8 @@ class Session:
                     self._allocator.free(allocation.space)
 
 
-def commit_records(writer: LogWriter, transaction: Transaction, encoded: list[bytes], session: int) -> layout.Record:
+def commit_records(
+    writer: LogWriter, transaction: Transaction, operations: list[Operation], totals: Totals, session: int
+) -> layout.Record:
     """The atomicity rule: one record holds the whole transaction."""
-    sequence = writer.cursor.sequence + 1
-    entries = [layout.number_entry(entry, sequence) for entry in encoded]
-    return writer.commit(layout.encode_entries(entries, sequence), session)
-
-
-def _deletion(entry: Entry, sequence: int) -> Entry:
-    none = np.zeros(0, layout.RUN), np.zeros(0, layout.COLUMN)
-    return Entry(
-        name=entry.name, operation=layout.DELETE, length_bytes=entry.length_bytes, birth=entry.birth, sequence=sequence,
-        created_ns=time.time_ns(), checksum_block_bytes=entry.checksum_block_bytes, table_page_bytes=0,
-        runs=none[0], columns=none[1], table_runs=none[0], table_columns=none[1], roots=np.zeros(0, np.uint32),
-    )  # fmt: skip
+    return writer.commit(layout.encode_operations(operations, writer.cursor.sequence + 1, totals), session)

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.errors import VolumeDamaged, VolumeFull
 from headrace.units import format_bytes
-from headrace.volume.catalog import Catalog, Range, merge, space_of
+from headrace.volume.catalog import merge
 from headrace.volume.extents import column_bytes, make_runs
-from headrace.volume.layout import ALIGN, Rows, Superblock, align_up
+from headrace.volume.layout import ALIGN, Blob, Rows, Superblock, align_up
+from headrace.volume.objects import Range, space_of
 
 
 class FreeSpace:
@@ -281,13 +282,13 @@ class Allocator:
         self.quarantined_bytes += sum(length for _, _, length in ranges)
 
 
-def count_space(superblock: Superblock, catalog: Catalog, windows: Iterable[Range]) -> tuple[list[FreeSpace], int]:
+def count_space(superblock: Superblock, blobs: Iterable[Blob], windows: Iterable[Range]) -> tuple[list[FreeSpace], int]:
     """The free space of each member, and the bytes that only `windows` keep from being free. VolumeDamaged."""
     spaces = [FreeSpace([(member.data_offset, member.data_end)]) for member in superblock.members]
-    for entry in catalog.entries.values():
-        for member, offset, length in space_of(entry, superblock.stripe_bytes):
+    for blob in blobs:
+        for member, offset, length in space_of(blob, superblock.stripe_bytes):
             if member >= len(spaces):
-                raise VolumeDamaged("no such member", where=f"object {entry.name!r}", found=str(member))
+                raise VolumeDamaged("no such member", where=f"blob {blob.birth:#x}", found=str(member))
             spaces[member].remove(offset, offset + length)
     before = sum(space.total for space in spaces)
     for member, offset, length in windows:

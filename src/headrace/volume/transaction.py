@@ -12,14 +12,15 @@ import numpy as np
 
 from headrace.device import BlockDevice
 from headrace.device.protocol import Buffer
-from headrace.errors import ObjectExists, ObjectNotFound, UsageError
+from headrace.errors import ObjectNotFound, UsageError, VolumeError
 from headrace.volume import layout
-from headrace.volume.catalog import Range
+from headrace.volume.changes import Changes, already_exists
 from headrace.volume.durable import write_durably
 from headrace.volume.extents import Extents
 from headrace.volume.grant import Grant, Receipt
-from headrace.volume.layout import Entry
+from headrace.volume.layout import Blob
 from headrace.volume.names import check_checksum_block, check_length, check_name
+from headrace.volume.objects import Range
 from headrace.volume.stream import write_stream
 from headrace.volume.write import buffer_bytes
 
@@ -43,7 +44,8 @@ class Allocation:
     name: str
     space: list[Range]
     state: str = GRANTED
-    entry: Entry | None = None
+    blob: Blob | None = None
+    created_ns: int = 0
     grant: Grant | None = None
 
     def run(self, devices: Sequence[BlockDevice], write: Callable[[], None]) -> None:
@@ -53,14 +55,10 @@ class Allocation:
         self.state = QUIET
 
     def written(self, *, birth: int, data: Extents, table: Extents | None, roots: layout.U32) -> None:
-        """Everything is durable: the entry is complete but for its sequence."""
-        self.entry = Entry(
-            name=self.name,
-            operation=layout.PUT,
-            length_bytes=data.length_bytes,
+        """Everything is durable."""
+        self.blob = Blob(
             birth=birth,
-            sequence=0,
-            created_ns=time.time_ns(),
+            length_bytes=data.length_bytes,
             checksum_block_bytes=data.block_bytes,
             table_page_bytes=0 if table is None else table.block_bytes,
             runs=data.runs,
@@ -69,20 +67,13 @@ class Allocation:
             table_columns=data.columns[:0] if table is None else table.columns,
             roots=roots,
         )
+        self.created_ns = time.time_ns()
         self.state = WRITTEN
 
 
 def may_still_be_written(allocation: Allocation) -> bool:
     """The quarantine rule: may a command to this space be under way somewhere, to land later?"""
     return allocation.state == GRANTED
-
-
-def already_exists(name: str) -> ObjectExists:
-    return ObjectExists(
-        "there is an object of this name, and objects never change",
-        where=f"object {name!r}",
-        next_step="delete it in the same transaction, or choose another name",
-    )
 
 
 class Transaction:
@@ -235,6 +226,19 @@ class Transaction:
             self._record_bytes += 80 + len(name.encode())
 
     # ---- its end ----
+
+    def collect(self, changes: Changes) -> None:
+        """Tell what is to change. For the session. VolumeError where something is not written yet."""
+        for name in self.deleted:
+            changes.delete(name)
+        for allocation in self.allocations.values():
+            if allocation.blob is None:
+                raise VolumeError(
+                    "a grant was not answered",
+                    where=f"object {allocation.name!r}",
+                    next_step="accept the receipt of every grant before the transaction ends",
+                )
+            changes.put_blob(allocation.name, allocation.blob, allocation.created_ns)
 
     def commit(self) -> int:
         """Everything becomes visible and durable, or nothing does; returns the sequence. Aborts where it raises."""

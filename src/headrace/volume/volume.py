@@ -16,19 +16,20 @@ import numpy.typing as npt
 
 from headrace.device import BlockDevice, lanes, submit_read
 from headrace.device.protocol import Buffer
-from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeError
+from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeDamaged, VolumeError, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import layout, members
-from headrace.volume.catalog import Catalog, ObjectInfo, StoredObject, info_of
+from headrace.volume.catalog import Catalog
 from headrace.volume.checksums import ChecksumCache
 from headrace.volume.commit import LogWriter
 from headrace.volume.create import create as create_on
-from headrace.volume.extents import I64, U32, spread
+from headrace.volume.extents import I64, U32, Pieces, spread
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
-from headrace.volume.layout import Superblock
+from headrace.volume.layout import ObjectValue, Superblock
 from headrace.volume.log import Cursor, Followed, LogReader
+from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, blobs_of, info_of, objects_of
 from headrace.volume.session import Session
 from headrace.volume.space import count_space
 from headrace.volume.transfer import VolumeTransfer, explain
@@ -38,8 +39,8 @@ from headrace.volume.write import buffer_bytes, write_grant
 Addresses: TypeAlias = list[str]
 ObjectList: TypeAlias = list[ObjectInfo]
 
-#: Objects whose extents are kept decoded.
-_DECODED_OBJECTS = 1024
+#: Objects, and blobs with their extents, that are kept decoded.
+_DECODED = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,8 @@ class Volume:
         self._warnings = found.warnings
         self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
         self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
+        #: By birth, so never stale.
+        self._blobs: OrderedDict[int, StoredBlob] = OrderedDict()
         self._session: Session | None = None
         self._catalog: Catalog
         self._cursor: Cursor
@@ -240,40 +243,63 @@ class Volume:
 
     def list(self, prefix: str = "") -> ObjectList:
         """Objects whose name begins with `prefix`, by name."""
+        self._check_open()
         with self.lock:
-            names = sorted(name for name in self._catalog.entries if name.startswith(prefix))
-            return [info_of(self._catalog.entries[name]) for name in names]
+            return [info_of(name, value) for name, value in objects_of(self._catalog, prefix)]
 
     def stat(self, name: str) -> ObjectInfo:
         """One object. ObjectNotFound."""
-        return info_of(self._stored(name).entry)
+        return info_of(name, self._value(name))
 
     def __contains__(self, name: object) -> bool:
+        self._check_open()
         with self.lock:
-            return name in self._catalog.entries
+            return isinstance(name, str) and self._catalog.get(layout.object_key(name)) is not None
 
-    def birth_of(self, name: str) -> int | None:
-        """Which allocation has this name now."""
+    def sequence_of(self, name: str) -> int | None:
+        """Of the transaction that committed what has this name now; None where nothing has."""
         with self.lock:
-            entry = self._catalog.entries.get(name)
-            return None if entry is None else entry.birth
+            value = self._catalog.get(layout.object_key(name))
+        return None if value is None else layout.ObjectHead.decode(value, name).sequence
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the volume is closed", where=repr(self))
+
+    def _value(self, name: str) -> bytes:
+        self._check_open()
+        with self.lock:
+            value = self._catalog.get(layout.object_key(name))
+        if value is None:
+            raise ObjectNotFound(
+                f"there is no object {name!r} in {self!r}", next_step="`headrace volume ls` lists what is there"
+            )
+        return value
 
     def _stored(self, what: str | ObjectInfo) -> StoredObject:
         name = what if isinstance(what, str) else what.name
         with self.lock:
             stored = self._decoded.get(name)
             if stored is None:
-                stored = self._catalog.object(name)
-                if stored is None:
-                    raise ObjectNotFound(
-                        f"there is no object {name!r} in {self!r}", next_step="`headrace volume ls` lists what is there"
-                    )
-                self._decoded[name] = stored
-                while len(self._decoded) > _DECODED_OBJECTS:
+                value = ObjectValue.decode(self._value(name), name)
+                stored = self._decoded[name] = StoredObject(name, value, self._blob, self.stripe_bytes)
+                while len(self._decoded) > _DECODED:
                     self._decoded.popitem(last=False)
-        if not isinstance(what, str) and what.birth != stored.entry.birth:
+        if not isinstance(what, str) and what.sequence != stored.value.sequence:
             raise ObjectNotFound("the object was replaced", where=f"object {name!r}", next_step="read it by name")
         return stored
+
+    def _blob(self, birth: int) -> StoredBlob:
+        """A blob that has a key. Holds the lock."""
+        blob = self._blobs.get(birth)
+        if blob is None:
+            value = self._catalog.get(layout.blob_key(birth))
+            if value is None:
+                raise VolumeDamaged("a blob that objects refer to is missing", where=f"blob {birth:#x} of {self!r}")
+            blob = self._blobs[birth] = StoredBlob(layout.decode_blob(value, birth), self.stripe_bytes)
+            while len(self._blobs) > _DECODED:
+                self._blobs.popitem(last=False)
+        return blob
 
     def forget_objects(self) -> None:
         """The catalog changed. For the session."""
@@ -285,8 +311,8 @@ class Volume:
         heartbeat = HeartbeatBlock(superblock, self.metadata).read()
         session = self._session
         with self.lock:
-            used = sum(entry.stored_bytes for entry in self._catalog.entries.values())
-            count, sequence = len(self._catalog.entries), self._catalog.sequence
+            count, used = self._catalog.totals
+            sequence = self._catalog.sequence
             findings = [*self._cursor.findings]
             quarantined = self._quarantined_bytes(heartbeat)
         capacity = sum(member.data_end - member.data_offset for member in superblock.members)
@@ -335,7 +361,7 @@ class Volume:
     def _quarantined_bytes(self, heartbeat: layout.Heartbeat | None) -> int:
         """What the next session could not hand out, as it would find it: the last one's windows, unless that ended
         and left nothing under way."""
-        catalog = Catalog(self.stripe_bytes)
+        catalog = Catalog()
         catalog.session = self._catalog.session
         catalog.windows = {number: [*ranges] for number, ranges in self._catalog.windows.items()}
         for record in self._cursor.waiting:
@@ -345,7 +371,7 @@ class Volume:
         if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= catalog.session:
             return 0
         windows = catalog.windows.get(catalog.session, [])
-        return count_space(self.superblock, self._catalog, windows)[1] if windows else 0
+        return count_space(self.superblock, blobs_of(self._catalog), windows)[1] if windows else 0
 
     # ---- reading ----
 
@@ -353,9 +379,9 @@ class Volume:
         """Bytes of an object, verified; `length` None: to its end."""
         stored = self._stored(name)
         if length is None:
-            length = max(0, stored.entry.length_bytes - offset)
+            length = max(0, stored.length_bytes - offset)
         # Checked before memory is taken, and before they are columns: Python's numbers have no end.
-        if not 0 <= offset <= stored.entry.length_bytes - length <= stored.entry.length_bytes:
+        if not 0 <= offset <= stored.length_bytes - length <= stored.length_bytes:
             raise _leaves(stored, offset, length)
         buffer = np.empty(length, np.uint8)
         self._submit(stored, [offset], [length], [buffer], [0], None, True).wait()
@@ -411,24 +437,39 @@ class Volume:
         _check_ranges(stored, starts, counts)
         if len(places) and int(places.min()) < 0:
             raise UsageError("a range leaves its buffer", found=f"buffer offset {int(places.min())}")
-        pieces = stored.data.pieces(starts, counts)
-        block_bytes = stored.entry.checksum_block_bytes
-        batch = pieces.batch(
-            buffer=index,
-            buffer_offset=places,
-            birth=stored.entry.birth,
-            block_bytes=block_bytes,
-            volume_id=self.superblock.volume_id,
-            mark=0,
+        by_block: dict[int, list[tuple[StoredBlob, Pieces]]] = {}
+        for blob, pieces in stored.parts(starts, counts):
+            by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, pieces))
+        moves = []
+        for block_bytes, parts in by_block.items():
+            pieces = Pieces.join([pieces for _, pieces in parts])
+            births = np.array([blob.entry.birth for blob, _ in parts], np.uint64)
+            batch = pieces.batch(
+                buffer=index,
+                buffer_offset=places,
+                birth=np.repeat(births, [len(pieces.member) for _, pieces in parts]),
+                block_bytes=block_bytes,
+                volume_id=self.superblock.volume_id,
+                mark=0,
+            )
+            moves.append((pieces, batch, self._expected(stored, parts) if verify else None))
+        return VolumeTransfer(
+            self,
+            stored,
+            starts,
+            [(pieces, submit_read(self.devices, batch, buffers, sums)) for pieces, batch, sums in moves],
         )
-        checksums: U32 | None = None
-        if verify:
-            blocks = spread(*pieces.blocks(block_bytes))
+
+    def _expected(self, stored: StoredObject, parts: Sequence[tuple[StoredBlob, Pieces]]) -> U32:
+        """The checksums of all blocks of these segments."""
+        sums = []
+        for blob, pieces in parts:
+            blocks = spread(*pieces.blocks(blob.entry.checksum_block_bytes))
             try:
-                checksums = self._checksums.gather(stored, blocks)
+                sums.append(self._checksums.gather(blob, blocks))
             except ChecksumMismatch as error:
                 raise explain(self, stored, error, f"its checksum table at {error.where}") from error
-        return VolumeTransfer(self, stored, pieces, submit_read(self.devices, batch, buffers, checksums))
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     # ---- writing ----
 
@@ -444,7 +485,8 @@ class Volume:
 
         `run_id` names the job: a restart under the same name takes over by itself once its predecessor is dead, which
         takes `missed_beats` of the predecessor's heartbeat intervals. `takeover="if-dead"` does so for any name.
-        WriterActive where another session holds the volume; a session that was closed is followed at once.
+        VolumeTooOld for a volume of an earlier version, which is only read any more; WriterActive where another session
+        holds the volume; a session that was closed is followed at once.
         """
         if takeover not in ("refuse", "if-dead"):
             raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(takeover))
@@ -456,6 +498,14 @@ class Volume:
                 found=f"{heartbeat_s}, {missed_beats}",
             )
         self.check_writable()
+        if self.superblock.version < layout.VERSION:
+            raise VolumeTooOld(
+                "the volume has an older format, which is read and no longer written",
+                where=repr(self),
+                expected=f"version {layout.VERSION}",
+                found=f"version {self.superblock.version}",
+                next_step="copy what it holds into a new volume",
+            )
         with self.lock:
             if self._session is not None:
                 raise UsageError("this volume has a session open", next_step="use it, or close it first")
@@ -543,7 +593,7 @@ def _int64(values: npt.ArrayLike) -> I64:
 
 
 def _check_ranges(stored: StoredObject, starts: I64, counts: I64) -> None:
-    size = stored.entry.length_bytes
+    size = stored.length_bytes
     wrong = np.flatnonzero((starts < 0) | (counts < 0) | (starts > size) | (counts > size - starts))
     if len(wrong):
         i = int(wrong[0])
@@ -553,8 +603,8 @@ def _check_ranges(stored: StoredObject, starts: I64, counts: I64) -> None:
 def _leaves(stored: StoredObject, start: int, count: int) -> UsageError:
     return UsageError(
         "the range leaves the object",
-        where=f"object {stored.entry.name!r}",
-        expected=f"within {stored.entry.length_bytes} bytes",
+        where=f"object {stored.name!r}",
+        expected=f"within {stored.length_bytes} bytes",
         found=f"{count} bytes from {start}",
     )
 

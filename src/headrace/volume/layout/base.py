@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from headrace.device import crc32c
 
-VERSION = 1
+VERSION = 2
 #: Incompatible features that this version knows; any other bit in a superblock refuses the volume by name.
 KNOWN_INCOMPAT = 0
 #: Everything on a member is aligned to this, whatever its logical block.
