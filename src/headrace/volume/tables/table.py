@@ -1,0 +1,285 @@
+"""Reading one table: a path of nodes for a key, leaves in order for a range, all of it for whoever writes.
+
+Every node is verified by the checksum that its parent has of it. A copy that is damaged is read around and reported.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from headrace.device import BlockDevice
+from headrace.errors import DeviceError, VolumeDamaged
+from headrace.volume.layout import ALIGN
+from headrace.volume.layout.table import TABLE_COPIES, Child, Node, Root, node_crc
+
+#: Nodes that are kept, of all tables together, in bytes as they stand on the members.
+CACHE_BYTES = 8 << 20
+#: Bytes read at once where a table is loaded whole; a little more where a node would be cut.
+LOAD_BYTES = 1 << 20
+#: What is said about single copies, at most: the first ones say it.
+_MAX_FINDINGS = 100
+
+
+class TableDamaged(VolumeDamaged):
+    """No copy of a node can be read: damaged, or the table was replaced and its space used again."""
+
+
+class NodeStore:
+    """Nodes of all tables of a volume: the devices they are read from, and those that were read last. Thread-safe."""
+
+    def __init__(self, devices: Sequence[BlockDevice], volume_id: bytes, cache_bytes: int = CACHE_BYTES) -> None:
+        self.devices = devices
+        self.volume_id = volume_id
+        #: What one copy lacked and the other had.
+        self.findings: list[str] = []
+        self._cache_bytes = cache_bytes
+        self._held_bytes = 0
+        self._nodes: OrderedDict[tuple[int, int], tuple[Node, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, birth: int, place: int) -> Node | None:
+        with self._lock:
+            held = self._nodes.get((birth, place))
+            if held is None:
+                return None
+            self._nodes.move_to_end((birth, place))
+            return held[0]
+
+    def keep(self, birth: int, place: int, node: Node, size: int) -> None:
+        with self._lock:
+            if (birth, place) not in self._nodes:
+                self._held_bytes += size
+            self._nodes[birth, place] = node, size
+            while self._held_bytes > self._cache_bytes and len(self._nodes) > 1:
+                _, (_, gone) = self._nodes.popitem(last=False)
+                self._held_bytes -= gone
+
+    def report(self, finding: str) -> None:
+        if finding not in self.findings and len(self.findings) < _MAX_FINDINGS:
+            self.findings.append(finding)
+
+    def after_fork(self) -> None:
+        """In the child: the lock may have been held by a thread that it does not have."""
+        self._lock = threading.Lock()
+
+
+class Image:
+    """A table in memory: verified pieces of it, each of whole nodes."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._pieces: list[bytes] = []
+
+    def add(self, place: int, data: bytes) -> None:
+        """Pieces come in the order of their places."""
+        self._starts.append(place)
+        self._pieces.append(data)
+
+    def node(self, place: int, blocks: int) -> bytes:
+        index = bisect_right(self._starts, place) - 1
+        start = (place - self._starts[index]) * ALIGN
+        return self._pieces[index][start : start + blocks * ALIGN]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self._pieces))
+
+    def forget_some(self, size: int) -> bool:
+        """Give about so many bytes of memory back; True where nothing is left. Freeing all at once would be felt."""
+        while self._pieces and size > 0:
+            size -= len(self._pieces.pop())
+        return not self._pieces
+
+
+class Table:
+    """One table. Immutable, but for its image."""
+
+    def __init__(self, root: Root, store: NodeStore, image: Image | None = None) -> None:
+        """VolumeDamaged where its extents are on members that the volume does not have."""
+        self.root = root
+        self.store = store
+        self.image = image
+        #: Of each copy: first block of each extent within the table, and (member, offset).
+        self._extents: list[tuple[list[int], list[tuple[int, int]]]] = []
+        for rows in root.copies:
+            starts, places, block = [], [], 0
+            for member, _, offset, length in rows.tolist():
+                if member >= len(store.devices):
+                    raise VolumeDamaged("no such member", where=f"table {root.birth:#x}", found=str(member))
+                starts.append(block)
+                places.append((member, offset))
+                block += length // ALIGN
+            self._extents.append((starts, places))
+
+    @property
+    def birth(self) -> int:
+        return self.root.birth
+
+    # ---- nodes ----
+
+    def _pieces(self, copy: int, place: int, blocks: int) -> Iterator[tuple[int, int, int]]:
+        """(member, offset, bytes) of blocks of one copy."""
+        starts, places = self._extents[copy]
+        end = place + blocks
+        while place < end:
+            index = bisect_right(starts, place) - 1
+            stop = min(end, starts[index + 1] if index + 1 < len(starts) else end)
+            member, offset = places[index]
+            yield member, offset + (place - starts[index]) * ALIGN, (stop - place) * ALIGN
+            place = stop
+
+    def where(self, copy: int, place: int) -> str:
+        member, offset, _ = next(self._pieces(copy, place, 1))
+        return f"{self.store.devices[member].uri} offset {offset}"
+
+    def _read(self, copy: int, place: int, blocks: int) -> bytes:
+        buffer = np.empty(blocks * ALIGN, np.uint8)
+        at = 0
+        for member, offset, length in self._pieces(copy, place, blocks):
+            self.store.devices[member].read_into(offset, buffer[at : at + length])
+            at += length
+        return buffer.tobytes()
+
+    def _valid(self, data: bytes, child: Child) -> bool:
+        return node_crc(data, self.store.volume_id, self.birth, child.place) == child.crc
+
+    def _node_bytes(self, child: Child) -> bytes:
+        """A node from whichever copy has it. TableDamaged, or DeviceError where none can be read."""
+        if child.place + child.blocks > self.root.blocks:
+            raise VolumeDamaged("a node of a table lies outside of it", where=f"table {self.birth:#x}")
+        bad: list[int] = []
+        errors: list[DeviceError] = []
+        for copy in range(TABLE_COPIES):
+            try:
+                data = self._read(copy, child.place, child.blocks)
+            except DeviceError as error:
+                errors.append(error)
+                bad.append(copy)
+                continue
+            if self._valid(data, child):
+                for other in bad:
+                    self.store.report(
+                        f"the catalogue: copy {other} of a node of table {self.birth:#x} is damaged at "
+                        f"{self.where(other, child.place)}"
+                    )
+                return data
+            bad.append(copy)
+        if len(errors) == TABLE_COPIES:
+            raise errors[0]
+        raise TableDamaged(
+            "the catalogue is damaged: no copy of a node of a table matches its checksum",
+            where=" and ".join(self.where(copy, child.place) for copy in bad),
+            found=f"table {self.birth:#x}, block {child.place}",
+            next_step="`headrace volume scrub` says what else is damaged",
+        )
+
+    def node(self, child: Child) -> Node:
+        node = self.store.get(self.birth, child.place)
+        if node is None:
+            if self.image is not None:
+                node = self._decode(self.image.node(child.place, child.blocks), child)
+                if not node.level:
+                    return node
+            else:
+                node = self._decode(self._node_bytes(child), child)
+            self.store.keep(self.birth, child.place, node, child.blocks * ALIGN)
+        return node
+
+    def _decode(self, data: bytes, child: Child) -> Node:
+        try:
+            return Node(data)
+        except ValueError as error:
+            raise VolumeDamaged(
+                "a node of a table makes no sense", where=f"table {self.birth:#x}, block {child.place}",
+                found=str(error),
+            ) from error  # fmt: skip
+
+    def _below(self, node: Node, level: int) -> Node:
+        """Levels go down by one, so that no path of hostile nodes goes round."""
+        if node.level != level:
+            raise VolumeDamaged(
+                "a node of a table makes no sense", where=f"table {self.birth:#x}",
+                expected=f"level {level}", found=f"level {node.level}",
+            )  # fmt: skip
+        return node
+
+    # ---- keys ----
+
+    def get(self, key: bytes) -> tuple[bool, bytes | None]:
+        """Does the table say something of the key, and what: its value, or None where it is deleted."""
+        child = self.root.top
+        for level in range(self.root.height - 1, -1, -1):
+            node = self._below(self.node(child), level)
+            if level:
+                child = node.child(node.child_of(key))
+        index = node.first_at_least(key)
+        if index < node.count and node.key(index) == key:
+            return True, node.value(index)
+        return False, None
+
+    def leaves(self, first: bytes = b"") -> Iterator[Node]:
+        """Leaves in order, from the one that `first` would be in. Only those that are asked for are read."""
+
+        def walk(child: Child, level: int, first: bytes) -> Iterator[Node]:
+            node = self._below(self.node(child), level)
+            if level == 0:
+                yield node
+                return
+            start = node.child_of(first)
+            for index in range(start, node.count):
+                yield from walk(node.child(index), level - 1, first if index == start else b"")
+
+        return walk(self.root.top, self.root.height - 1, first)
+
+    # ---- whole ----
+
+    def load(self) -> Image:
+        """Everything, read in large pieces and verified."""
+        image = Image()
+        #: Every node by its place: what a piece is checked against.
+        nodes: list[Child] = [self.root.top]
+        level = [self.root.top]
+        for height in range(self.root.height - 1, 0, -1):
+            below: list[Child] = []
+            for child in level:
+                node = self._below(self.node(child), height)
+                below.extend(node.child(index) for index in range(node.count))
+            nodes.extend(below)
+            level = below
+        nodes.sort()
+        start = 0
+        while start < len(nodes):
+            stop, size = start, 0
+            while stop < len(nodes) and size < LOAD_BYTES and nodes[stop].place == nodes[start].place + size // ALIGN:
+                size += nodes[stop].blocks * ALIGN
+                stop += 1
+            if not size:
+                raise VolumeDamaged("a node of a table makes no sense", where=f"table {self.birth:#x}")
+            image.add(nodes[start].place, self._verified(nodes[start:stop]))
+            start = stop
+        return image
+
+    def _verified(self, nodes: Sequence[Child]) -> bytes:
+        """Nodes that stand one after another; a bad one is read from the other copy."""
+        first, blocks = nodes[0].place, sum(node.blocks for node in nodes)
+        if first + blocks > self.root.blocks:
+            raise VolumeDamaged("a node of a table lies outside of it", where=f"table {self.birth:#x}")
+        try:
+            data = self._read(0, first, blocks)
+        except DeviceError:
+            data = b""
+        view = memoryview(data)
+        parts: list[bytes | memoryview] = []
+        whole = True
+        for child in nodes:
+            start = (child.place - first) * ALIGN
+            part: bytes | memoryview = view[start : start + child.blocks * ALIGN]
+            if not data or node_crc(part, self.store.volume_id, self.birth, child.place) != child.crc:
+                part, whole = self._node_bytes(child), False
+            parts.append(part)
+        return data if whole else b"".join(parts)
