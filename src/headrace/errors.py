@@ -178,6 +178,12 @@ class ObjectExists(VolumeError):
     fault = "caller"
 
 
+class CopyFailed(VolumeError):
+    """Files or objects were not copied; the message names the first and says what became of the others."""
+
+    fault = "caller"
+
+
 class WriterActive(VolumeError):
     """Another session holds the volume and its heart beats; the message says who, where, since when."""
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | `HEADRACE_HOSTNQN` | the name of this host in NVMe's eyes (`hostnqn`) | `/etc/nvme/hostnqn`, else made from `hostid` |
 | `HEADRACE_HOSTID` | the identifier of this host, a UUID (`hostid`) | `/etc/nvme/hostid`, else made for this process |
+| `HEADRACE_VOLUME` | the members of a volume, commas between: for commands that are given none | none |
 | `HEADRACE_INFLIGHT` | reads under way on this node, of all targets together: `auto`, at most a size, `off` | `auto` |
 
 One device may be opened as another host: `headrace.device.open_device(..., hostnqn=..., hostid=...)`.
@@ -25,6 +26,7 @@ from headrace.units import parse_bytes
 HOSTNQN = "HEADRACE_HOSTNQN"
 HOSTID = "HEADRACE_HOSTID"
 INFLIGHT = "HEADRACE_INFLIGHT"
+VOLUME = "HEADRACE_VOLUME"
 
 #: Where nvme-cli and the kernel's tools keep the identity of a machine.
 ETC_NVME = Path("/etc/nvme")
@@ -117,3 +119,8 @@ def inflight_bytes() -> int | None:
     if not size:
         raise UsageError("not a cap", where=INFLIGHT, expected="auto, off, or a size like 64MiB", found=repr(text))
     return size
+
+
+def volume_addresses() -> str | None:
+    """The members of the volume that commands mean when they are given none; None where nothing is said."""
+    return os.environ.get(VOLUME) or None

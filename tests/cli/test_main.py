@@ -30,7 +30,7 @@ TARGET_COMMANDS = [
     ),
     *("drain", "stop"),
 ]
-VOLUME_COMMANDS = ["create", "info", "ls", "rm", "cat", "verify"]
+VOLUME_COMMANDS = ["create", "info", "ls", "stat", "cat", "cp", "rm", "verify"]
 NQN = "nqn.2026-01.io.headrace:test"
 
 
@@ -219,7 +219,7 @@ def test_volume_commands_over_nvme_tcp() -> None:
             transaction.put("a/1", b"one")
             transaction.put("a/2", b"two" * 100_000)
             transaction.put("b", b"")
-        listed = json.loads(run("volume", "ls", *members, "--json").stdout)
+        listed = [json.loads(line) for line in run("volume", "ls", *members, "--json").stdout.splitlines()]
         assert [(entry["name"], entry["length_bytes"]) for entry in listed] == [("a/1", 3), ("a/2", 300_000), ("b", 0)]
         assert run("volume", "ls", *members, "--prefix", "a/").stdout.splitlines()[0].split("\t")[1:] == ["3", "a/1"]
         assert run("volume", "cat", "a/2", *options).stdout == "two" * 100_000

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import stat
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from headrace.device import BlockDevice
+from headrace.device import BlockDevice, FileAddress, parse_address
 from headrace.errors import NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
 from headrace.settings import check_text
 from headrace.units import format_bytes
 from headrace.volume import layout
 from headrace.volume.durable import write_through
+from headrace.volume.foreign import foreign_signature
 from headrace.volume.layout import ALIGN, RESERVED_BYTES, AreaHeader, Member, Record, Superblock, align_up
 from headrace.volume.members import read_superblock
 
@@ -23,10 +26,13 @@ _DATA_ALIGN = 64 << 10
 
 
 def create(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, log_bytes: int | None, force: bool) -> None:
-    """Write an empty volume. UsageError where there is a volume already, unless `force`."""
-    check(devices, name=name, stripe_bytes=stripe_bytes, force=force)
-    area = area_bytes(min(device.size_bytes for device in devices[: layout.LOG_COPIES]), log_bytes)
-    superblocks = plan(devices, name=name, stripe_bytes=stripe_bytes, area=area)
+    """Write an empty volume. UsageError where a device holds something already, unless `force`."""
+    superblocks = plan_volume(devices, name=name, stripe_bytes=stripe_bytes, log_bytes=log_bytes, force=force)
+    for device in devices:
+        if device.read_only:
+            raise UsageError(
+                "the device can only be read", where=device.uri, next_step="give one that may be written to"
+            )
     blank = bytes(ALIGN)
     for device in devices:
         for offset in layout.superblock_offsets(device.size_bytes):
@@ -46,6 +52,15 @@ def create(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, log_
             write_through(device, offset, superblock.encode())
 
 
+def plan_volume(
+    devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, log_bytes: int | None, force: bool
+) -> list[Superblock]:
+    """What `create` would write, and everything that it would refuse; only reads."""
+    check(devices, name=name, stripe_bytes=stripe_bytes, force=force)
+    area = area_bytes(min(device.size_bytes for device in devices[: layout.LOG_COPIES]), log_bytes)
+    return plan(devices, name=name, stripe_bytes=stripe_bytes, area=area)
+
+
 def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force: bool) -> None:
     """Everything that can be refused before a byte is written."""
     if not 1 <= len(devices) <= layout.MAX_MEMBERS:
@@ -56,9 +71,9 @@ def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force
     if not MIN_STRIPE <= stripe_bytes <= 1 << 30 or stripe_bytes & (stripe_bytes - 1):
         raise UsageError("stripe_bytes", expected="a power of two from 64 KiB to 1 GiB", found=str(stripe_bytes))
     # Every `mem:` device is another one, whatever its address.
-    uris = [device.uri for device in devices if not device.uri.startswith("mem:")]
+    uris = [_identity(device) for device in devices if not device.uri.startswith("mem:")]
     if len(set(uris)) != len(uris) or len(set(map(id, devices))) != len(devices):
-        raise UsageError("a member was given twice", where=", ".join(uris))
+        raise UsageError("a member was given twice", where=", ".join(device.uri for device in devices))
     for device in devices:
         if device.block_bytes > ALIGN:
             raise UsageError("the logical block is too long", where=device.uri, expected=f"at most {ALIGN}")
@@ -67,7 +82,15 @@ def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force
         try:
             held = read_superblock(device)[0].name
         except NotAVolume:
-            continue
+            foreign = foreign_signature(device) if device.size_bytes >= ALIGN else None
+            if foreign is None:
+                continue
+            raise UsageError(
+                "the device holds something else",
+                where=device.uri,
+                found=foreign,
+                next_step="choose another device, or destroy what it holds with force=True (--force)",
+            ) from None
         except (VolumeDamaged, VolumeTooNew) as error:
             held = str(error)
         raise UsageError(
@@ -76,6 +99,19 @@ def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force
             found=repr(held),
             next_step="choose another device, or destroy what it holds with force=True (--force)",
         )
+
+
+def _identity(device: BlockDevice) -> str:
+    """The same for two addresses of one thing, as far as this can be known without writing to it."""
+    address = parse_address(device.uri) if device.uri.startswith("file:") else None
+    if isinstance(address, FileAddress):
+        try:
+            found = Path(address.path).stat()
+        except OSError:
+            return device.uri
+        # A device node by what it stands for, a file by where it is.
+        return f"{found.st_rdev}" if stat.S_ISBLK(found.st_mode) else f"{found.st_dev}:{found.st_ino}"
+    return device.uri
 
 
 def area_bytes(smallest: int, wanted: int | None) -> int:

@@ -251,6 +251,10 @@ class Volume:
         """One object. ObjectNotFound."""
         return info_of(name, self._value(name))
 
+    def entry(self, name: str) -> layout.Entry:
+        """What the catalog has of an object. ObjectNotFound."""
+        return self._stored(name).entry
+
     def __contains__(self, name: object) -> bool:
         self._check_open()
         with self.lock:

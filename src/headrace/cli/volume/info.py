@@ -1,0 +1,85 @@
+"""`headrace volume info`: what a volume is, how full, and who writes to it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from headrace.cli.volume.common import AsJson, Members, open_reading, shown
+
+if TYPE_CHECKING:
+    from headrace.volume import Volume, VolumeInfo
+
+#: Characters of the picture of the space.
+_BAR = 48
+
+
+def info(members: Members = None, json: AsJson = False) -> None:
+    """What a volume is: members, space, fence, who writes to it, warnings.
+
+    Example: `headrace volume info file:/data/a.img file:/data/b.img`
+    """
+    with open_reading(members) as volume:
+        show_info(volume, json)
+
+
+def when(seconds: float) -> str:
+    from datetime import datetime, timezone
+
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def show_info(volume: Volume, json: bool) -> None:
+    from dataclasses import asdict
+
+    from headrace.cli.output import print_facts, print_json
+    from headrace.units import format_bytes
+
+    info = volume.info()
+    if json:
+        print_json(asdict(info))
+        return
+    facts = {
+        "name": shown(info.name),
+        "id": info.id,
+        "created": when(info.created_s),
+        "format": f"version {info.version}",
+    }
+    for member in info.members:
+        marks = [format_bytes(member.size_bytes)]
+        marks += ["log copy"] if member.log_copy else []
+        marks += ["volatile write cache"] if member.volatile_cache else []
+        facts[f"member {member.index}"] = f"{member.uri} ({', '.join(marks)})"
+    facts["stripe"] = format_bytes(info.stripe_bytes)
+    facts["log"] = f"{format_bytes(info.log_bytes)} an area, two areas on each of two copies"
+    space = (
+        f"{format_bytes(info.used_bytes)} of {format_bytes(info.capacity_bytes)}, {format_bytes(info.free_bytes)} free"
+    )
+    if info.quarantined_bytes:
+        space += f", {format_bytes(info.quarantined_bytes)} in quarantine"
+    facts["used"] = space
+    if sys.stdout.isatty():
+        facts[""] = picture(info)
+    facts["objects"] = f"{info.object_count:,}, commit {info.sequence}"
+    if info.writer is not None:
+        writer = info.writer
+        facts["writer"] = (
+            f"{writer.state}: {shown(writer.run_id)!r}, process {writer.pid} on {shown(writer.host)}, "
+            f"since {when(writer.started_s)}"
+        )
+    facts["fence"] = info.fence
+    for number, warning in enumerate(info.warnings, start=1):
+        facts[f"warning {number}"] = warning
+    print_facts(facts)
+
+
+def picture(info: VolumeInfo, width: int = _BAR) -> str:
+    """The space as a bar: used, in quarantine, free. What is there has at least one character."""
+    capacity = max(info.capacity_bytes, 1)
+    bar = ""
+    for part, sign in ((info.used_bytes, "█"), (info.quarantined_bytes, "▒")):
+        share = max(round(part / capacity * width), 1) if part else 0
+        bar += sign * min(share, width - len(bar))
+    percent = f"{100 * info.used_bytes / capacity:.0f} %"
+    legend = "  █ used" + ("  ▒ quarantine" if info.quarantined_bytes else "") + "  ░ free"
+    return f"{bar.ljust(width, '░')} {percent}{legend}"
