@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, ObjectNotFound, VolumeDamaged
-from headrace.volume.catalog import ObjectInfo
+from headrace.volume.objects import ObjectInfo
 from headrace.volume.transfer import VolumeTransfer
 from headrace.volume.volume import Volume
 
@@ -27,7 +27,7 @@ def verify_objects(
     waiting: deque[tuple[ObjectInfo, int, VolumeTransfer, int]] = deque()
     buffers = [np.empty(_PIECE_BYTES, np.uint8) for _ in range(_UNDER_WAY)]
     free = list(range(_UNDER_WAY))
-    bad: set[int] = set()
+    bad: set[str] = set()
 
     def oldest() -> tuple[ObjectInfo, int, HeadraceError | None]:
         entry, length, transfer, place = waiting.popleft()
@@ -36,9 +36,9 @@ def verify_objects(
         except ObjectNotFound:
             return entry, length, None
         except (ChecksumMismatch, VolumeDamaged) as error:
-            if entry.birth in bad:
+            if entry.name in bad:
                 return entry, length, None
-            bad.add(entry.birth)
+            bad.add(entry.name)
             return entry, length, error
         finally:
             free.append(place)
@@ -63,8 +63,8 @@ def verify_objects(
             except HeadraceError as error:
                 # Its checksum table, or its extents.
                 free.append(place)
-                if entry.birth not in bad:
-                    bad.add(entry.birth)
+                if entry.name not in bad:
+                    bad.add(entry.name)
                     yield entry, length, error
                 continue
             waiting.append((entry, length, transfer, place))

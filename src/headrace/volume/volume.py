@@ -251,10 +251,6 @@ class Volume:
         """One object. ObjectNotFound."""
         return info_of(name, self._value(name))
 
-    def entry(self, name: str) -> layout.Entry:
-        """What the catalog has of an object. ObjectNotFound."""
-        return self._stored(name).entry
-
     def __contains__(self, name: object) -> bool:
         self._check_open()
         with self.lock:
@@ -279,6 +275,10 @@ class Volume:
                 f"there is no object {name!r} in {self!r}", next_step="`headrace volume ls` lists what is there"
             )
         return value
+
+    def stored(self, what: str | ObjectInfo) -> StoredObject:
+        """An object with its blobs: where every byte of it lies. ObjectNotFound."""
+        return self._stored(what)
 
     def _stored(self, what: str | ObjectInfo) -> StoredObject:
         name = what if isinstance(what, str) else what.name

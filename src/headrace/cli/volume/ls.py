@@ -70,11 +70,11 @@ def _details(entry: ObjectInfo) -> list[str]:
     from headrace.units import format_bytes
 
     return [
-        f"{format_bytes(entry.stored_bytes):>10}",
+        f"{format_bytes(entry.stored_bytes) if entry.birth else 'shared':>10}",
         datetime.fromtimestamp(entry.created_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         f"{entry.sequence:>6}",
-        f"{format_bytes(entry.checksum_block_bytes):>9}",
-        f"{entry.birth:>16x}",
+        f"{format_bytes(entry.checksum_block_bytes) if entry.birth else '-':>9}",
+        f"{f'{entry.birth:x}' if entry.birth else '-':>16}",
     ]
 
 

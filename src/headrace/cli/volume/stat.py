@@ -9,10 +9,10 @@ import typer
 from headrace.cli.volume.common import AsJson, VolumeOption, open_reading, shown
 
 if TYPE_CHECKING:
-    from headrace.volume.inspect import ObjectDetails
+    from headrace.volume.inspect import BlobDetails, ObjectDetails
 
-#: Extents shown to people; all of them with --json.
-_SHOWN_EXTENTS = 16
+#: Slices, blobs, extents shown to people; all of them with --json.
+_SHOWN = 16
 
 
 def stat(
@@ -51,23 +51,42 @@ def _facts(found: ObjectDetails) -> dict[str, str]:
 
     from headrace.units import format_bytes
 
-    checksums = f"{found.checksum_count:,} of CRC32C, one for each {format_bytes(found.checksum_block_bytes)}"
-    if found.table_page_bytes:
-        checksums += f", in a table of {format_bytes(found.table_page_bytes)} pages with {len(found.roots):,} roots"
     facts = {
         "name": shown(found.name),
         "length": f"{format_bytes(found.length_bytes)} ({found.length_bytes:,} bytes)",
-        "space taken": format_bytes(found.stored_bytes),
         "created": datetime.fromtimestamp(found.created_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         "commit": str(found.sequence),
-        "birth": f"{found.birth:#x}: number {found.birth & 0xFFFFFFFF} of session {found.birth >> 32}",
-        "checksums": checksums,
-        "roots": " ".join(f"{root:08x}" for root in found.roots[:8]) + (" ..." if len(found.roots) > 8 else ""),
+        "made of": "a blob of its own" if found.own else f"{len(found.slices):,} slices of blobs that others may share",
     }
-    for number, extent in enumerate(found.extents[:_SHOWN_EXTENTS]):
-        facts[f"extent {number}"] = (
+    if not found.own:
+        for number, piece in enumerate(found.slices[:_SHOWN]):
+            facts[f"slice {number}"] = f"{piece.length_bytes:,} bytes from {piece.start:,} of blob {piece.birth:#x}"
+        if len(found.slices) > _SHOWN:
+            facts["..."] = f"{len(found.slices) - _SHOWN:,} more slices; --json has all of them"
+    for blob in found.blobs[:_SHOWN]:
+        facts |= _blob_facts(blob)
+    if len(found.blobs) > _SHOWN:
+        facts[" ..."] = f"{len(found.blobs) - _SHOWN:,} more blobs; --json has all of them"
+    return facts
+
+
+def _blob_facts(blob: BlobDetails) -> dict[str, str]:
+    from headrace.units import format_bytes
+
+    name = f"blob {blob.birth:#x}"
+    checksums = f"{blob.checksum_count:,} of CRC32C, one for each {format_bytes(blob.checksum_block_bytes)}"
+    if blob.table_page_bytes:
+        checksums += f", in a table of {format_bytes(blob.table_page_bytes)} pages with {len(blob.roots):,} roots"
+    facts = {
+        name: f"number {blob.birth & 0xFFFFFFFF} of session {blob.birth >> 32}: {format_bytes(blob.length_bytes)}, "
+        f"{format_bytes(blob.stored_bytes)} on the members",
+        f"{name} checksums": checksums,
+        f"{name} roots": " ".join(f"{root:08x}" for root in blob.roots[:8]) + (" ..." if len(blob.roots) > 8 else ""),
+    }
+    for number, extent in enumerate(blob.extents[:_SHOWN]):
+        facts[f"{name} extent {number}"] = (
             f"member {extent.member} offset {extent.offset}, {format_bytes(extent.length_bytes)}: {extent.holds}"
         )
-    if len(found.extents) > _SHOWN_EXTENTS:
-        facts["..."] = f"{len(found.extents) - _SHOWN_EXTENTS:,} more; --json has all of them"
+    if len(blob.extents) > _SHOWN:
+        facts[f"{name} ..."] = f"{len(blob.extents) - _SHOWN:,} more extents; --json has all of them"
     return facts
