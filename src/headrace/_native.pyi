@@ -68,8 +68,11 @@ def open_nvme_tcp(
     come back (reconnecting all the while; infinity: for ever) before it fails with DeviceGone; from then on every call
     fails at once until it is back."""
 
+def open_block(path: str, *, block_bytes: int | None, read_only: bool, io_engine: str) -> Device:
+    """A block device of the kernel; `block_bytes`: None is what it says itself. `io_engine`: as for a file."""
+
 def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
-    """An existing file or block device. `io_engine`: "auto", "io_uring" or "pread"."""
+    """An existing file. `io_engine`: "auto", "io_uring" or "pread"."""
 
 def create_file(path: str, size_bytes: int) -> None:
     """A new sparse file; an existing one is an error."""

@@ -10,6 +10,7 @@ import pytest
 from headrace.device import NativeDevice, open_device
 from headrace.errors import DeviceError
 from headrace.fabric import MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
+from headrace.testing.loop import LoopDevice
 
 SIZE_BYTES = 4 << 20
 
@@ -39,11 +40,14 @@ def io_uring(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ""
 
 
-@pytest.fixture(params=["mem", "file-pread", "file-io_uring", "nvme+tcp"])
+@pytest.fixture(params=["mem", "file-pread", "file-io_uring", "block-pread", "block-io_uring", "nvme+tcp"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path, io_uring: str) -> Iterator[Opener]:
-    if request.param == "file-io_uring" and io_uring:
+    if request.param.endswith("io_uring") and io_uring:
         pytest.skip(io_uring)
+    if request.param.startswith("block") and LoopDevice.problem():
+        pytest.skip(LoopDevice.problem())
     opened: list[NativeDevice] = []
+    loops: list[LoopDevice] = []
     targets: list[Target] = []
 
     def open_one(block_bytes: int = 4096) -> NativeDevice:
@@ -52,6 +56,10 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, io_uring: str) -> Ite
         elif request.param == "nvme+tcp":
             targets.append(_target(block_bytes))
             device = open_device(targets[-1].uri())
+        elif request.param.startswith("block"):
+            loops.append(LoopDevice(tmp_path / f"loop-{len(loops)}", SIZE_BYTES))
+            engine = request.param.removeprefix("block-")
+            device = open_device(f"{loops[-1].path}?block={block_bytes}&engine={engine}")
         else:
             device = _file(tmp_path / f"device-{len(opened)}", request.param.removeprefix("file-"), block_bytes)
         opened.append(device)
@@ -62,6 +70,8 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, io_uring: str) -> Ite
         device.close()
     for target in targets:
         target.stop()
+    for loop in loops:
+        loop.close()
 
 
 @pytest.fixture

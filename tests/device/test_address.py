@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.device import (
+    BlockAddress,
     FileAddress,
     MemoryAddress,
     NvmeTcpAddress,
@@ -138,10 +139,37 @@ def test_files_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
+    ("uri", "path", "block", "engine", "again"),
+    [
+        ("/dev/nvme1n1", "/dev/nvme1n1", None, "auto", "block:/dev/nvme1n1"),
+        ("block:/dev/dm-0?block=512", "/dev/dm-0", 512, "auto", "block:/dev/dm-0?block=512"),
+        ("/dev/sdb?engine=pread", "/dev/sdb", None, "pread", "block:/dev/sdb?engine=pread"),
+        (
+            "/dev/disk/by-id/a%20b?engine=io_uring&block=4096",
+            "/dev/disk/by-id/a b",
+            4096,
+            "io_uring",
+            "block:/dev/disk/by-id/a%20b?block=4096&engine=io_uring",
+        ),
+    ],
+)
+def test_block_devices(uri: str, path: str, block: int | None, engine: str, again: str) -> None:
+    address = parse_address(uri)
+    assert address == BlockAddress(path=path, block_bytes=block, engine=engine)
+    assert address.uri == again and parse_address(again) == address
+
+
+@pytest.mark.parametrize(
     ("uri", "says"),
     [
         ("", "not the address of a device"),
-        ("/dev/sda", "not the address of a device"),
+        ("/srv/disk", "not the address of a device"),
+        ("/dev/sda?create=1MiB", "unknown option 'create'"),
+        ("/dev/sda?block=1000", "logical block"),
+        ("/dev/sda?engine=magic", "I/O engine"),
+        ("block:", "without an absolute path"),
+        ("block:sda", "without an absolute path"),
+        ("block:/dev/a%00b", "without an absolute path"),
         ("http://x/y", "not the address of a device"),
         ("nvme+tcp:h", "not an NVMe/TCP address"),
         ("nvme+tcp://h:x/" + NQN, "not an NVMe/TCP address"),

@@ -19,6 +19,16 @@ pub enum Engine {
     Pread,
 }
 
+impl Engine {
+    /// Why this system does not allow it, if it does not.
+    pub fn available(self) -> Result<(), String> {
+        match self {
+            Engine::IoUring => uring::available(),
+            Engine::Auto | Engine::Pread => Ok(()),
+        }
+    }
+}
+
 /// Whether bytes stay in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Cache {
@@ -166,6 +176,30 @@ impl FileMedia {
             Err(error) if system::unsupported(&error) => Ok(()),
             result => result,
         }
+    }
+
+    /// For one of several that use a device together: keeps out who wants it alone, and is refused where one has it alone.
+    pub fn lock_shared(&self) -> io::Result<()> {
+        match system::lock(&self.file, false) {
+            Err(error) if system::unsupported(&error) => Ok(()),
+            result => result,
+        }
+    }
+
+    pub fn is_block_device(&self) -> bool {
+        self.block_device
+    }
+
+    /// Durable when it returns, by the write itself: where the system cannot do that, it fails.
+    pub(crate) fn write_through(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        let _shape = self.read_shape();
+        check_write(self, offset, from.len() as u64)?;
+        self.put(offset, from, true)
+    }
+
+    /// Of a block device: the range is not needed any more, and may read as anything.
+    pub(crate) fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        system::discard(&self.file, offset, length)
     }
 
     fn read_shape(&self) -> RwLockReadGuard<'_, ()> {

@@ -1,4 +1,4 @@
-//! Where bytes rest: memory, files, and a volatile write cache in front of either.
+//! Where bytes rest: memory, files, block devices of the kernel, and a volatile write cache in front of any.
 //!
 //! A [`Media`] is a flat range of logical blocks with the manners of a drive:
 //!
@@ -10,10 +10,12 @@
 //! * A flush that failed means that writes may be lost, and no later flush can bring them back: the media keeps failing
 //!   until it is opened again.
 //!
-//! Modules: [`memory`] and [`file`] hold bytes, [`volatile`] is the cache. The unsafe parts are small: [`mapping`]
+//! Modules: [`memory`], [`file`] and [`block`] hold bytes, [`volatile`] is the cache; [`fault`] is an error that has more to say. The unsafe parts are small: [`mapping`]
 //! (anonymous memory), `direct` (memory as O_DIRECT wants it), `system` (calls that the standard library lacks) and `uring`.
 
+pub mod block;
 mod direct;
+pub mod fault;
 pub mod file;
 pub mod mapping;
 pub mod memory;
@@ -21,6 +23,8 @@ mod system;
 mod uring;
 pub mod volatile;
 
+pub use block::BlockMedia;
+pub use fault::{Fault, FaultKind};
 pub use file::{Cache, Engine, FileMedia};
 pub use mapping::Mapping;
 pub use memory::MemoryMedia;
@@ -85,6 +89,11 @@ pub trait Media: Send + Sync {
 
     /// Whether bytes pass by the page cache.
     fn direct(&self) -> bool {
+        false
+    }
+
+    /// Whether each write is durable when it is answered.
+    fn writes_through(&self) -> bool {
         false
     }
 

@@ -85,6 +85,51 @@ pub(crate) fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
+/// The size of a block device in bytes: BLKGETSIZE64.
+pub(crate) fn device_bytes(file: &File) -> io::Result<u64> {
+    let mut bytes = 0u64;
+    // SAFETY: the kernel writes one live u64.
+    ask(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) })?;
+    Ok(bytes)
+}
+
+/// Bytes of a logical block of a block device: BLKSSZGET.
+pub(crate) fn logical_block(file: &File) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one live int.
+    ask(unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &mut bytes) })?;
+    u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Bytes of a physical block of a block device: BLKPBSZGET.
+pub(crate) fn physical_block(file: &File) -> io::Result<u32> {
+    let mut bytes: libc::c_uint = 0;
+    // SAFETY: the kernel writes one live unsigned int.
+    ask(unsafe { libc::ioctl(file.as_raw_fd(), BLKPBSZGET as _, &mut bytes) })?;
+    Ok(bytes)
+}
+
+/// Whether the kernel lets nobody write to a block device: BLKROGET.
+pub(crate) fn device_read_only(file: &File) -> io::Result<bool> {
+    let mut flag: libc::c_int = 0;
+    // SAFETY: the kernel writes one live int.
+    ask(unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &mut flag) })?;
+    Ok(flag != 0)
+}
+
+// linux/fs.h: _IO(0x12, 94), _IO(0x12, 104), _IOR(0x12, 114, size_t), _IO(0x12, 123).
+const BLKROGET: libc::c_ulong = 0x125e;
+const BLKSSZGET: libc::c_ulong = 0x1268;
+const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+const BLKPBSZGET: libc::c_ulong = 0x127b;
+
+fn ask(answer: libc::c_int) -> io::Result<()> {
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// What sysfs says about the queue of the block device that this file is, if it is one.
 pub(crate) fn queue_attribute(file: &File, name: &str) -> Option<String> {
     let rdev = file.metadata().ok()?.rdev();

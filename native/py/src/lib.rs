@@ -7,6 +7,7 @@ mod device;
 mod discover;
 mod errors;
 mod memory;
+mod open_block;
 mod open_file;
 mod open_memory;
 mod open_nvme_tcp;
@@ -23,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Device>()?;
     module.add_class::<transfer::Transfer>()?;
     module.add_class::<target::Target>()?;
+    module.add_function(wrap_pyfunction!(open_block::open_block, module)?)?;
     module.add_function(wrap_pyfunction!(open_file::open_file, module)?)?;
     module.add_function(wrap_pyfunction!(open_file::create_file, module)?)?;
     module.add_function(wrap_pyfunction!(open_memory::open_memory, module)?)?;

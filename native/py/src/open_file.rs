@@ -10,7 +10,7 @@ use std::path::Path;
 /// Media calls under way at a time: enough to keep a drive busy, few enough for a shared machine.
 const WORKERS: usize = 4;
 
-fn engine(name: &str) -> Result<Engine, IoError> {
+pub fn engine(name: &str) -> Result<Engine, IoError> {
     match name {
         "auto" => Ok(Engine::Auto),
         "io_uring" => Ok(Engine::IoUring),
@@ -42,6 +42,15 @@ fn open(
                     _ => "check what is there",
                 })
         })?;
+    if media.is_block_device() {
+        // Here it would go through the page cache, and trust a flush that proves nothing where the kernel reconnects.
+        return Err(
+            IoError::new(ErrorKind::Usage, "a file: address of a block device")
+                .at(path)
+                .expected("a file")
+                .next(format!("open it as block:{path}")),
+        );
+    }
     MediaDevice::start(Box::new(media), "file", path, WORKERS)
 }
 

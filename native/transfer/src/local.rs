@@ -1,10 +1,11 @@
-//! Local media as a block device: `file:` and `mem:`.
+//! Local media as a block device: `file:`, `block:` and `mem:`.
 //!
-//! Media calls block, so a few threads of the device's own make them; `submit` only queues. There is no deadline here: a
-//! local disk either answers or hangs the thread in the kernel, and no code of ours can call such a thread back.
+//! Media calls block, so a few threads of the device's own make them; `submit` only queues. There is no deadline here: the
+//! kernel either answers or hangs the thread, and no code of ours can call such a thread back, nor the memory that it reads
+//! into. How long the oldest call has been under way is in `describe`.
 
 use crate::{BlockDevice, Buffer, DeviceInfo, ErrorKind, IoError, Op, Request};
-use headrace_media::Media;
+use headrace_media::{Fault, FaultKind, Media};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,8 +18,15 @@ const MAX_TRANSFER_BYTES: u64 = 1 << 20;
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Request>,
-    running: usize,
+    /// When each call that is under way began; the order is by worker and means nothing.
+    running: Vec<Option<Instant>>,
     closed: bool,
+}
+
+impl Queue {
+    fn under_way(&self) -> bool {
+        self.running.iter().any(Option::is_some)
+    }
 }
 
 #[derive(Default)]
@@ -42,6 +50,22 @@ struct Inner {
     counters: Counters,
 }
 
+impl IoError {
+    /// What media says of a failure, without the place.
+    pub fn from_fault(fault: &Fault) -> IoError {
+        let kind = match fault.kind {
+            FaultKind::Usage => ErrorKind::Usage,
+            FaultKind::Conflict => ErrorKind::Conflict,
+            FaultKind::Gone => ErrorKind::Gone,
+            FaultKind::Failed => ErrorKind::Failed,
+        };
+        IoError::new(kind, fault.what.as_str())
+            .expected(fault.expected.as_str())
+            .found(fault.found.as_str())
+            .next(fault.next_step.as_str())
+    }
+}
+
 /// A [`Media`] behind the [`BlockDevice`] interface.
 pub struct MediaDevice {
     inner: Arc<Inner>,
@@ -49,7 +73,7 @@ pub struct MediaDevice {
 }
 
 impl MediaDevice {
-    /// `transport`: "file" or "memory"; `address`: what a person would call it. `workers`: how many media calls may be
+    /// `transport`: "file", "block" or "memory"; `address`: what a person would call it. `workers`: how many media calls may be
     /// under way at a time.
     pub fn start(
         media: Box<dyn Media>,
@@ -57,11 +81,16 @@ impl MediaDevice {
         address: impl Into<String>,
         workers: usize,
     ) -> Result<Arc<Self>, IoError> {
+        let workers = workers.max(1);
+        let queue = Queue {
+            running: vec![None; workers],
+            ..Queue::default()
+        };
         let inner = Arc::new(Inner {
             media,
             transport,
             address: address.into(),
-            queue: Mutex::default(),
+            queue: Mutex::new(queue),
             changed: Condvar::new(),
             counters: Counters::default(),
         });
@@ -69,11 +98,11 @@ impl MediaDevice {
             inner: inner.clone(),
             workers: Mutex::default(),
         };
-        for number in 0..workers.max(1) {
+        for number in 0..workers {
             let inner = inner.clone();
             let worker = std::thread::Builder::new()
                 .name(format!("headrace-{transport}-{number}"))
-                .spawn(move || inner.work())
+                .spawn(move || inner.work(number))
                 .map_err(|error| {
                     IoError::new(ErrorKind::Failed, "cannot start a thread")
                         .at(&device.inner.address)
@@ -94,7 +123,7 @@ impl Inner {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) {
+    fn work(&self, number: usize) {
         let mut queue = self.queue();
         loop {
             let Some(request) = queue.waiting.pop_front() else {
@@ -104,7 +133,7 @@ impl Inner {
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            queue.running += 1;
+            queue.running[number] = Some(Instant::now());
             drop(queue);
             let Request {
                 op,
@@ -119,7 +148,7 @@ impl Inner {
             sink.complete(token, result);
             drop(sink);
             queue = self.queue();
-            queue.running -= 1;
+            queue.running[number] = None;
             if queue.closed {
                 self.changed.notify_all();
             }
@@ -167,9 +196,13 @@ impl Inner {
             }
         };
         result.map_err(|error| {
-            IoError::new(ErrorKind::Failed, format!("{verb} failed"))
-                .at(format!("{}, offset {offset}", self.address))
-                .found(error.to_string())
+            let place = format!("{}, offset {offset}", self.address);
+            match Fault::of(&error) {
+                Some(fault) => IoError::from_fault(fault).at(place),
+                None => IoError::new(ErrorKind::Failed, format!("{verb} failed"))
+                    .at(place)
+                    .found(error.to_string()),
+            }
         })
     }
 
@@ -245,11 +278,18 @@ impl BlockDevice for MediaDevice {
         let inner = &self.inner;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &inner.counters;
+        let (closed, oldest) = {
+            let queue = inner.queue();
+            (queue.closed, queue.running.iter().flatten().min().copied())
+        };
         serde_json::json!({
             "transport": inner.transport,
             "engine": inner.media.engine(),
+            "direct": inner.media.direct(),
+            "writes_through": inner.media.writes_through(),
             "address": inner.address,
-            "state": if inner.queue().closed { "closed" } else { "open" },
+            "state": if closed { "closed" } else { "open" },
+            "oldest_call_s": oldest.map(|begun| begun.elapsed().as_secs_f64()),
             "associations_lost": 0,
             "counters": {
                 "reads": count(&counters.reads),
@@ -272,7 +312,7 @@ impl BlockDevice for MediaDevice {
             let mut queue = self.inner.queue();
             queue.closed = true;
             self.inner.changed.notify_all();
-            while !on_worker && (queue.running > 0 || !queue.waiting.is_empty()) {
+            while !on_worker && (queue.under_way() || !queue.waiting.is_empty()) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
@@ -294,7 +334,7 @@ impl BlockDevice for MediaDevice {
         if on_worker {
             return;
         }
-        let hung = self.inner.queue().running > 0;
+        let hung = self.inner.queue().under_way();
         for worker in workers.drain(..) {
             // A thread that hangs in the kernel cannot be joined without hanging too; it keeps what it needs alive.
             if !hung {

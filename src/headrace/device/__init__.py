@@ -4,7 +4,15 @@ Everything above sees a `BlockDevice`, never NVMe.
 """
 
 from headrace._native import crc32c
-from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, NvmeTcpOptions, Portal, parse_address
+from headrace.device.address import (
+    BlockAddress,
+    FileAddress,
+    MemoryAddress,
+    NvmeTcpAddress,
+    NvmeTcpOptions,
+    Portal,
+    parse_address,
+)
 from headrace.device.batch import Batch
 from headrace.device.native import NativeDevice
 from headrace.device.open import lanes, open_device
@@ -24,6 +32,7 @@ from headrace.device.transfer import Transfer, read_batch, submit_read, submit_w
 __all__ = [
     "AdminResult",
     "Batch",
+    "BlockAddress",
     "BlockDevice",
     "Buffer",
     "FileAddress",

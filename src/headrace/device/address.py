@@ -6,7 +6,8 @@
 | | `hdgst`, `ddgst` (0 or 1), `queues`, `depth` |
 | | `keepalive`, `connect_timeout`, `io_timeout`, `loss_timeout` (seconds; `loss_timeout=forever`) |
 | | `policy` (`queue-depth`, `round-robin`), `host_traddr`, `host_iface`, `tos`, `hpda`, `maxr2t`, `poll_us` |
-| `file:/PATH` | `block` (512 or 4096), `create` (a size), `engine` (`auto`, `io_uring`, `pread`) |
+| `/dev/NAME` or `block:/PATH` (of the kernel) | `block` (512 or 4096), `engine` (`auto`, `io_uring`, `pread`) |
+| `file:/PATH` | `block`, `create` (a size), `engine` |
 | `mem:SIZE` | `block` |
 
 `HOST` is a name, an IPv4 address, or an IPv6 address in brackets; several are paths to one subsystem. Characters that
@@ -23,7 +24,7 @@ import uuid as uuids
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
 from headrace.errors import UsageError
@@ -188,7 +189,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FileAddress:
-    """`file:/PATH?...`: a file or a block device of this machine."""
+    """`file:/PATH?...`: a file of this machine."""
 
     #: Absolute.
     path: str
@@ -201,8 +202,7 @@ class FileAddress:
 
     def __post_init__(self) -> None:
         _check_block(self.block_bytes)
-        if self.engine not in ("auto", "io_uring", "pread"):
-            raise UsageError("no such I/O engine", expected="auto, io_uring or pread", found=repr(self.engine))
+        _check_engine(self.engine)
         if not self.path or "\0" in self.path:
             raise UsageError("a file: address without a path", expected="file:/PATH", found=repr(self.path))
         if self.create_bytes is not None and (self.create_bytes <= 0 or self.create_bytes % self.block_bytes):
@@ -217,6 +217,37 @@ class FileAddress:
         # Without `create`: what opens the device again must not make an empty one where it is gone.
         engine = "" if self.engine == "auto" else f"&engine={self.engine}"
         return f"file:{quote(self.path)}?block={self.block_bytes}{engine}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockAddress:
+    """`block:/PATH?...`, or a path below `/dev`: a block device of this machine's kernel."""
+
+    #: Absolute. A link is followed at each opening: those below /dev/disk keep their names when the kernel counts anew.
+    path: str
+    #: [block] Logical block in bytes, 512 or 4096, at least the device's own; `None`: the device's own.
+    block_bytes: int | None = None
+    #: [engine] "auto" takes io_uring where it is allowed; `describe()["engine"]` says which is in use.
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.block_bytes is not None:
+            _check_block(self.block_bytes)
+        _check_engine(self.engine)
+        if not self.path.startswith("/") or "\0" in self.path:
+            raise UsageError(
+                "a block: address without an absolute path", expected="block:/dev/NAME", found=repr(self.path)
+            )
+
+    @property
+    def uri(self) -> str:
+        options = [] if self.block_bytes is None else [f"block={self.block_bytes}"]
+        options += [] if self.engine == "auto" else [f"engine={self.engine}"]
+        return f"block:{quote(self.path)}" + ("?" + "&".join(options) if options else "")
+
+
+#: Every kind of address.
+Address: TypeAlias = "NvmeTcpAddress | BlockAddress | FileAddress | MemoryAddress"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,10 +276,19 @@ def _check_block(block_bytes: int) -> None:
         raise UsageError("not a logical block", expected="block=512 or block=4096", found=str(block_bytes))
 
 
-def parse_address(uri: str) -> NvmeTcpAddress | FileAddress | MemoryAddress:
+def _check_engine(engine: str) -> None:
+    if engine not in ("auto", "io_uring", "pread"):
+        raise UsageError("no such I/O engine", expected="auto, io_uring or pread", found=repr(engine))
+
+
+def parse_address(uri: str) -> Address:
     """The address in `uri`; `UsageError` names what is wrong with it."""
     check_text("the address of a device", uri)
+    if uri.startswith("/dev/"):
+        return _parse_block(uri, uri)
     scheme, colon, rest = uri.partition(":")
+    if colon and scheme == "block":
+        return _parse_block(uri, rest)
     if colon and scheme == "nvme+tcp":
         return _parse_nvme_tcp(uri, rest)
     if colon and scheme == "file":
@@ -257,9 +297,9 @@ def parse_address(uri: str) -> NvmeTcpAddress | FileAddress | MemoryAddress:
         return _parse_memory(uri, rest)
     raise UsageError(
         "not the address of a device",
-        expected="nvme+tcp://HOST:PORT/NQN?nsid=1, file:/PATH or mem:SIZE",
+        expected="nvme+tcp://HOST:PORT/NQN?nsid=1, /dev/NAME, file:/PATH or mem:SIZE",
         found=repr(uri),
-        next_step=f"a file or block device is file:{uri}" if uri.startswith("/") else None,
+        next_step=f"a file is file:{uri}, a block device block:{uri}" if uri.startswith("/") else None,
     )
 
 
@@ -306,6 +346,11 @@ def _parse_file(uri: str, rest: str) -> FileAddress:
         path = "/" + path
     path = unquote(path)
     return FileAddress(path=str(Path(path).absolute()) if path else "", **_options(uri, query, _FILE_OPTIONS))
+
+
+def _parse_block(uri: str, rest: str) -> BlockAddress:
+    path, _, query = rest.partition("?")
+    return BlockAddress(path=unquote(path), **_options(uri, query, _BLOCK_OPTIONS))
 
 
 def _parse_memory(uri: str, rest: str) -> MemoryAddress:
@@ -402,6 +447,10 @@ _NVME_DEFAULTS = NvmeTcpOptions()
 _FILE_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "block": ("block_bytes", _count),
     "create": ("create_bytes", _size),
+    "engine": ("engine", str),
+}
+_BLOCK_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "block": ("block_bytes", _count),
     "engine": ("engine", str),
 }
 _MEMORY_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {"block": ("block_bytes", _count)}

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from headrace import _native
-from headrace.device.address import FileAddress, MemoryAddress, NvmeTcpAddress, parse_address
+from headrace.device.address import (
+    Address,
+    BlockAddress,
+    FileAddress,
+    MemoryAddress,
+    NvmeTcpAddress,
+    parse_address,
+)
+from headrace.device.kernel import users_of
 from headrace.device.paths import PathInfo, TrafficClass, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
@@ -30,7 +38,7 @@ class NativeDevice:
 
     def __init__(
         self,
-        address: NvmeTcpAddress | FileAddress | MemoryAddress,
+        address: Address,
         *,
         read_only: bool = False,
         identity: HostIdentity | None = None,
@@ -272,9 +280,16 @@ class NativeDevice:
 
     def check_writable(self) -> None:
         """Raise `UsageError` where this device may not be written to."""
-        if self._opened_read_only or (self.read_only and not isinstance(self._address, NvmeTcpAddress)):
+        if self._opened_read_only or (self.read_only and not isinstance(self._address, (NvmeTcpAddress, BlockAddress))):
             raise UsageError(
                 "the device is open for reading only", where=self.uri, next_step="open it without read_only"
+            )
+        if self.read_only and isinstance(self._address, BlockAddress):
+            raise UsageError(
+                "the kernel lets nobody write to this block device",
+                where=self.uri,
+                expected="one that is not read-only",
+                next_step="see why: dmesg; blockdev --setrw makes it writable where the drive allows",
             )
         if self.read_only:
             host = self.describe().get("hostnqn", "HOSTNQN")
@@ -355,9 +370,7 @@ def _guard(handle: _native.Device, key: int, kind: ReservationType, timeout_s: f
     _native.guard_writes(handle, key=key, type=kind.value, timeout_s=timeout_s)
 
 
-def _open(
-    address: NvmeTcpAddress | FileAddress | MemoryAddress, read_only: bool, identity: HostIdentity | None
-) -> _native.Device:
+def _open(address: Address, read_only: bool, identity: HostIdentity | None) -> _native.Device:
     if isinstance(address, MemoryAddress):
         if read_only:
             raise UsageError(
@@ -366,6 +379,8 @@ def _open(
         return _native.open_memory(address.size_bytes, block_bytes=address.block_bytes)
     if isinstance(address, FileAddress):
         return _open_file(address, read_only)
+    if isinstance(address, BlockAddress):
+        return _open_block(address, read_only)
     identity = identity or host_identity()
     options = address.options
     return _native.open_nvme_tcp(
@@ -392,6 +407,21 @@ def _open(
         connect_timeout_s=options.connect_timeout_s,
         io_timeout_s=options.io_timeout_s,
         loss_timeout_s=options.loss_timeout_s,
+    )
+
+
+def _open_block(address: BlockAddress, read_only: bool) -> _native.Device:
+    if not read_only and (users := users_of(address.path)):
+        # The kernel refuses these too, without a name.
+        raise UsageError(
+            "the block device is in use on this machine",
+            where=address.path,
+            expected="one that nobody has claimed",
+            found=", ".join(users),
+            next_step="open it read_only, or free it first",
+        )
+    return _native.open_block(
+        address.path, block_bytes=address.block_bytes, read_only=read_only, io_engine=address.engine
     )
 
 

@@ -14,7 +14,7 @@ from headrace.volume.durable import write_through
 from headrace.volume.layout import SUPERBLOCK_BYTES, Superblock, superblock_offsets
 
 #: A comma before a scheme, a path or nothing.
-_BETWEEN_ADDRESSES = re.compile(r",(?=\s*(?:[A-Za-z][A-Za-z0-9+.-]*://|file:|mem:|/|,|$))")
+_BETWEEN_ADDRESSES = re.compile(r",(?=\s*(?:[A-Za-z][A-Za-z0-9+.-]*://|block:|file:|mem:|/|,|$))")
 
 
 @dataclass
