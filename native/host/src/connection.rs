@@ -154,11 +154,12 @@ impl<T> Connection<T> {
 
     fn receive(&mut self, scratch: &mut [u8]) -> Result<bool, Broken> {
         let mut bytes = 0;
-        for _ in 0..TURN_CALLS {
+        for call in 0..TURN_CALLS {
             if !self.readable {
                 return Ok(false);
             }
-            if bytes >= TURN_BYTES {
+            // Small answers are handed on as they come: what follows them is asked for before more is taken.
+            if bytes >= TURN_BYTES || call > 0 && self.queue.reads_small() {
                 break;
             }
             let tail = self.queue.tail().min(scratch.len());
@@ -212,5 +213,98 @@ impl<T> Connection<T> {
         // It may be gone already, which is what we want.
         let _ = self.stream.shutdown(Shutdown::Both);
         let _ = registry.deregister(&mut self.stream);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::Data;
+    use headrace_transfer::Buffer;
+    use headrace_wire::pdu::{DataHeader, Digests, IcResp, Pdu};
+    use headrace_wire::{io, Sqe};
+    use mio::{Events, Poll};
+    use std::net::TcpListener;
+    use std::time::{Duration, Instant};
+
+    const COUNT: u16 = 32;
+    const BYTES: usize = 4096;
+
+    /// Turns until `done`; each one after an event, or after a turn that said there is more.
+    fn turns(
+        poll: &mut Poll,
+        connection: &mut Connection<u16>,
+        mut done: impl FnMut(&mut Connection<u16>) -> bool,
+    ) {
+        let mut events = Events::with_capacity(8);
+        let mut scratch = vec![0; SCRATCH_BYTES];
+        let (mut more, end) = (false, Instant::now() + Duration::from_secs(30));
+        while !done(connection) {
+            assert!(Instant::now() < end, "nothing comes any more");
+            let wait = if more { 0 } else { 100 };
+            poll.poll(&mut events, Some(Duration::from_millis(wait))).unwrap();
+            events.iter().for_each(|event| connection.event(event));
+            more = connection.turn(&mut scratch).unwrap();
+        }
+    }
+
+    /// With everything there at once, no turn takes more than a part of it: else nothing is under way while it is dealt with.
+    #[test]
+    fn small_answers_are_handed_on_before_all_of_them_are_taken() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut poll = Poll::new().unwrap();
+        let way = (&Route::default(), listener.local_addr().unwrap());
+        let asked = Asked::default();
+        let mut connection = Connection::open(way, poll.registry(), Token(1), COUNT, asked, 4096).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut said = Vec::new();
+        let agree = Pdu::IcResp(IcResp {
+            pfv: 0,
+            cpda: 0,
+            digests: Digests::default(),
+            maxh2cdata: 131_072,
+        });
+        agree.encode(0, Digests::default(), 0, &mut said);
+        peer.write_all(&said).unwrap();
+        turns(&mut poll, &mut connection, |connection| {
+            connection.queue.agreed().is_some()
+        });
+
+        said.clear();
+        for cid in 0..COUNT {
+            let sqe = Sqe::rw(io::READ, 0, 1, 0, 8);
+            let data = Data::Read(Buffer::zeroed(BYTES));
+            assert!(connection.queue.submit(sqe, data, cid, None).is_ok());
+            let header = Pdu::C2hData(DataHeader {
+                cccid: cid,
+                ttag: 0,
+                datao: 0,
+                datal: BYTES as u32,
+                last: true,
+                success: true,
+            });
+            header.encode(BYTES, Digests::default(), 0, &mut said);
+            said.resize(said.len() + BYTES, 1);
+        }
+        let writing = std::thread::spawn(move || {
+            peer.write_all(&said).unwrap();
+            peer
+        });
+        // More than one turn may take is there before the first.
+        let mut there = vec![0; 48 << 10];
+        let end = Instant::now() + Duration::from_secs(30);
+        while connection.stream.peek(&mut there).unwrap_or(0) < there.len() {
+            assert!(Instant::now() < end, "the answers do not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (mut answered, mut most) = (0, 0);
+        turns(&mut poll, &mut connection, |connection| {
+            let now = std::iter::from_fn(|| connection.queue.completion()).count();
+            most = most.max(now);
+            answered += now;
+            answered == usize::from(COUNT)
+        });
+        assert!((2..=8).contains(&most), "{most} answers in one turn");
+        writing.join().unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! The receiving half of a queue pair: what each byte, and each PDU, means.
 
 use super::{complete, send_data, send_part, slot_of, Agreed, Command, Data, End, Fault, QueuePair};
-use super::{LARGE_IO, TAIL_LARGE_IO, TAIL_SMALL_IO};
+use super::{LARGE_IO, TAIL_LARGE_IO, TAIL_MAX, TAIL_MIN, TAIL_PARTS};
 use crate::memory;
 use crate::receive::{Incoming, State};
 use headrace_wire::digest::Digester;
@@ -25,12 +25,17 @@ impl<T> QueuePair<T> {
         }
     }
 
+    /// Reads under way are small, or there are none.
+    pub fn reads_small(&self) -> bool {
+        self.reading == 0 || self.read_bytes / self.reading <= LARGE_IO
+    }
+
     /// How much to receive behind the destination.
     pub fn tail(&self) -> usize {
-        if self.reading > 0 && self.read_bytes / self.reading > LARGE_IO {
-            TAIL_LARGE_IO
+        if self.reads_small() {
+            (self.read_bytes / TAIL_PARTS).clamp(TAIL_MIN, TAIL_MAX)
         } else {
-            TAIL_SMALL_IO
+            TAIL_LARGE_IO
         }
     }
 

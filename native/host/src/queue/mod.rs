@@ -42,8 +42,12 @@ use std::time::Instant;
 
 /// Admin and Fabrics commands may carry this much in the capsule on every controller.
 pub(crate) const ADMIN_IN_CAPSULE: usize = 8192;
-/// Answers are parsed from a scratch this large, where transfers are small or absent.
-const TAIL_SMALL_IO: usize = 64 * 1024;
+/// Where transfers are small or absent, answers are parsed from a scratch: at a time no more than this part of what is under way,
+/// so that the controller works on the others while these are handed on and followed by new commands. Whoever takes all
+/// that has come has nothing under way when the next commands go out, and the two ends wait for each other in turns.
+const TAIL_PARTS: usize = 4;
+const TAIL_MIN: usize = 16 * 1024;
+const TAIL_MAX: usize = 64 * 1024;
 /// Where transfers are large: what may follow the data, but little of the next PDU's data, which would be copied.
 const TAIL_LARGE_IO: usize = 64;
 const LARGE_IO: usize = 32 * 1024;
