@@ -30,7 +30,7 @@ TARGET_COMMANDS = [
     ),
     *("drain", "stop"),
 ]
-VOLUME_COMMANDS = ["create", "info", "ls", "stat", "cat", "cp", "rm", "verify"]
+VOLUME_COMMANDS = ["create", "info", "ls", "stat", "cat", "cp", "rm", "verify", "scrub", "takeover"]
 NQN = "nqn.2026-01.io.headrace:test"
 
 

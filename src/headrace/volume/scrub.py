@@ -1,6 +1,9 @@
 """The checker: reads everything and verifies it. A second reader of the format; it shares only `layout` with the first.
 
 It is written for plainness, not for speed: block after block, in the order of the format's text.
+
+A job may write meanwhile. What is then seen between two of its writes is no damage: what the two copies of the log
+differ in is believed when it is still so at another look, and a bad block when its blob is still in the last commit.
 """
 
 from __future__ import annotations
@@ -16,6 +19,14 @@ from headrace.device import BlockDevice, crc32c
 from headrace.errors import DeviceError, HeadraceError, NotAVolume, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.layout import ALIGN, AreaHeader, Blob, ObjectValue, Record, RecordHead, Superblock, Totals
+
+#: Read at once.
+_PIECE = 1 << 20
+#: A rate that was not used may be made up for, by so many seconds of it.
+_BURST_S = 0.1
+#: How often something is looked at before it is taken for damage, and the time in between.
+_LOOKS = 4
+_BETWEEN_LOOKS_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +63,19 @@ class ScrubReport:
         return not self.findings
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScrubProgress:
+    """How far it is. `name`: the object that is read now, and what `start` takes to go on from here another time."""
+
+    name: str
+    objects_done: int
+    object_count: int
+    #: Of data and checksum tables; blobs that were left out by `start` are not among them.
+    bytes_done: int
+    total_bytes: int
+    findings: int
+
+
 class _Reader:
     """Reads at a limited rate, and counts."""
 
@@ -59,7 +83,8 @@ class _Reader:
         self.devices = devices
         self.report = report
         self._bytes_per_s = bytes_per_s
-        self._started = time.monotonic()
+        #: When what was read so far is paid for.
+        self._due_s = time.monotonic()
 
     def __call__(self, member: int, offset: int, length: int) -> bytes:
         device = self.devices[member]
@@ -67,8 +92,9 @@ class _Reader:
         device.read_into(offset, buffer)
         self.report.bytes_read += length
         if self._bytes_per_s:
-            ahead = self.report.bytes_read / self._bytes_per_s - (time.monotonic() - self._started)
-            if ahead > 0:
+            # Time in which a slow device could not keep up is not made up for in a burst.
+            self._due_s = max(self._due_s, time.monotonic() - _BURST_S) + length / self._bytes_per_s
+            while (ahead := self._due_s - time.monotonic()) > 0:
                 time.sleep(min(ahead, 1.0))
         return buffer[:length].tobytes()
 
@@ -78,28 +104,64 @@ def scrub(
     *,
     bytes_per_s: float | None = None,
     on_object: Callable[[str], None] | None = None,
+    start: str = "",
+    progress: Callable[[ScrubProgress], None] | None = None,
+    on_finding: Callable[[Finding], None] | None = None,
 ) -> ScrubReport:
-    """Verify every superblock, log record, checksum table and data block. `devices`: all members, in any order.
+    """Verify every superblock, heartbeat, log record, checksum table and data block. `devices`: all members, in any
+    order.
 
-    `bytes_per_s`: upper bound of the rate. `on_object`: called with each name before it is read. The volume must not be
-    written meanwhile: what a writer deletes and overwrites would be reported as damage. Raises only what makes a volume
-    unrecognisable (NotAVolume, VolumeTooNew, VolumeDamaged) and DeviceError; all else is in the report.
+    `bytes_per_s`: upper bound of the rate. `on_object`: called with each name before it is read, in the order of names;
+    `progress`: after each piece; `on_finding`: as soon as something is sure. `start`: objects below this name are left
+    out, to go on from there. The volume may be written meanwhile; what is checked is the commit that was the last when
+    it began. Raises only what makes a volume unrecognisable (NotAVolume, VolumeTooNew, VolumeDamaged) and DeviceError;
+    all else is in the report.
     """
     report = ScrubReport()
     superblock, ordered = _superblocks(devices, report)
     read = _Reader(ordered, bytes_per_s, report)
-    values, totals = _log(superblock, read, report)
+    values, totals = _settled(superblock, read, report)
     objects, blobs = _objects(superblock, values, totals, report)
     _space(superblock, blobs, report)
+    for finding in report.findings if on_finding is not None else ():
+        on_finding(finding)  # type: ignore[misc]
+    wanted = {name: births for name, births in objects.items() if name >= start}
+    total = sum(_read_bytes(blobs[birth].blob) for birth in {birth for births in wanted.values() for birth in births})
+    before, current = report.bytes_read, ""
+
+    def tell() -> None:
+        if progress is not None:
+            done = min(report.bytes_read - before, total)
+            progress(
+                ScrubProgress(
+                    name=current,
+                    objects_done=report.object_count,
+                    object_count=len(wanted),
+                    bytes_done=done,
+                    total_bytes=total,
+                    findings=len(report.findings),
+                )
+            )
+
     checked: set[int] = set()
-    for name, births in objects.items():
+    for current, births in wanted.items():
         if on_object is not None:
-            on_object(name)
+            on_object(current)
         for birth in births:
-            if birth not in checked:
-                checked.add(birth)
-                _blob(superblock, blobs[birth], read, report)
+            if birth in checked:
+                continue
+            checked.add(birth)
+            known = len(report.findings)
+            _blob(superblock, blobs[birth], read, report, tell)
+            found = report.findings[known:]
+            if found and not _still_there(superblock, birth, read):
+                # Deleted meanwhile, and its space used again.
+                del report.findings[known:]
+            elif on_finding is not None:
+                for finding in found:
+                    on_finding(finding)
         report.object_count += 1
+        tell()
     return report
 
 
@@ -134,6 +196,66 @@ def _superblocks(devices: Sequence[BlockDevice], report: ScrubReport) -> tuple[S
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+def _settled(superblock: Superblock, read: _Reader, report: ScrubReport) -> tuple[dict[bytes, bytes], Totals | None]:
+    """The last commit, and what is wrong with the copies of the log: at one look, and still at the next ones. A writer
+    that is between two writes is past them by then.
+    """
+    known = [*report.findings]
+    lasting: set[Finding] | None = None
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_BETWEEN_LOOKS_S)
+        report.findings = []
+        try:
+            _heartbeats(superblock, read, report)
+            state = _log(superblock, read, report)
+        except VolumeDamaged:
+            if look == _LOOKS - 1:
+                raise
+            continue
+        found = report.findings
+        lasting = set(found) if lasting is None else lasting & set(found)
+        if not lasting:
+            break
+    report.findings = known + [finding for finding in found if finding in (lasting or ())]
+    return state
+
+
+def _still_there(superblock: Superblock, birth: int, read: _Reader) -> bool:
+    """Is this blob part of the last commit?"""
+    aside = ScrubReport()
+    quiet = _Reader(read.devices, None, aside)
+    for _ in range(_LOOKS):
+        try:
+            values, _ = _log(superblock, quiet, aside)
+            _, blobs = _objects(superblock, values, None, aside)
+        except VolumeDamaged:
+            continue
+        return birth in blobs
+    return True
+
+
+def _heartbeats(superblock: Superblock, read: _Reader, report: ScrubReport) -> None:
+    """A copy of the heartbeat block is missing where the other one is there."""
+    found = []
+    for copy in range(layout.LOG_COPIES):
+        member, offset = superblock.log_member[copy], superblock.log_offset[copy]
+        try:
+            found.append(layout.Heartbeat.decode(read(member, offset, ALIGN), superblock.volume_id))
+        except DeviceError:
+            found.append(None)
+    for copy, one in enumerate(found):
+        if one is None and any(other is not None for other in found):
+            report.findings.append(
+                Finding(
+                    what=f"log copy {copy} lacks the heartbeat block",
+                    member=superblock.log_member[copy],
+                    offset=superblock.log_offset[copy],
+                    fatal=False,
+                )
+            )
 
 
 def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> tuple[dict[bytes, bytes], Totals | None]:
@@ -239,6 +361,18 @@ def _units(superblock: Superblock, runs: layout.Rows, columns: layout.Rows) -> I
         column_base += width
 
 
+def _read_bytes(blob: Blob) -> int:
+    """What reading a blob costs."""
+    return blob.length_bytes + sum(length for length, _, _ in blob.table_runs.tolist())
+
+
+def _cut(units: Iterator[tuple[int, int, int]], most: int) -> Iterator[tuple[int, int, int]]:
+    """The same, in pieces of at most so many bytes: a run on one member is one unit, however long."""
+    for member, offset, length in units:
+        for at in range(0, length, most):
+            yield member, offset + at, min(most, length - at)
+
+
 @dataclass
 class _Use:
     """A blob, and the objects that it is part of: (name, where in the object, where in the blob, bytes)."""
@@ -324,16 +458,19 @@ def _space(superblock: Superblock, blobs: dict[int, _Use], report: ScrubReport) 
         last = (member, start, end, name)
 
 
-def _blob(superblock: Superblock, use: _Use, read: _Reader, report: ScrubReport) -> None:
+def _blob(
+    superblock: Superblock, use: _Use, read: _Reader, report: ScrubReport, tell: Callable[[], None] = lambda: None
+) -> None:
     blob = use.blob
 
     def blocks(
         runs: layout.Rows, columns: layout.Rows, block_bytes: int, mark: int, expected: Sequence[int], what: str
     ) -> Iterator[bytes]:
         position = index = 0
-        for member, offset, length in _units(superblock, runs, columns):
+        for member, offset, length in _cut(_units(superblock, runs, columns), max(_PIECE, block_bytes)):
             try:
                 data = read(member, offset, length)
+                tell()
             except DeviceError as error:
                 found = f"{what} cannot be read ({error.what})"
                 report.findings += _of(use, found, member, offset, None if mark else (position, position + length))

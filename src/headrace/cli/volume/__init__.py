@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from headrace.cli.volume import cat, cp, create, info, ls, rm, stat, verify
+from headrace.cli.volume import cat, cp, create, info, ls, rm, scrub, stat, takeover, verify
 
 app = typer.Typer(
     help="Create a volume, look into it, move data in and out, check it.\n\n"
@@ -25,3 +25,5 @@ app.command("cat")(cat.cat)
 app.command("cp")(cp.cp)
 app.command("rm")(rm.rm)
 app.command("verify")(verify.verify)
+app.command("scrub")(scrub.scrub)
+app.command("takeover")(takeover.takeover)

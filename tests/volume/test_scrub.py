@@ -1,0 +1,134 @@
+"""The checker beside a job that writes, in parts, and in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.device.protocol import Buffer
+from headrace.testing import MemoryDevice
+from headrace.volume import Volume, layout
+from headrace.volume import scrub as module
+from headrace.volume.scrub import Finding, ScrubProgress, scrub
+from tests.volume.support import KIB, STRIPE, content, writing
+
+
+def volume_of(members: int = 2, objects: int = 6) -> tuple[list[MemoryDevice], Volume]:
+    devices = [MemoryDevice(4096 * KIB) for _ in range(members)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    with writing(volume) as session, session.transaction() as tx:
+        for number in range(objects):
+            tx.put(f"o/{number}", content(number, 100_000))
+    return devices, volume
+
+
+def test_a_job_that_writes_meanwhile_is_no_damage(tmp_path: Path) -> None:
+    """Objects end, their space is used again, the log moves, while the checker goes round and round."""
+    members = [f"file:{tmp_path}/{name}.img?create=8MiB" for name in "ab"]
+    stop = threading.Event()
+    commits = 0
+    with Volume.create(members, stripe_bytes=STRIPE, log_bytes=128 * KIB) as volume, writing(volume) as session:
+
+        def job() -> None:
+            nonlocal commits
+            while not stop.is_set():
+                with session.transaction() as tx:
+                    if commits >= 8:
+                        tx.delete(f"o/{commits - 8}")
+                    tx.put(f"o/{commits}", content(commits, 600_000))
+                commits += 1
+
+        thread = threading.Thread(target=job)
+        thread.start()
+        try:
+            checked = 0
+            while checked < 12 or commits < 150:
+                assert thread.is_alive()
+                report = scrub(volume.devices, bytes_per_s=64 << 20)
+                assert [str(finding) for finding in report.findings] == []
+                checked += 1
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_real_damage_is_named_beside_a_job_that_writes() -> None:
+    devices, volume = volume_of()
+    (blob,) = volume.stored("o/3").blobs
+    member, offset, _ = blob.data.used()[0]
+    devices[member].data[offset] ^= 1
+    told: list[Finding] = []
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put("later", b"1")
+        report = scrub(devices, on_finding=told.append)
+    (finding,) = report.findings
+    assert (finding.object_name, finding.object_offset, finding.member, finding.offset) == ("o/3", 0, member, offset)
+    assert told == [finding]
+
+
+def test_it_goes_on_where_it_was() -> None:
+    devices, volume = volume_of()
+    for name in ("o/1", "o/4"):
+        member, offset, _ = volume.stored(name).blobs[0].data.used()[0]
+        devices[member].data[offset] ^= 1
+    seen: list[ScrubProgress] = []
+    whole = scrub(devices, progress=seen.append)
+    assert [finding.object_name for finding in whole.findings] == ["o/1", "o/4"]
+    assert (seen[-1].objects_done, seen[-1].object_count) == (6, 6)
+    assert seen[-1].bytes_done == seen[-1].total_bytes == 600_000
+    rest: list[str] = []
+    part = scrub(devices, start="o/2", on_object=rest.append)
+    assert rest == ["o/2", "o/3", "o/4", "o/5"]
+    assert [finding.object_name for finding in part.findings] == ["o/4"]
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_each_copy_of_each_structure_is_named(copy: int) -> None:
+    devices, volume = volume_of()
+    block = volume.superblock
+    places = {
+        "superblock": layout.superblock_offsets(devices[1].size_bytes)[copy],
+        "heartbeat": block.log_offset[copy],
+        "record": block.area_offset(copy, 0) + layout.ALIGN,
+    }
+    for what, offset in places.items():
+        member = 1 if what == "superblock" else block.log_member[copy]
+        devices[member].data[offset + 20] ^= 1
+        (finding,) = scrub(devices).findings
+        assert (finding.member, finding.offset, finding.fatal) == (member, offset, False), what
+        assert what in finding.what
+        devices[member].data[offset + 20] ^= 1
+    assert scrub(devices).clean
+
+
+def test_a_long_run_on_one_member_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, _ = volume_of(members=1)
+    longest = 0
+
+    class Counting(MemoryDevice):
+        def read_into(self, offset: int, buffer: Buffer) -> None:
+            nonlocal longest
+            longest = max(longest, np.asarray(buffer).nbytes)
+            super().read_into(offset, buffer)
+
+    device = Counting(devices[0].size_bytes)
+    device.data[:] = devices[0].data
+    monkeypatch.setattr(module, "_PIECE", 4096)
+    assert scrub([device]).clean
+    assert longest == 64 * KIB, "a checksum block"
+
+
+def test_what_is_deleted_meanwhile_and_used_again_is_no_damage() -> None:
+    devices, volume = volume_of()
+    member, offset, length = volume.stored("o/3").blobs[0].data.used()[0]
+
+    def used_again(name: str) -> None:
+        if name == "o/3":
+            with writing(volume) as session, session.transaction() as tx:
+                tx.delete("o/3")
+            devices[member].data[offset : offset + length] = bytes(length)
+
+    assert [str(finding) for finding in scrub(devices, on_object=used_again).findings] == []
