@@ -363,7 +363,7 @@ def _units(superblock: Superblock, runs: layout.Rows, columns: layout.Rows) -> I
 
 def _read_bytes(blob: Blob) -> int:
     """What reading a blob costs."""
-    return blob.length_bytes + sum(length for length, _, _ in blob.table_runs.tolist())
+    return blob.length_bytes + int(blob.table_runs["length"].sum())
 
 
 def _cut(units: Iterator[tuple[int, int, int]], most: int) -> Iterator[tuple[int, int, int]]:
