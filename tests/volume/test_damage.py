@@ -120,7 +120,7 @@ def test_the_checker_keeps_to_its_rate_and_says_where_it_is() -> None:
 def test_the_checker_names_object_offset_and_member() -> None:
     devices, state = small_image(2)
     volume = Volume.open(devices)
-    (blob,) = volume._stored("striped").blobs
+    (blob,) = volume.stored("striped").blobs
     member, offset, _ = blob.data.used()[1]
     devices[member].data[offset + 5] ^= 1
     (finding,) = scrub(devices).findings
@@ -164,15 +164,15 @@ def test_misdirected_and_stale_blocks_are_caught() -> None:
     with writing(volume) as session, session.transaction() as tx:
         tx.put("a", same + same)
         tx.put("b", same + same)
-    places = {name: volume._stored(name).blobs[0].data.used()[0][1] for name in "ab"}
+    places = {name: volume.stored(name).blobs[0].data.used()[0][1] for name in "ab"}
     data = devices[0].data
     # The same bytes at four places have four checksums, because each has its own identity.
     assert data[places["a"] : places["a"] + 64 * KIB] == data[places["b"] : places["b"] + 64 * KIB]
-    roots = {name: volume._stored(name).blobs[0].entry.roots.tolist() for name in "ab"}
+    roots = {name: volume.stored(name).blobs[0].entry.roots.tolist() for name in "ab"}
     assert len({*roots["a"], *roots["b"]}) == 4
     with writing(volume) as session, session.transaction() as tx:
         tx.put("c", content(2, 64 * KIB) + content(3, 64 * KIB))
-    start = volume._stored("c").blobs[0].data.used()[0][1]
+    start = volume.stored("c").blobs[0].data.used()[0][1]
     first, last = data[start : start + 64 * KIB], data[start + 64 * KIB : start + 128 * KIB]
     data[start : start + 128 * KIB] = last + first
     with pytest.raises(ChecksumMismatch, match="'c'"):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import DeviceError, HeadraceError
+from headrace.errors import DeviceError, HeadraceError, VolumeError
 from headrace.testing import CrashDevice, MemoryDevice, Timeline
 from headrace.units import MIB
-from headrace.volume import Volume, durable
+from headrace.volume import Volume, durable, transaction
 from tests.volume.support import KIB, content, crash_volume, open_read, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
 BIG = content(1, 300 * KIB)
 STREAM = content(2, 200 * KIB)
+CHANGING = content(3, 5 * KIB)
+ALL = {"big": BIG, "changing": CHANGING, "stream": STREAM}
 
 
 def lose_at(index: int, member: int) -> tuple[Timeline, int]:
@@ -31,6 +33,10 @@ def lose_at(index: int, member: int) -> tuple[Timeline, int]:
     timeline.after_event = after
     with writing(volume) as session, session.transaction() as tx:
         tx.put("big", BIG, checksum_block_bytes=4096)
+        # The caller's memory is its own again when `put` returns, also where the bytes are written once more later.
+        changing = bytearray(CHANGING)
+        tx.put("changing", changing)
+        changing[:] = bytes(len(changing))
         tx.write_stream("stream", [STREAM])
     return timeline, len(timeline.events)
 
@@ -44,7 +50,7 @@ def test_bytes_that_a_lost_controller_took_along_are_written_again() -> None:
     while index < count:
         for member in (0, 1):
             timeline, count = lose_at(index, member)
-            assert after_power_cut(timeline) == {"big": BIG, "stream": STREAM}
+            assert after_power_cut(timeline) == ALL
         index += 1
     assert index > 10
 
@@ -55,7 +61,7 @@ def test_without_counting_losses_acknowledged_bytes_are_gone(monkeypatch: pytest
     for index in range(12):
         timeline, _ = lose_at(index, 0)
         try:
-            lost += after_power_cut(timeline) != {"big": BIG, "stream": STREAM}
+            lost += after_power_cut(timeline) != ALL
         except HeadraceError:
             lost += 1
     assert lost
@@ -107,3 +113,47 @@ def test_a_failed_flush_fails_the_transaction() -> None:
         with session.transaction() as tx:
             tx.put("x", BIG)
     assert open_read(devices) == {"x": BIG}
+
+
+def flushes(timeline: Timeline) -> list[int]:
+    return [sum(e.kind == "flush" and e.device == i for e in timeline.events) for i in range(len(timeline.devices))]
+
+
+def test_the_objects_of_a_transaction_share_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline, volume = crash_volume(2)
+    with writing(volume) as session:
+        session.transaction().put("first", b"opens a window")
+        timeline.begin()
+        before = flushes(timeline)
+        with session.transaction() as tx:
+            for i in range(20):
+                tx.put(f"n/{i}", content(i, 5000))
+            tx.write_stream("s", [content(30, 70 * KIB)], checksum_block_bytes=4096)
+            tx.compose("c", [b"new bytes"])
+            assert timeline.crash(len(timeline.events)).blocks_in_the_air > 20
+        assert [after - b for after, b in zip(flushes(timeline), before, strict=True)] == [1, 1]
+        assert open_read(timeline.crash(len(timeline.events)).nothing())["n/7"] == content(7, 5000)
+        # What would be too much to keep is durable when `put` returns.
+        monkeypatch.setattr(transaction, "KEPT_BYTES", 10_000)
+        with session.transaction() as tx:
+            tx.put("small", content(1, 4000))
+            assert timeline.crash(len(timeline.events)).blocks_in_the_air == 1
+            tx.put("large", content(1, 9000))
+            assert timeline.crash(len(timeline.events)).blocks_in_the_air == 0
+
+
+def test_an_object_whose_flush_failed_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline, volume = crash_volume(1)
+
+    def failing(devices: object) -> None:
+        raise DeviceError("the flush failed")
+
+    with writing(volume) as session:
+        tx = session.transaction()
+        with monkeypatch.context() as patch, pytest.raises(DeviceError):
+            patch.setattr(transaction, "KEPT_BYTES", 100)
+            patch.setattr(durable, "flush_all", failing)
+            tx.put("x", BIG)
+        with pytest.raises(VolumeError, match="'x'"):
+            tx.commit()
+    assert timeline.events and open_read(timeline.devices) == {}

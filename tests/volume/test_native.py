@@ -71,7 +71,7 @@ def test_thousands_of_ranges_in_one_call(tmp_path: Path) -> None:
 
 def test_a_flipped_byte_names_object_offset_and_member(tmp_path: Path) -> None:
     with native_volume(tmp_path, 3) as volume:
-        member, offset, _ = volume._stored("stream").blobs[0].data.used()[1]
+        member, offset, _ = volume.stored("stream").blobs[0].data.used()[1]
         path = tmp_path / str(member)
         data = bytearray(path.read_bytes())
         data[offset + 100] ^= 1
@@ -148,7 +148,7 @@ def test_checksum_tables_are_paged_and_forgotten() -> None:
     size = 36 * MIB  # 9216 checksums: three pages of the table.
     with writing(volume) as session, session.transaction() as tx:
         tx.put("x", bytes(size), checksum_block_bytes=4096)
-    (stored,) = volume._stored("x").blobs
+    (stored,) = volume.stored("x").blobs
     assert len(stored.entry.roots) == 3 == -(-size // 4096 * 4 // table_page_bytes(size // 4096, MIB))
     cache = ChecksumCache(devices, volume.superblock.volume_id, limit_bytes=20 << 10)
     before = devices[0].reads

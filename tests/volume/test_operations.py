@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Session, Volume, heartbeat
+from headrace.volume import Session, Transaction, Volume, heartbeat
+from headrace.volume.compose import Part
 from headrace.volume.scrub import scrub
 from tests.volume.support import KIB, STRIPE, State, content
 
@@ -19,6 +22,8 @@ NAMES = st.sampled_from(["a", "b", "dir/c", "dir/d"])
 SIZES = st.one_of(
     st.integers(0, 10 * KIB), st.integers(0, 400 * KIB), st.sampled_from([0, 1, 4096, STRIPE, 2 * STRIPE])
 )
+#: put, delete, stream, grant, compose, rename, many at once, delete by prefix
+HOW = st.sampled_from("pdsgcrmx")
 BLOCKS = st.sampled_from([4096, 16 * KIB, 64 * KIB])
 
 
@@ -38,7 +43,9 @@ class Operations(RuleBasedStateMachine):
     def begin(self) -> None:
         self.session = self.volume.session("fuzz", takeover="if-dead", heartbeat_s=60)
 
-    @rule(changes=st.lists(st.tuples(NAMES, SIZES, BLOCKS, st.sampled_from("pdsg")), max_size=4), fail=st.booleans())
+    @rule(
+        changes=st.lists(st.tuples(NAMES, SIZES, BLOCKS, st.sampled_from("pdsgcrmx")), max_size=4), fail=st.booleans()
+    )
     def transaction(self, changes: list[tuple[str, int, int, str]], fail: bool) -> None:
         after = dict(self.state)
         touched: set[str] = set()
@@ -48,6 +55,15 @@ class Operations(RuleBasedStateMachine):
                     if name in touched:
                         continue
                     touched.add(name)
+                    if how == "x":
+                        gone = [n for n in after if n.startswith(name + "/") and n in self.state and n not in touched]
+                        if any(n.startswith(name + "/") and n not in gone for n in after):
+                            continue
+                        assert tx.delete_prefix(name + "/") == len(gone)
+                        touched.update(gone)
+                        for one in gone:
+                            del after[one]
+                        continue
                     if name in after:
                         tx.delete(name)
                         del after[name]
@@ -60,6 +76,25 @@ class Operations(RuleBasedStateMachine):
                         tx.write_stream(name, half, length_bytes=size if size % 2 else None, checksum_block_bytes=block)
                     elif how == "g":
                         tx.accept(self.volume.write_grant(tx.allocate(name, size, checksum_block_bytes=block), data))
+                    elif how == "c":
+                        data = self.compose(tx, name, data, block)
+                    elif how == "r":
+                        old = next((n for n in sorted(self.state) if n not in touched), None)
+                        if old is None:
+                            continue
+                        touched.add(old)
+                        tx.rename(old, name)
+                        data = after.pop(old)
+                    elif how == "m":
+                        names = [f"{name}/{i}" for i in range(size % 5) if f"{name}/{i}" not in after]
+                        names = [n for n in names if n not in touched]
+                        touched.update(names)
+                        lengths = [(size * (i + 1)) % 7000 for i in range(len(names))]
+                        data = content(self.seed, sum(lengths))
+                        tx.put_many(names, bytearray(data), lengths, checksum_block_bytes=block)
+                        ends = np.cumsum([0, *lengths]).tolist()
+                        after.update({n: data[ends[i] : ends[i + 1]] for i, n in enumerate(names)})
+                        continue
                     if how != "d":
                         after[name] = data
                 if fail:
@@ -67,6 +102,26 @@ class Operations(RuleBasedStateMachine):
             self.state = after
         except (KeyError, VolumeFull):
             pass
+
+    def compose(self, tx: Transaction, name: str, new: bytes, block: int) -> bytes:
+        """Parts of whatever is committed, and new bytes between them."""
+        chance = random.Random(self.seed)
+        parts: list[Part] = []
+        expected = b""
+        for _ in range(chance.randrange(5)):
+            if self.state and chance.random() < 0.7:
+                source = chance.choice(sorted(self.state))
+                data = self.state[source]
+                start = chance.randrange(len(data) + 1)
+                length = chance.randrange(len(data) - start + 1)
+                parts.append((source if chance.random() < 0.5 else self.volume.stat(source), start, length))
+                expected += data[start : start + length]
+            else:
+                piece = new[: chance.randrange(len(new) + 1)]
+                parts.append(piece if chance.random() < 0.5 else lambda piece=piece: piece)
+                expected += piece
+        assert tx.compose(name, parts, checksum_block_bytes=block) == len(expected)
+        return expected
 
     @rule(clean=st.booleans())
     def new_session(self, clean: bool) -> None:

@@ -9,7 +9,7 @@ to it, in the same commit, by a DELETE of its key: so whoever reads the catalogu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from headrace.errors import ObjectExists, ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.layout import Blob, ObjectValue, Operation, Rows, Totals
+from headrace.volume.objects import Values
 
 #: The value of one object is bounded, so that a node of the catalogue's tables is.
 MAX_SLICES = 20_000
@@ -36,6 +37,24 @@ def whole(blob: Blob) -> Rows:
     return np.array(rows, layout.SLICE)
 
 
+def check_none_exists(catalog: Values, keys: Sequence[bytes]) -> None:
+    """ObjectExists for the first of these objects that there is. `keys` ascend."""
+    # One look at the range that they span, where that is not mostly other objects; else one for each.
+    if not keys:
+        return
+    new, limit = set(keys), 4 * len(keys) + 64
+    for seen, (key, _) in enumerate(catalog.scan(keys[0], keys[-1] + b"\0")):
+        if key in new:
+            raise already_exists(layout.name_of(key))
+        if seen > limit:
+            break
+    else:
+        return
+    for key in keys:
+        if catalog.get(key) is not None:
+            raise already_exists(layout.name_of(key))
+
+
 @dataclass
 class Outcome:
     """What `Changes.finish` gives."""
@@ -53,7 +72,7 @@ class Changes:
 
     def __init__(
         self,
-        get: Callable[[bytes], bytes | None],
+        catalog: Values,
         counts: Mapping[int, int],
         totals: Totals,
         sequence: int,
@@ -62,7 +81,8 @@ class Changes:
         """`counts`: slices of every blob that has a key. `sequence`: of the commit. `shared`: births of blobs that an
         open transaction means to refer to: they are not left in a value that moves to another name.
         """
-        self._get = get
+        self._catalog = catalog
+        self._get = catalog.get
         self._counts = counts
         self._totals = totals
         self._sequence = sequence
@@ -142,6 +162,19 @@ class Changes:
         )
         self._after[key] = value.encode()
         self._objects += 1
+
+    def put_packed(self, keys: Sequence[bytes], values: Sequence[bytes], birth: int, slices: int) -> None:
+        """Many objects whose values are made: `slices` of blob `birth` together. `keys` ascend. ObjectExists."""
+        if not keys:
+            return
+        if not self._after:
+            check_none_exists(self._catalog, keys)
+        for key in keys if self._after else ():
+            if self._after.get(key) is not None or (key not in self._after and self._get(key) is not None):
+                raise already_exists(layout.name_of(key))
+        self._after.update(zip(keys, values, strict=True))
+        self._delta[birth] += slices
+        self._objects += len(keys)
 
     def offer(self, blob: Blob, holder: str | None = None) -> None:
         """A blob that slices may refer to: a new one, or one that lay in the value of object `holder`."""

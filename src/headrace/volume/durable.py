@@ -5,7 +5,8 @@ succeeds afterwards, on a new association, proves nothing. So:
 
     count the device's losses -> write -> flush -> count again;   moved: write the same bytes again
 
-through the same device object, which is the association's owner, with the bytes kept until the end. Structures of the
+through the same device object, which is the association's owner, with the bytes kept until the end. Many writes may
+share the flush (`Unflushed`); then the bytes of all are kept until it has succeeded. Structures of the
 log are written with FUA instead: acknowledged means durable, and there is nothing to count.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.device import BlockDevice
 from headrace.device.protocol import Buffer
@@ -58,9 +61,84 @@ def write_durably(devices: Sequence[BlockDevice], write: Callable[[], None]) -> 
         flush_all(devices)
         if not lost_since(devices, before):
             return
-    raise DeviceError(
+    raise _gave_up(devices)
+
+
+class Writable(Protocol):
+    """Space that is being written: `begin` before a command goes there, `end` when all have been answered."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass
+class _Waiting:
+    space: Writable
+    devices: Sequence[BlockDevice]
+    #: Losses of each device before the first write.
+    before: list[int]
+    write: Callable[[], None]
+    kept_bytes: int
+
+
+class Unflushed:
+    """Writes that share one flush: each is kept, with its bytes, until a flush proves that none of it was lost.
+
+    Thread-safe: what another thread writes while a flush runs waits for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def kept_bytes(self) -> int:
+        with self._lock:
+            return sum(waiting.kept_bytes for waiting in self._waiting)
+
+    def write(
+        self, space: Writable, devices: Sequence[BlockDevice], write: Callable[[], None], *, kept_bytes: int
+    ) -> None:
+        """Run `write`, which writes the same bytes to the same places whenever it is called, also from `flush`."""
+        waiting = _Waiting(space, devices, [device.loss_count() for device in devices], write, kept_bytes)
+        space.begin()
+        write()
+        space.end()
+        with self._lock:
+            self._waiting.append(waiting)
+
+    def flush(self) -> None:
+        """Make durable what was written before this call; what a lost association may have taken along is written
+        again. Where it fails, nothing of it is known to be durable.
+        """
+        with self._lock:
+            left, self._waiting = self._waiting, []
+        try:
+            for _ in range(ATTEMPTS):
+                if not left:
+                    return
+                flush_all(list({id(device): device for waiting in left for device in waiting.devices}.values()))
+                left = [waiting for waiting in left if lost_since(waiting.devices, waiting.before)]
+                for waiting in left:
+                    waiting.before = [device.loss_count() for device in waiting.devices]
+                    waiting.space.begin()
+                    waiting.write()
+                    waiting.space.end()
+        except BaseException:
+            for waiting in left:
+                waiting.space.begin()
+            raise
+        if left:
+            for waiting in left:
+                waiting.space.begin()
+            raise _gave_up([device for waiting in left for device in waiting.devices])
+
+
+def _gave_up(devices: Sequence[BlockDevice]) -> DeviceError:
+    return DeviceError(
         "the device lost its connection during every attempt to write",
-        where=", ".join(device.uri for device in devices),
+        where=", ".join(sorted({device.uri for device in devices})),
         expected=f"one of {ATTEMPTS} writes and the flush behind it on one association",
     )
 

@@ -114,6 +114,19 @@ class StoredObject:
         if np.any(rows["start"] > room) or np.any(rows["length"] > room - rows["start"]):
             raise VolumeDamaged("a slice leaves its blob", where=f"object {name!r}")
 
+    def slices(self, offset: int, length: int) -> list[tuple[int, int, int]]:
+        """(birth, start in the blob, bytes) of the range, which lies within the object; none of them empty."""
+        end = offset + length
+        result = []
+        first = int(np.searchsorted(self._end, offset, side="right"))
+        for index in range(first, len(self._end)):
+            low, high = max(offset, int(self._start[index])), min(end, int(self._end[index]))
+            if low >= high:
+                break
+            begin = low - int(self._start[index]) + int(self._blob_start[index])
+            result.append((self.blobs[int(self._which[index])].entry.birth, begin, high - low))
+        return result
+
     def parts(self, starts: I64, lengths: I64) -> Iterator[tuple[StoredBlob, Pieces]]:
         """Segments of the byte ranges `[start, start + length)`, which lie within the object, blob by blob.
 

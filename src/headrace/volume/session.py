@@ -22,13 +22,14 @@ import numpy as np
 
 from headrace.errors import HeadraceError, SessionLost, UsageError, VolumeError
 from headrace.volume import heartbeat, layout
+from headrace.volume.catalog import Catalog
 from headrace.volume.changes import Changes, count_slices
 from headrace.volume.checksums import table_page_bytes
 from headrace.volume.commit import LogWriter
 from headrace.volume.extents import Extents
 from headrace.volume.grant import Grant
 from headrace.volume.heartbeat import HeartbeatBlock, HeartbeatThread
-from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Operation, SessionEntry, Totals
+from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, Operation, SessionEntry, Totals
 from headrace.volume.objects import Range, blobs_of, objects_of, space_of
 from headrace.volume.space import Allocator, count_space
 from headrace.volume.transaction import Allocation, Transaction, may_still_be_written
@@ -49,6 +50,10 @@ class Session:
         self._closed = False
         self._transactions: dict[int, Transaction] = {}
         self._next_transaction = 1
+        #: Birth -> how many open transactions mean to refer to the blob.
+        self._pins: dict[int, int] = {}
+        #: Their space, where they were deleted since.
+        self._parked: dict[int, list[Range]] = {}
         #: Something of this session may still be written by a command that nobody will ever answer for.
         self._outstanding = False
         superblock = volume.superblock
@@ -207,6 +212,11 @@ class Session:
         return transaction
 
     @property
+    def catalog(self) -> Catalog:
+        """What is committed. Whoever looks holds the session's lock."""
+        return self._writer.catalog
+
+    @property
     def free_bytes(self) -> int:
         """Space that can still be handed out by this session, in bytes."""
         with self._lock:
@@ -236,6 +246,22 @@ class Session:
             allocation.space.extend(extents.used())
         return extents
 
+    def take_blob(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> tuple[Extents, Extents | None]:
+        """Space for all of a blob and its checksum table. VolumeFull: nothing was taken."""
+        block_count = -(-length_bytes // block_bytes)
+        page = table_page_bytes(block_count, self.volume.superblock.stripe_bytes)
+        with self._lock:
+            self.check()
+            data, table = self._take(length_bytes, block_bytes), None
+            if page:
+                try:
+                    table = self._take(block_count * 4, page)
+                except BaseException:
+                    self._allocator.give_back(data.used())
+                    raise
+            allocation.space.extend(data.used() + ([] if table is None else table.used()))
+        return data, table
+
     def new_birth(self) -> int:
         """A number that no other allocation of this volume ever had."""
         with self._lock:
@@ -249,48 +275,40 @@ class Session:
             self._writer.check_room(record_bytes)
 
     def allocate(self, transaction: Transaction, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
+        """Space for one object, with the grant that says where it is."""
         superblock = self.volume.superblock
-        block_count = -(-length_bytes // checksum_block_bytes)
-        page = table_page_bytes(block_count, superblock.stripe_bytes)
-        with self._lock:
-            self.check()
-            data = self._take(length_bytes, checksum_block_bytes)
-            table = None
-            if page:
-                try:
-                    table = self._take(block_count * 4, page)
-                except HeadraceError:
-                    self._allocator.give_back(data.used())
-                    raise
-        grant = Grant(
+        allocation = Allocation(name, self.new_birth())
+        data, table = self.take_blob(allocation, length_bytes, checksum_block_bytes)
+        allocation.grant = Grant(
             volume_id=superblock.volume_id,
             session=self.number,
             transaction=transaction.number,
             name=name,
-            birth=self.new_birth(),
+            birth=allocation.birth,
             length_bytes=length_bytes,
             checksum_block_bytes=checksum_block_bytes,
-            table_page_bytes=page,
+            table_page_bytes=0 if table is None else table.block_bytes,
             stripe_bytes=superblock.stripe_bytes,
             runs=data.runs.tobytes(),
             columns=data.columns.tobytes(),
             table_runs=b"" if table is None else table.runs.tobytes(),
             table_columns=b"" if table is None else table.columns.tobytes(),
         )
-        return Allocation(name, data.used() + ([] if table is None else table.used()), grant=grant)
+        allocation.begin()
+        return allocation
 
     def commit(self, transaction: Transaction) -> int:
         with self._lock:
             self.look()
             catalog = self._writer.catalog
             sequence = self._writer.cursor.sequence + 1
-            changes = Changes(catalog.get, self._counts, catalog.totals, sequence)
-            transaction.collect(changes)
+            changes = Changes(catalog, self._counts, catalog.totals, sequence, self._pins)
+            transaction.collect(changes, sequence)
             outcome = changes.finish()
             if not outcome.operations:
                 return catalog.sequence
             payload_bytes = sum(operation.encoded_bytes for operation in outcome.operations) + layout.PAYLOAD_BYTES
-            self._writer.check_room(payload_bytes, growing=bool(transaction.allocations))
+            self._writer.check_room(payload_bytes, growing=transaction.growing)
             self._writer.ensure_room(layout.record_blocks(payload_bytes))
             transaction.committing = True
             record = commit_records(self._writer, transaction, outcome.operations, outcome.totals, self.number)
@@ -300,7 +318,11 @@ class Session:
             for allocation in transaction.allocations.values():
                 self._allocator.commit(allocation.space)
             for blob in outcome.gone:
-                self._allocator.free(space_of(blob, self.volume.stripe_bytes))
+                space = space_of(blob, self.volume.stripe_bytes)
+                if blob.birth in self._pins:
+                    self._parked[blob.birth] = space
+                else:
+                    self._allocator.free(space)
             for birth, count in outcome.counts.items():
                 self._counts[birth] = count
                 if not count:
@@ -311,9 +333,31 @@ class Session:
             self._look_at_log()
             return record.sequence
 
+    def pin(self, blobs: Iterable[Blob]) -> None:
+        """An open transaction means to refer to these: until it ends, their space is not handed out, whoever deletes
+        the objects that they are part of. Holds the session's lock.
+        """
+        for blob in blobs:
+            self._pins[blob.birth] = self._pins.get(blob.birth, 0) + 1
+
+    def _unpin(self, births: Iterable[int]) -> None:
+        for birth in births:
+            self._pins[birth] -= 1
+            if not self._pins[birth]:
+                del self._pins[birth]
+                space = self._parked.pop(birth, None)
+                if space is not None and birth not in self._counts:
+                    self._allocator.free(space)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Guards the session's state, which its transactions look at."""
+        return self._lock
+
     def ended(self, transaction: Transaction) -> None:
         with self._lock:
-            self._transactions.pop(transaction.number, None)
+            if self._transactions.pop(transaction.number, None) is not None:
+                self._unpin(transaction.sources)
 
     def settle(self, allocations: Iterable[Allocation]) -> None:
         """What becomes of the space of an aborted transaction."""

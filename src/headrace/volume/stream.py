@@ -16,7 +16,7 @@ from headrace.volume.layout import Rows
 from headrace.volume.write import members_of, write_extents, write_table
 
 if TYPE_CHECKING:
-    from headrace.volume.transaction import Transaction
+    from headrace.volume.transaction import Allocation, Transaction
 
 #: At least so much is written at a time; and a stripe of every member.
 _STAGE_BYTES = 16 << 20
@@ -69,40 +69,39 @@ def _goes_on(before: tuple[int, list[tuple[int, int]]], columns: list[tuple[int,
 
 def write_stream(
     transaction: Transaction,
-    name: str,
+    allocation: Allocation,
     buffers: Iterable[Buffer],
     *,
     length_bytes: int | None,
-    checksum_block_bytes: int,
+    block_bytes: int,
 ) -> int:
-    """See `Transaction.write_stream`. Each stage is durable before the next is filled, which is what bounds the
-    memory.
+    """See `Transaction.write_stream`. Each full stage is durable before the next is filled, which is what bounds the
+    memory; the rest and the checksum table wait for the transaction's flush.
     """
     session = transaction.session
     devices, superblock = session.volume.writing, session.volume.superblock
     stripe = superblock.stripe_bytes
-    birth, allocation = transaction.begin(name, checksum_block_bytes)
+    birth = allocation.birth
     row = stripe * len(devices)
     stage = np.empty(-(-max(_STAGE_BYTES, row) // row) * row, np.uint8)
-    whole = None if length_bytes is None else session.take(allocation, length_bytes, checksum_block_bytes)
+    whole = None if length_bytes is None else session.take(allocation, length_bytes, block_bytes)
     parts: list[Extents] = [] if whole is None else [whole]
     checksums: list[U32] = []
     written = 0
     for piece in staged(buffers, stage):
+        last = len(piece) < len(stage)
         if length_bytes is not None:
-            # A piece that does not fill the stage is the last one.
             end = written + len(piece)
-            if end > length_bytes or (len(piece) < len(stage) and end != length_bytes):
-                found = f"at least {end}" if len(piece) == len(stage) else str(end)
-                raise _wrong_length(name, length_bytes, found)
-        sums = np.zeros(-(-len(piece) // checksum_block_bytes), np.uint32)
+            if end > length_bytes or (last and end != length_bytes):
+                raise _wrong_length(allocation.name, length_bytes, str(end) if last else f"at least {end}")
+        sums = np.zeros(-(-len(piece) // block_bytes), np.uint32)
         if whole is None:
-            part = session.take(allocation, len(piece), checksum_block_bytes)
+            part = session.take(allocation, len(piece), block_bytes)
             parts.append(part)
-            start, first_block = 0, written // checksum_block_bytes
+            start, first_block = 0, written // block_bytes
         else:
             part, start, first_block = whole, written, 0
-        data: Buffer = piece
+        data: Buffer = piece.copy() if last else piece
 
         def write(
             part: Extents = part, data: Buffer = data, sums: U32 = sums, start: int = start, first: int = first_block
@@ -111,14 +110,17 @@ def write_stream(
                 devices, part, data, sums, birth=birth, volume_id=superblock.volume_id, start=start, first_block=first
             )
 
-        allocation.run(members_of(devices, part), write)
+        if last:
+            transaction.write_part(allocation, members_of(devices, part), write, len(piece))
+        else:
+            allocation.run(members_of(devices, part), write)
         checksums.append(sums)
         written += len(piece)
     if length_bytes is not None and written != length_bytes:
-        raise _wrong_length(name, length_bytes, str(written))
+        raise _wrong_length(allocation.name, length_bytes, str(written))
 
     runs, columns = join_runs(parts, stripe)
-    joined = Extents(runs, columns, length_bytes=written, block_bytes=checksum_block_bytes, stripe_bytes=stripe)
+    joined = Extents(runs, columns, length_bytes=written, block_bytes=block_bytes, stripe_bytes=stripe)
     sums = np.concatenate(checksums) if checksums else np.zeros(0, np.uint32)
     page = table_page_bytes(len(sums), stripe)
     table = session.take(allocation, len(sums) * 4, page) if page else None
@@ -128,8 +130,10 @@ def write_stream(
         nonlocal roots
         roots = write_table(devices, table, sums, birth=birth, volume_id=superblock.volume_id)
 
-    allocation.run(members_of(devices, table), write_its_table)
-    allocation.written(birth=birth, data=joined, table=table, roots=roots)
+    if table is not None:
+        transaction.write_part(allocation, members_of(devices, table), write_its_table, sums.nbytes)
+    allocation.written(data=joined, table=table, roots=roots)
+    transaction.bound_kept()
     return written
 
 

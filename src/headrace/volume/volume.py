@@ -228,6 +228,7 @@ class Volume:
 
     def refresh(self) -> bool:
         """Follow the log: some small reads. True where there are new commits."""
+        self._check_open()
         with self.lock:
             if self._session is not None:
                 return False  # This volume's own session is the only writer.
@@ -278,9 +279,6 @@ class Volume:
 
     def stored(self, what: str | ObjectInfo) -> StoredObject:
         """An object with its blobs: where every byte of it lies. ObjectNotFound."""
-        return self._stored(what)
-
-    def _stored(self, what: str | ObjectInfo) -> StoredObject:
         name = what if isinstance(what, str) else what.name
         with self.lock:
             stored = self._decoded.get(name)
@@ -381,7 +379,7 @@ class Volume:
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of an object, verified; `length` None: to its end."""
-        stored = self._stored(name)
+        stored = self.stored(name)
         if length is None:
             length = max(0, stored.length_bytes - offset)
         # Checked before memory is taken, and before they are columns: Python's numbers have no end.
@@ -415,7 +413,7 @@ class Volume:
 
         UsageError where a range leaves the object or its buffer; ObjectNotFound; errors of the read come from `wait`.
         """
-        return self._submit(self._stored(what), offsets, lengths, buffers, buffer_offsets, buffer_index, verify)
+        return self._submit(self.stored(what), offsets, lengths, buffers, buffer_offsets, buffer_index, verify)
 
     def _submit(
         self,

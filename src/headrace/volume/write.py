@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.device import BlockDevice, write_batch
 from headrace.device.protocol import Buffer
+from headrace.device.reference import U8, as_bytes
 from headrace.errors import UsageError
 from headrace.volume import layout
 from headrace.volume.durable import write_durably
@@ -20,6 +21,23 @@ def buffer_bytes(buffer: Buffer) -> int:
     if isinstance(buffer, np.ndarray):
         return int(buffer.nbytes)
     return memoryview(buffer).nbytes
+
+
+def contiguous(buffer: Buffer, where: str) -> U8:
+    """The bytes of a buffer, never a copy. UsageError where they do not lie one after another."""
+    try:
+        if buffer_bytes(buffer) == 0:
+            return np.zeros(0, np.uint8)
+        return as_bytes(buffer)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, found=error.found, next_step="copy it, to lie in one piece") from None
+    except (TypeError, ValueError, BufferError) as error:
+        raise UsageError(
+            "a buffer must be C-contiguous bytes",
+            where=where,
+            found=str(error),
+            next_step="copy it, to lie in one piece",
+        ) from None
 
 
 def members_of(devices: Sequence[BlockDevice], *extents: Extents | None) -> list[BlockDevice]:
@@ -75,24 +93,45 @@ def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer) ->
             expected=f"{grant.length_bytes} bytes",
             found=f"{buffer_bytes(buffer)} bytes",
         )
+    view = contiguous(buffer, f"object {grant.name!r}")
     data, table = grant.data_extents(), grant.table_extents()
-    checksums = np.zeros(grant.block_count, np.uint32)
-    roots = np.zeros(grant.root_count, np.uint32)
-
-    def write() -> None:
-        nonlocal roots
-        write_extents(devices, data, buffer, checksums, birth=grant.birth, volume_id=grant.volume_id)
-        roots = write_table(devices, table, checksums, birth=grant.birth, volume_id=grant.volume_id)
-
-    write_durably(members_of(devices, data, table), write)
+    writer = BlobWriter(devices, data, table, view, birth=grant.birth, volume_id=grant.volume_id)
+    write_durably(members_of(devices, data, table), writer)
     return Receipt(
         session=grant.session,
         transaction=grant.transaction,
         name=grant.name,
         birth=grant.birth,
         length_bytes=grant.length_bytes,
-        roots=roots.astype("<u4").tobytes(),
+        roots=writer.roots.astype("<u4").tobytes(),
     )
+
+
+class BlobWriter:
+    """Writes all of a blob and its checksum table from one buffer, the same bytes each time it is called. Nothing is
+    flushed.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[BlockDevice],
+        data: Extents,
+        table: Extents | None,
+        buffer: Buffer,
+        *,
+        birth: int,
+        volume_id: bytes,
+    ) -> None:
+        self._devices, self._data, self._table, self._buffer = devices, data, table, buffer
+        self._birth, self._volume_id = birth, volume_id
+        self._checksums = np.zeros(-(-data.length_bytes // data.block_bytes), np.uint32)
+        #: uint32, complete after the first call.
+        self.roots: U32 = self._checksums
+
+    def __call__(self) -> None:
+        birth, volume_id, sums = self._birth, self._volume_id, self._checksums
+        write_extents(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
+        self.roots = write_table(self._devices, self._table, sums, birth=birth, volume_id=volume_id)
 
 
 def write_table(
