@@ -30,7 +30,9 @@ TARGET_COMMANDS = [
     ),
     *("drain", "stop"),
 ]
-VOLUME_COMMANDS = ["create", "info", "ls", "stat", "cat", "cp", "rm", "verify", "scrub", "takeover"]
+VOLUME_COMMANDS = [
+    *("create", "info", "ls", "stat", "cat", "cp", "rm", "verify", "scrub", "salvage", "takeover"),
+]
 NQN = "nqn.2026-01.io.headrace:test"
 
 

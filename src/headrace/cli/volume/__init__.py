@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from headrace.cli.volume import cat, cp, create, info, ls, rm, scrub, stat, takeover, verify
+from headrace.cli.volume import cat, cp, create, info, ls, rm, salvage, scrub, stat, takeover, verify
 
 app = typer.Typer(
     help="Create a volume, look into it, move data in and out, check it.\n\n"
@@ -26,4 +26,5 @@ app.command("cp")(cp.cp)
 app.command("rm")(rm.rm)
 app.command("verify")(verify.verify)
 app.command("scrub")(scrub.scrub)
+app.command("salvage")(salvage.salvage)
 app.command("takeover")(takeover.takeover)

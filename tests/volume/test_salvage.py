@@ -1,0 +1,194 @@
+"""What is left of volumes that do not open: found, verified, and nothing invented."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.errors import HeadraceError, NotAVolume
+from headrace.testing import MemoryDevice
+from headrace.volume import Volume, layout
+from headrace.volume.salvage import Salvage, look
+from tests.volume.support import KIB, STRIPE, State, content, writing
+
+ALIGN = layout.ALIGN
+
+
+def make(members: int) -> tuple[list[MemoryDevice], State]:
+    devices = [MemoryDevice(4096 * KIB) for _ in range(members)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    state: State = {}
+    with writing(volume) as session:
+        for number, size in enumerate((0, 1, 5000, 64 * KIB, 300_001, 900_000)):
+            state[f"o/{number}"] = content(number, size)
+            with session.transaction() as tx:
+                tx.put(f"o/{number}", state[f"o/{number}"], checksum_block_bytes=16 * KIB if number == 4 else 4096)
+        with session.transaction() as tx:
+            tx.delete("o/1")
+        del state["o/1"]
+    return devices, state
+
+
+def taken(found: Salvage) -> dict[str, bytes | None]:
+    """Every object; None where a part of it is lost."""
+    result: dict[str, bytes | None] = {}
+    for one in found.objects:
+        parts = [piece.data for piece in found.pieces(one.name)]
+        whole = [part for part in parts if part is not None]
+        result[one.name] = b"".join(whole) if len(whole) == len(parts) else None
+    return result
+
+
+def wipe(device: MemoryDevice, offset: int, length: int = ALIGN) -> None:
+    device.data[offset : offset + length] = bytes(length)
+
+
+def opens(devices: Sequence[MemoryDevice]) -> bool:
+    try:
+        Volume.open(devices)
+    except HeadraceError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_good_volume_is_salvaged_whole(members: int) -> None:
+    devices, state = make(members)
+    before = [bytes(device.data) for device in devices]
+    found = look(devices[::-1])
+    assert (found.lost, taken(found)) == ([], state)
+    assert not any(one.doubtful for one in found.objects)
+    assert [bytes(device.data) for device in devices] == before
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_member_without_superblocks_is_known_by_what_it_holds(index: int) -> None:
+    devices, state = make(3)
+    for offset in layout.superblock_offsets(devices[index].size_bytes):
+        wipe(devices[index], offset)
+    assert not opens(devices)
+    found = look(devices)
+    assert taken(found) == state
+    assert any(f"member {index}" in line and "superblock" in line for line in found.lost)
+
+
+def test_all_superblocks_but_one_copy() -> None:
+    devices, state = make(2)
+    for device, offset in [(devices[0], 0), (devices[1], 0), (devices[1], devices[1].size_bytes - ALIGN)]:
+        wipe(device, offset)
+    assert not opens(devices)
+    assert taken(look(devices)) == state
+
+
+def test_a_superblock_is_found_where_a_device_ended_before_it_grew() -> None:
+    devices, state = make(1)
+    wipe(devices[0], 0)
+    grown = MemoryDevice(devices[0].size_bytes + 1024 * KIB)
+    grown.data[: devices[0].size_bytes] = devices[0].data
+    assert not opens([grown])
+    told: list[str] = []
+    assert taken(look([grown], searching=told.append)) == state
+    assert told
+
+
+def test_nothing_to_go_by() -> None:
+    with pytest.raises(NotAVolume, match="none of these devices"):
+        look([MemoryDevice(1024 * KIB)])
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_missing_member_takes_only_its_stripes(index: int) -> None:
+    devices, state = make(3)
+    left = [device for place, device in enumerate(devices) if place != index]
+    assert not opens(left)
+    found = look(left)
+    assert f"member {index}: it is missing" in found.lost
+    assert {one.name for one in found.objects} == set(state)
+    for one in found.objects:
+        data = state[one.name]
+        position = 0
+        for piece in found.pieces(one.name):
+            assert piece.offset == position
+            position += piece.length
+            if piece.data is None:
+                assert f"member {index}" in piece.why
+            else:
+                assert piece.data == data[piece.offset : piece.offset + piece.length]
+        assert position == len(data)
+    assert any(data is None for data in taken(found).values())
+
+
+def record_places(devices: Sequence[MemoryDevice]) -> list[int]:
+    """Blocks of the area in force at which commits begin."""
+    block = Volume.open(devices).superblock
+    found = []
+    for index in range(1, block.area_blocks):
+        at = block.area_offset(0, 0) + index * ALIGN
+        head = layout.RecordHead.decode(bytes(devices[0].data[at : at + 64]), block.volume_id, index)
+        if head is not None and head.kind == layout.COMMIT:
+            found.append(index)
+    return found
+
+
+def test_a_record_that_is_destroyed_on_every_copy_costs_what_it_said() -> None:
+    devices, state = make(2)
+    block = Volume.open(devices).superblock
+    commits = record_places(devices)
+    assert len(commits) == 7
+    for copy in range(layout.LOG_COPIES):
+        wipe(devices[block.log_member[copy]], block.area_offset(copy, 0) + commits[3] * ALIGN)
+    assert not opens(devices)
+    found = look(devices)
+    assert any("the log" in line for line in found.lost)
+    del state["o/3"]
+    assert taken(found) == state
+    assert all(one.doubtful for one in found.objects if one.name in ("o/0", "o/2"))
+
+
+def test_headers_of_the_log_are_not_needed() -> None:
+    devices, state = make(2)
+    block = Volume.open(devices).superblock
+    for copy in range(layout.LOG_COPIES):
+        for area in (0, 1):
+            wipe(devices[block.log_member[copy]], block.area_offset(copy, area))
+    assert not opens(devices)
+    assert taken(look(devices)) == state
+
+
+def test_after_many_moves_of_the_log() -> None:
+    """What was deleted long ago is not brought back."""
+    devices = [MemoryDevice(4096 * KIB) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    state: State = {}
+    with writing(volume) as session:
+        for number in range(60):
+            with session.transaction() as tx:
+                if number >= 5:
+                    tx.delete(f"o/{number - 5}")
+                    del state[f"o/{number - 5}"]
+                state[f"o/{number}"] = content(number, 3000)
+                tx.put(f"o/{number}", state[f"o/{number}"])
+    found = look(devices)
+    assert (found.lost, taken(found)) == ([], state)
+
+
+def test_damage_is_never_wrong_bytes() -> None:
+    devices, state = make(2)
+    chance = random.Random(3)
+    for _ in range(25):
+        media = [MemoryDevice(device.size_bytes) for device in devices]
+        for medium, device in zip(media, devices, strict=True):
+            medium.data[:] = device.data
+            for _ in range(12):
+                start = chance.randrange(medium.size_bytes)
+                wipe(medium, min(start, medium.size_bytes - 9000), chance.randrange(1, 9000))
+        try:
+            found = look(media)
+        except HeadraceError:
+            continue
+        for one in found.objects:
+            if one.name in state:
+                for piece in found.pieces(one.name):
+                    assert piece.data in (None, state[one.name][piece.offset : piece.offset + piece.length])
