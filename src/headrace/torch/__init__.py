@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.torch.export import ExportReport as ExportReport
+    from headrace.torch.export import export_model as export_model
     from headrace.torch.loader import TokenLoader as TokenLoader
     from headrace.torch.model import load_model as load_model
     from headrace.torch.model import save_model as save_model
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it. Listed in the `if` above as well, for type checkers.
 _HOMES = {
+    "ExportReport": "export",
     "LoadReport": "reader",
     "SaveReport": "writer",
     "TokenLoader": "loader",
     "VolumeReader": "reader",
     "VolumeWriter": "writer",
     "WriterOptions": "writer",
+    "export_model": "export",
     "load_model": "model",
     "save_model": "model",
 }
