@@ -15,6 +15,7 @@ SUITES = {
     "fabric": "the NVMe/TCP host and target beside bare sockets",
     "fabric-scale": "many controllers on one target",
     "fabric-nodes": "sixteen targets and one client, nodes of their own, over a shaped link",
+    "volume": "objects beside the same bytes moved raw, over NVMe/TCP",
     "soak": "whether memory or descriptors grow over many connects and half an hour of verified traffic",
 }
 
