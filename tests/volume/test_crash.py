@@ -132,6 +132,7 @@ def test_without_one_record_for_all_a_transaction_is_torn(monkeypatch: pytest.Mo
         writer: commit.LogWriter,
         transaction: object,
         operations: list[layout.Operation],
+        sequence: int,
         totals: layout.Totals,
         number: int,
     ) -> layout.Record:

@@ -19,24 +19,50 @@ is now whole. Nobody ever overwrites a log block whose fate is unknown with othe
 and a session whose predecessor did not end cleanly goes on in the other area, where no late write of the predecessor
 can land.
 
-Areas. When an area is nearly full the catalog is written into the other one, and that area's header last: an area is in
-force when its header is the highest valid one. A crash at any write before leaves the old area in force, untouched.
+Areas. When the log has grown by a fraction of an area it goes on in the other one: what the log said since the last
+table is written there again, or, where that is much, into a table, and that area's header last. An area is in force
+when its header is the highest valid one. A crash at any write before leaves the old area in force, untouched. A commit
+with much in it is written as a table, and its record says only where that is. So the log stays short.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from headrace.errors import SessionLost, VolumeFull
 from headrace.units import format_bytes
 from headrace.volume import layout
-from headrace.volume.catalog import Catalog
+from headrace.volume.catalog import Catalog, Recent
+from headrace.volume.compact import MANY_TABLES, Compaction
 from headrace.volume.durable import write_through
-from headrace.volume.layout import ALIGN, AreaHeader, Record
+from headrace.volume.layout import ALIGN, AreaHeader, Operation, Record, Root, Totals
+from headrace.volume.layout.table import node_bytes
 from headrace.volume.log import Cursor, LogReader
+from headrace.volume.objects import Range
+from headrace.volume.tables import Builder, Merge, Space, Table
+from headrace.volume.tables.table import Image
 
 #: Kept free at the end of an area: the marker of the last record, and MOVED.
 RESERVE_BLOCKS = 2
+#: The log goes on in the other area when it has grown by this since its snapshot ...
+LOG_BYTES = 128 << 10
+#: ... and what it said since the last table is written as one where it is more than this.
+RECENT_BYTES = 64 << 10
+#: A commit of more than this is a table of its own.
+BULK_BYTES = 64 << 10
+
+
+class SpaceForTables(Space, Protocol):
+    """What the log needs of a session to write tables."""
+
+    def commit(self, ranges: Iterable[Range]) -> None:
+        """A record refers to it: it is the catalogue's."""
+
+    def free(self, ranges: Iterable[Range]) -> None:
+        """No record refers to it any more, and that is durable."""
 
 
 class LogWriter:
@@ -52,6 +78,25 @@ class LogWriter:
         self.broken: BaseException | None = None
         #: Generations that a move leaves out: those that a predecessor of unknown fate may be moving to.
         self.skip = 0
+        area = reader.superblock.area_bytes
+        self._log_blocks = min(LOG_BYTES, area * 3 // 8) // ALIGN
+        self._recent_bytes = min(RECENT_BYTES, area // 8)
+        self._bulk_bytes = min(BULK_BYTES, area // 4)
+        self._moving = False
+        self._space: SpaceForTables | None = None
+        self._new_birth: Callable[[], int] = int
+        self._lock: AbstractContextManager[object] = nullcontext()
+        self._session = 0
+        self._compaction: Compaction | None = None
+        #: Space of tables that a record replaced, and no marker behind it yet.
+        self._replaced: list[Range] = []
+
+    def with_tables(
+        self, space: SpaceForTables, new_birth: Callable[[], int], lock: AbstractContextManager[object]
+    ) -> None:
+        """From now on tables can be written. `lock`: guards the catalog from its readers."""
+        self._space, self._new_birth, self._lock = space, new_birth, lock
+        self._compaction = Compaction(self._builder, self._replace)
 
     @property
     def _volume_id(self) -> bytes:
@@ -95,12 +140,111 @@ class LogWriter:
         """Say that everything so far is durable on every copy, which it is: this is what readers wait for."""
         self.cursor.durable = self.cursor.sequence
         self._append(layout.MARKER, b"", session)
+        if self._space is not None and self._replaced:
+            replaced, self._replaced = self._replaced, []
+            self._space.free(replaced)
 
     def commit(self, payload: bytes, session: int) -> Record:
         """A COMMIT record and its marker. The caller applies it to the catalog."""
         record = self.append(layout.COMMIT, payload, session)
         self.mark(session)
         return record
+
+    def commit_operations(self, operations: Sequence[Operation], sequence: int, totals: Totals, session: int) -> Record:
+        """A COMMIT record and its marker, of changes in their order: in the record, or in a table where they are many.
+        The caller applies it to the catalog."""
+        payload_bytes = sum(operation.encoded_bytes for operation in operations)
+        if self._space is None or payload_bytes <= self._bulk_bytes:
+            return self.commit(layout.encode_operations(operations, sequence, totals), session)
+        changes = dict(self.catalog.recent)
+        for operation in operations:
+            changes[operation.key] = operation.value if operation.kind == layout.PUT else None
+        root, image, space = self._write_table(changes)
+        adopt = [] if root is None else [Operation(layout.ADOPT, b"", root.encode())]
+        try:
+            self.ensure_room(layout.record_blocks(layout.PAYLOAD_BYTES + sum(one.encoded_bytes for one in adopt)))
+        except BaseException:
+            self._space.give_back(space)
+            raise
+        if root is not None:
+            self.catalog.images[root.birth] = image
+        record = self.commit(layout.encode_operations(adopt, sequence, totals), session)
+        self._space.commit(space)
+        return record
+
+    # ---- tables ----
+
+    def _builder(self, expected_bytes: int, image: Image | None = None) -> Builder:
+        assert self._space is not None
+        return Builder(
+            self.reader.devices, self._volume_id, self._new_birth(), self._space, expected_bytes=expected_bytes,
+            image=Image() if image is None else image,
+        )  # fmt: skip
+
+    def _write_table(self, changes: Recent) -> tuple[Root | None, Image, list[Range]]:
+        """Durable, and nothing refers to it yet. VolumeFull: nothing was taken."""
+        image = Image()
+        sizes = sum(len(key) + len(value or b"") for key, value in changes.items())
+        # Leaves are not quite full, and inner nodes are few.
+        expected = node_bytes(len(changes), sizes, 0) * 17 // 16 + 2 * ALIGN
+        builder = self._builder(expected, image)
+        keep = bool(self.catalog.tables)
+        try:
+            for key in sorted(changes):
+                value = changes[key]
+                if value is not None or keep:
+                    builder.add(key, value)
+            return builder.finish(), image, builder.space()
+        except VolumeFull:
+            builder.abandon(failed=False)
+            raise
+        except BaseException:
+            builder.abandon(failed=True)
+            raise
+
+    def compact(self, added_bytes: int, session: int) -> None:
+        """After a commit of so many bytes: some of the work that keeps the tables few."""
+        self._session = session
+        if self._compaction is not None and self.broken is None:
+            self._compaction.work(lambda: self.catalog.tables, added_bytes)
+
+    def compact_now(self, session: int) -> None:
+        """Sessions that were too short for any merge to end may have left many tables."""
+        self._session = session
+        if self._compaction is not None:
+            self._compaction.finish(lambda: self.catalog.tables, MANY_TABLES)
+
+    def _replace(self, merge: Merge) -> None:
+        """One record: these tables are that one. Their space is free behind the next marker."""
+        assert self._space is not None
+        added = [] if merge.root is None else [merge.root]
+        changed = layout.TablesChanged([table.birth for table in merge.tables], added)
+        space = merge.builder.space()
+        if merge.root is not None:
+            assert merge.builder.image is not None
+            self.catalog.images[merge.root.birth] = merge.builder.image
+        record = self.append(layout.TABLES_CHANGED, changed.encode(), self._session)
+        with self._lock:
+            self.catalog.apply(record)
+        self._space.commit(space)
+        self._replaced += [one for table in merge.tables for one in table.root.space()]
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Space to keep for tables: all that is recent in one, and all tables once more while they become one."""
+        recent = self.catalog.recent_bytes
+        return self.catalog.table_bytes + (4 * recent if recent > self._recent_bytes // 2 else 0)
+
+    @property
+    def building_bytes(self) -> int:
+        """Space of tables that are being written, or were replaced and are not free yet."""
+        building = 0 if self._compaction is None else self._compaction.space_bytes
+        return building + sum(length for _, _, length in self._replaced)
+
+    def close(self) -> None:
+        """The session ends."""
+        if self._compaction is not None:
+            self._compaction.stop()
 
     def adopt(self) -> None:
         """Make a fact of what a dead session left at the end: the same bytes on every copy again, and their marker."""
@@ -128,24 +272,38 @@ class LogWriter:
         return self.reader.superblock.area_blocks - self.cursor.block - RESERVE_BLOCKS
 
     def check_room(self, payload_bytes: int, *, growing: bool = True) -> None:
-        """VolumeFull where a record of this payload would not fit beside the catalog into an area.
+        """VolumeFull where a record of this payload would not fit beside the catalog into an area, and there is no
+        space for a table either.
 
         `growing`: an eighth of the area is left, so that a full catalog can still log deletions and windows.
         """
-        need = layout.record_blocks(payload_bytes) * ALIGN + self.catalog.snapshot_bytes()
-        area = self.reader.superblock.area_bytes
-        room = area - (1 + RESERVE_BLOCKS) * ALIGN - (area // 8 if growing else 0)
-        if need > room:
+        if self._space is not None:
+            payload_bytes = min(payload_bytes, self._bulk_bytes)
+        if self._lacking(payload_bytes, growing):
+            flushed = self._flush()
+            if flushed is not None:
+                self._move(flushed, say_so=True)
+        lacking = self._lacking(payload_bytes, growing)
+        if lacking:
             raise VolumeFull(
                 "the volume's catalog is full",
-                expected=f"{format_bytes(need)} of log area",
-                found=format_bytes(room),
+                expected=f"{format_bytes(lacking)} more of log area, or free space",
                 next_step="delete objects, or make a volume with a larger log_bytes",
             )
 
+    def _lacking(self, payload_bytes: int, growing: bool) -> int:
+        need = layout.record_blocks(payload_bytes) * ALIGN + self.catalog.snapshot_bytes()
+        area = self.reader.superblock.area_bytes
+        return max(0, need - (area - (1 + RESERVE_BLOCKS) * ALIGN - (area // 8 if growing else 0)))
+
     def ensure_room(self, blocks: int) -> None:
-        """Move to the other area where this one has not so much room left."""
-        if blocks > self.room_blocks():
+        """Move to the other area where this one has not so much room left, or the log has become long."""
+        if self._moving:
+            # A window for the table that the move writes.
+            if blocks > self.room_blocks():
+                raise VolumeFull("the log has no room for a window")
+            return
+        if blocks > self.room_blocks() or self.cursor.block - self.cursor.begin > self._log_blocks:
             self.move(say_so=True)
             if blocks > self.room_blocks():
                 raise VolumeFull(
@@ -155,17 +313,42 @@ class LogWriter:
                     next_step="delete objects, or make a volume with a larger log_bytes",
                 )
 
+    def _flush(self) -> tuple[Root | None, Image, list[Range]] | None:
+        """Recent changes as a table, where they are many; None where they are not, or there is no space for it."""
+        if self._space is None or self.catalog.recent_bytes <= self._recent_bytes:
+            return None
+        self._moving = True
+        try:
+            return self._write_table(self.catalog.recent)
+        except VolumeFull:
+            return None
+        finally:
+            self._moving = False
+
     def move(self, *, say_so: bool) -> None:
-        """Write the catalog into the other area and go on there.
+        """Write what is recent into the other area, or into a table, and go on there.
 
         `say_so`: append MOVED to the old area. Not after a predecessor of unknown fate, whose late write may hit that
         block.
         """
+        flushed = self._flush()
+        try:
+            self._move(flushed, say_so=say_so)
+        except VolumeFull:
+            if flushed is not None and self._space is not None:
+                self._space.give_back(flushed[2])
+            raise
+
+    def _move(self, flushed: tuple[Root | None, Image, list[Range]] | None, *, say_so: bool) -> None:
         old = self.cursor
         area, generation, base = 1 - old.area, old.header.generation + 1 + self.skip, old.sequence
         block, previous, count = 1, 0, 0
         limit = self.reader.superblock.area_blocks - RESERVE_BLOCKS
-        for kind, session, payload in self.catalog.snapshot():
+        roots = [table.root for table in self.catalog.tables]
+        if flushed is not None and flushed[0] is not None:
+            roots.insert(0, flushed[0])
+        records = []
+        for kind, session, payload in self.catalog.snapshot(roots, None if flushed is None else {}):
             record = Record(kind, base, base, generation, session, previous, payload)
             if block + record.blocks > limit:
                 raise VolumeFull(
@@ -174,16 +357,23 @@ class LogWriter:
                     next_step="delete objects",
                 )
             data, previous = record.encode(self._volume_id, block)
-            self._write(area, block, data)
+            records.append((block, data))
             block += record.blocks
             count += 1
+        for at, data in records:
+            self._write(area, at, data)
         header = AreaHeader(
             generation, self.reader.superblock.log_epoch, base, count, self.catalog.session, time.time_ns()
         )
         self._write_header(area, header)
         if say_so:
             self._append(layout.MOVED, b"", self.catalog.session)
-        self.cursor = Cursor(area, header, block=block, sequence=base, previous=previous, durable=base)
+        self.cursor = Cursor(area, header, block=block, sequence=base, previous=previous, durable=base, begin=block)
+        if flushed is not None and self._space is not None:
+            root, image, space = flushed
+            with self._lock:
+                self.catalog.flushed(None if root is None else Table(root, self.catalog.store, image))
+            self._space.commit(space)
 
     def _write_header(self, area: int, header: AreaHeader) -> None:
         self._write(area, 0, header.encode(self._volume_id, area))

@@ -20,10 +20,13 @@ from headrace.errors import DeviceError, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog import Catalog
 from headrace.volume.layout import ALIGN, AreaHeader, Record, RecordHead, Superblock
+from headrace.volume.tables import NodeStore
 
 #: Blocks read at once where records are expected, and where probably nothing new is.
-_AHEAD_BLOCKS = 64
+_AHEAD_BLOCKS = 16
 _TAIL_BLOCKS = 4
+#: Where a record is missing, a later one is looked for in so many blocks: more than a commit ever takes.
+_BEHIND_BLOCKS = 40
 #: Blocks read at once where a session makes sure that nothing stands behind the end.
 _SCAN_BLOCKS = 256
 #: A reader starts over when the writer moves to the other area under it; each move means a whole area was filled.
@@ -56,6 +59,8 @@ class Cursor:
     durable: int = 0
     #: Snapshot records still to come; they all carry the base sequence, and the log proper counts on from it.
     snapshot_left: int = 0
+    #: Where the snapshot ends and the log proper begins.
+    begin: int = 1
     #: Look at each record on all copies, not only on the first that has it: what a session does when it opens.
     every_copy: bool = False
     #: Read, valid, not yet believed.
@@ -70,6 +75,8 @@ class LogReader:
     def __init__(self, superblock: Superblock, devices: Sequence[BlockDevice]) -> None:
         self.superblock = superblock
         self.devices = devices
+        #: Nodes of the catalogue's tables.
+        self.nodes = NodeStore(devices, superblock.volume_id)
         self._chunks: list[tuple[int, bytes] | None] = [None] * layout.LOG_COPIES
 
     def device(self, copy: int) -> BlockDevice:
@@ -189,7 +196,9 @@ class LogReader:
         cursor.previous = record.crc
         cursor.sequence = record.sequence
         cursor.durable = max(cursor.durable, record.durable)
-        cursor.snapshot_left = max(0, cursor.snapshot_left - 1)
+        if cursor.snapshot_left:
+            cursor.snapshot_left -= 1
+            cursor.begin = cursor.block
         return record
 
     def load(self, *, every_copy: bool = False) -> tuple[Catalog, Cursor]:
@@ -201,7 +210,7 @@ class LogReader:
             self.forget_chunks()
             cursor = self.start()
             cursor.every_copy = every_copy
-            catalog = Catalog(self.superblock.version)
+            catalog = Catalog(self.superblock.version, self.nodes)
             for index in range(cursor.header.snapshot_records):
                 record = self.next(cursor)
                 if record is None:
@@ -218,7 +227,7 @@ class LogReader:
                 if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:
                     continue
                 end = cursor.block
-                if not self._more(cursor, self.superblock.area_blocks if every_copy else _AHEAD_BLOCKS):
+                if not self._more(cursor, self.superblock.area_blocks if every_copy else _BEHIND_BLOCKS):
                     return catalog, cursor
                 # A writer may have gone on meanwhile; else a record at the end is destroyed, and not torn.
                 if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:

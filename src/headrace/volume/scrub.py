@@ -18,7 +18,21 @@ import numpy as np
 from headrace.device import BlockDevice, crc32c
 from headrace.errors import DeviceError, HeadraceError, NotAVolume, VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.layout import ALIGN, AreaHeader, Blob, ObjectValue, Record, RecordHead, Superblock, Totals
+from headrace.volume.layout import (
+    ALIGN,
+    AreaHeader,
+    Blob,
+    ObjectValue,
+    Operation,
+    Record,
+    RecordHead,
+    Root,
+    Superblock,
+    Tables,
+    TablesChanged,
+    Totals,
+)
+from headrace.volume.layout.table import Child, Node
 
 #: Read at once.
 _PIECE = 1 << 20
@@ -120,9 +134,9 @@ def scrub(
     report = ScrubReport()
     superblock, ordered = _superblocks(devices, report)
     read = _Reader(ordered, bytes_per_s, report)
-    values, totals = _settled(superblock, read, report)
-    objects, blobs = _objects(superblock, values, totals, report)
-    _space(superblock, blobs, report)
+    state = _settled(superblock, read, report)
+    objects, blobs = _objects(superblock, state.values, state.totals, report)
+    _space(superblock, blobs, state.roots, report)
     for finding in report.findings if on_finding is not None else ():
         on_finding(finding)  # type: ignore[misc]
     wanted = {name: births for name, births in objects.items() if name >= start}
@@ -198,7 +212,19 @@ def _superblocks(devices: Sequence[BlockDevice], report: ScrubReport) -> tuple[S
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 
-def _settled(superblock: Superblock, read: _Reader, report: ScrubReport) -> tuple[dict[bytes, bytes], Totals | None]:
+@dataclass
+class _State:
+    """What the log says: tables, newest first; what changed since the newest; what all of it adds up to."""
+
+    roots: list[Root] = field(default_factory=list)
+    #: None: deleted.
+    recent: dict[bytes, bytes | None] = field(default_factory=dict)
+    totals: Totals | None = None
+    #: Tables and recent changes together.
+    values: dict[bytes, bytes] = field(default_factory=dict)
+
+
+def _settled(superblock: Superblock, read: _Reader, report: ScrubReport) -> _State:
     """The last commit, and what is wrong with the copies of the log: at one look, and still at the next ones. A writer
     that is between two writes is past them by then.
     """
@@ -229,7 +255,7 @@ def _still_there(superblock: Superblock, birth: int, read: _Reader) -> bool:
     quiet = _Reader(read.devices, None, aside)
     for _ in range(_LOOKS):
         try:
-            values, _ = _log(superblock, quiet, aside)
+            values = _log(superblock, quiet, aside).values
             _, blobs = _objects(superblock, values, None, aside)
         except VolumeDamaged:
             continue
@@ -258,8 +284,8 @@ def _heartbeats(superblock: Superblock, read: _Reader, report: ScrubReport) -> N
             )
 
 
-def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> tuple[dict[bytes, bytes], Totals | None]:
-    """Keys and values of the last commit, what it says they add up to; a finding for whatever one log copy lacks."""
+def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> _State:
+    """The state as of the last commit; a finding for whatever one copy of the log or of a table lacks."""
     copies = [_area(superblock, copy, read) for copy in range(layout.LOG_COPIES)]
     best = max((generation for generation, _, _ in copies), default=0)
     if best == 0:
@@ -295,23 +321,42 @@ def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> tuple[di
                 fatal=True,
             )
         )
-    values: dict[bytes, bytes] = {}
-    totals = None
+    state = _State()
     for record in records:
-        if record.sequence > durable or record.kind not in (layout.COMMIT, layout.SNAPSHOT):
-            continue
-        where = f"log record {record.sequence}"
-        if superblock.version == 1:
-            sequence, operations = layout.decode_version1(record.payload, where)
-        else:
-            sequence, totals, operations = layout.decode_operations(record.payload, where)
+        if record.sequence <= durable:
+            _follow(state, record, superblock, report)
+    values: dict[bytes, bytes | None] = {}
+    for root in reversed(state.roots):
+        values.update(_table(superblock, root, read, report))
+    values.update(state.recent)
+    state.values = {key: value for key, value in values.items() if value is not None}
+    return state
+
+
+def _follow(state: _State, record: Record, superblock: Superblock, report: ScrubReport) -> None:
+    where = f"log record {record.sequence}"
+    operations: list[Operation] = []
+    if record.kind == layout.TABLES:
+        report.sequence, objects, used, state.roots = Tables.decode(record.payload, where)
+        state.totals = Totals(objects, used)
+    elif record.kind == layout.TABLES_CHANGED:
+        changed = TablesChanged.decode(record.payload, where)
+        births = [root.birth for root in state.roots]
+        first = births.index(changed.removed[0])
+        if births[first : first + len(changed.removed)] != changed.removed:
+            raise VolumeDamaged("tables are replaced that do not stand next to each other", where=where)
+        state.roots[first : first + len(changed.removed)] = changed.added
+    elif record.kind in (layout.COMMIT, layout.SNAPSHOT) and superblock.version == 1:
+        sequence, operations = layout.decode_version1(record.payload, where)
         report.sequence = record.sequence if record.kind == layout.COMMIT else sequence
-        for operation in operations:
-            if operation.kind == layout.PUT:
-                values[operation.key] = operation.value
-            else:
-                values.pop(operation.key, None)
-    return values, totals
+    elif record.kind in (layout.COMMIT, layout.SNAPSHOT):
+        report.sequence, state.totals, operations = layout.decode_operations(record.payload, where)
+    for operation in operations:
+        if operation.kind == layout.ADOPT:
+            state.roots.insert(0, Root.decode(operation.value, where))
+            state.recent.clear()
+        else:
+            state.recent[operation.key] = operation.value if operation.kind == layout.PUT else None
 
 
 def _area(superblock: Superblock, copy: int, read: _Reader) -> tuple[int, int, list[tuple[int, Record]]]:
@@ -345,6 +390,75 @@ def _area(superblock: Superblock, copy: int, read: _Reader) -> tuple[int, int, l
         if record is not None:
             found.append((block, record))
     return generation, area, found
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _table(superblock: Superblock, root: Root, read: _Reader, report: ScrubReport) -> dict[bytes, bytes | None]:
+    """What a table says, from the top down; a finding for each node that a copy lacks."""
+    result: dict[bytes, bytes | None] = {}
+    counted = deleted = 0
+    waiting = [(root.top, root.height - 1)]
+    while waiting:
+        child, level = waiting.pop()
+        node = _node(superblock, root, child, read, report)
+        if node is None:
+            continue
+        if node.level != level:
+            raise VolumeDamaged("a node of a table is on another level", where=f"table {root.birth:#x}")
+        keys = node.keys()
+        if level:
+            children = [node.child(index) for index in range(node.count)]
+            waiting += [(one, level - 1) for one in reversed(children)]
+            continue
+        if result and next(reversed(result)) >= keys[0]:
+            raise VolumeDamaged("the keys of a table do not ascend", where=f"table {root.birth:#x}")
+        values = node.values()
+        counted += len(keys)
+        deleted += values.count(None)
+        result.update(zip(keys, values, strict=True))
+    if not report.findings and (counted, deleted) != (root.entry_count, root.deleted_count):
+        raise VolumeDamaged("a table has another count of keys than the log says", where=f"table {root.birth:#x}")
+    return result
+
+
+def _node(superblock: Superblock, root: Root, child: Child, read: _Reader, report: ScrubReport) -> Node | None:
+    """From the first good copy; every copy is read."""
+    good: bytes | None = None
+    bad: list[tuple[int, int, int]] = []
+    for copy, rows in enumerate(root.copies):
+        parts: list[bytes] = []
+        first = 0
+        place = (0, 0)
+        for member, _, offset, length in rows.tolist():
+            low, high = max(child.place, first), min(child.place + child.blocks, first + length // ALIGN)
+            if low < high:
+                place = place if parts else (member, offset + (low - first) * ALIGN)
+                try:
+                    parts.append(read(member, offset + (low - first) * ALIGN, (high - low) * ALIGN))
+                except DeviceError:
+                    parts.append(b"")
+            first += length // ALIGN
+        data = b"".join(parts)
+        identity = superblock.volume_id + struct.pack("<QQ", root.birth, child.place)
+        if crc32c(data, crc32c(identity)) == child.crc:
+            good = data if good is None else good
+        else:
+            bad.append((copy, *place))
+    for copy, member, offset in bad:
+        what = f"copy {copy} of a node of table {root.birth:#x} does not match its checksum"
+        report.findings.append(Finding(what=what, member=member, offset=offset, fatal=good is None))
+    if good is None:
+        return None
+    try:
+        node = Node(good)
+        node.check()
+    except ValueError as error:
+        raise VolumeDamaged(
+            "a node of a table makes no sense", where=f"table {root.birth:#x}", found=str(error)
+        ) from error
+    return node
 
 
 # ---- space and objects -----------------------------------------------------------------------------------------------
@@ -428,9 +542,12 @@ def _objects(
     return objects, blobs
 
 
-def _space(superblock: Superblock, blobs: dict[int, _Use], report: ScrubReport) -> None:
-    """No two blobs share space, and all of it is data space."""
+def _space(superblock: Superblock, blobs: dict[int, _Use], roots: list[Root], report: ScrubReport) -> None:
+    """No two blobs or tables share space, and all of it is data space."""
     taken: list[tuple[int, int, int, str]] = []
+    for root in roots:
+        for member, offset, length in root.space():
+            taken.append((member, offset, offset + length, f"table {root.birth:#x}"))
     for use in blobs.values():
         name = use.slices[0][0] if use.slices else f"blob {use.blob.birth:#x}"
         for runs, columns in ((use.blob.runs, use.blob.columns), (use.blob.table_runs, use.blob.table_columns)):

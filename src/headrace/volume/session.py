@@ -31,7 +31,7 @@ from headrace.volume.grant import Grant
 from headrace.volume.heartbeat import HeartbeatBlock, HeartbeatThread
 from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, Operation, SessionEntry, Totals
 from headrace.volume.objects import Range, blobs_of, objects_of, space_of
-from headrace.volume.space import Allocator, count_space
+from headrace.volume.space import Allocator, TableSpace, count_space
 from headrace.volume.transaction import Allocation, Transaction, may_still_be_written
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class Session:
             self._allocator = self._count_space()
             #: No session before had this number, so no allocation had these.
             self._next_birth = (self.number << 32) + 1
+            space = TableSpace(self._allocator, self._lose_space)
+            self._writer.with_tables(space, self.new_birth, self.volume.lock)
+            self._writer.compact_now(self.number)
+            self._allocator.reserve_bytes = self._writer.reserve_bytes
         except BaseException:
             with suppress(HeadraceError):
                 self._beat.stop(CLOSED_OUTSTANDING)
@@ -114,16 +118,20 @@ class Session:
 
     def _count_space(self) -> Allocator:
         superblock, catalog = self.volume.superblock, self._writer.catalog
+        with self.volume.lock:
+            catalog.load_tables()
         windows = [one for ranges in catalog.windows.values() for one in ranges]
         blobs = list(blobs_of(catalog))
         #: Slices of every blob that has a key: who deletes the last one deletes the blob.
         self._counts = count_slices(objects_of(catalog))
-        spaces, quarantined = count_space(superblock, blobs, windows)
+        spaces, quarantined = count_space(superblock, blobs, windows, catalog.table_space())
         newest = max(blobs, key=lambda blob: blob.birth, default=None)
         if newest is not None:
             for member, offset, length in space_of(newest, superblock.stripe_bytes):
                 spaces[member].cursor = max(spaces[member].cursor, offset + length)
-        allocator = Allocator(spaces, stripe_bytes=superblock.stripe_bytes, log_window=self._log_window)
+        allocator = Allocator(
+            spaces, stripe_bytes=superblock.stripe_bytes, log_window=self._log_window, make_room=self._room_for_window
+        )
         allocator.quarantined_bytes = quarantined
         return allocator
 
@@ -134,6 +142,13 @@ class Session:
         record = self._writer.append(layout.WINDOW, rows.tobytes(), self.number)
         with self.volume.lock:
             self._writer.catalog.apply(record)
+
+    def _room_for_window(self, ranges: int) -> None:
+        self._writer.ensure_room(layout.record_blocks(ranges * layout.EXTENT.itemsize))
+
+    def _lose_space(self) -> None:
+        """A write of a table failed, and may still land."""
+        self._outstanding = True
 
     def _on_lost(self, lost: SessionLost) -> None:
         self._lost = lost
@@ -180,6 +195,7 @@ class Session:
             for transaction in list(self._transactions.values()):
                 transaction.abort()
             self._closed = True
+            self._writer.close()
             outstanding = self._outstanding or self._writer.broken is not None
             self.volume.end_session(self._writer)
         try:
@@ -227,6 +243,12 @@ class Session:
         """Space that late writes may still hit, in bytes; not handed out by this session."""
         with self._lock:
             return self._allocator.quarantined_bytes
+
+    @property
+    def building_bytes(self) -> int:
+        """Space of the catalogue's tables that are being written, or were replaced a moment ago."""
+        with self._lock:
+            return self._writer.building_bytes
 
     def _take(self, length_bytes: int, block_bytes: int) -> Extents:
         runs, columns = self._allocator.allocate(length_bytes, block_bytes)
@@ -311,7 +333,9 @@ class Session:
             self._writer.check_room(payload_bytes, growing=transaction.growing)
             self._writer.ensure_room(layout.record_blocks(payload_bytes))
             transaction.committing = True
-            record = commit_records(self._writer, transaction, outcome.operations, outcome.totals, self.number)
+            record = commit_records(
+                self._writer, transaction, outcome.operations, sequence, outcome.totals, self.number
+            )
             with self.volume.lock:
                 catalog.apply(record)
                 self.volume.forget_objects()
@@ -331,7 +355,9 @@ class Session:
             # one whose claim comes after this look is sure to find it, so only now is it acknowledged.
             self.look()
             self._look_at_log()
-            return record.sequence
+            self._writer.compact(payload_bytes, self.number)
+            self._allocator.reserve_bytes = self._writer.reserve_bytes
+            return sequence
 
     def pin(self, blobs: Iterable[Blob]) -> None:
         """An open transaction means to refer to these: until it ends, their space is not handed out, whoever deletes
@@ -371,7 +397,12 @@ class Session:
 
 
 def commit_records(
-    writer: LogWriter, transaction: Transaction, operations: list[Operation], totals: Totals, session: int
+    writer: LogWriter,
+    transaction: Transaction,
+    operations: list[Operation],
+    sequence: int,
+    totals: Totals,
+    session: int,
 ) -> layout.Record:
     """The atomicity rule: one record holds the whole transaction."""
-    return writer.commit(layout.encode_operations(operations, writer.cursor.sequence + 1, totals), session)
+    return writer.commit_operations(operations, sequence, totals, session)

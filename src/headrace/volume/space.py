@@ -99,6 +99,7 @@ class Allocator:
     """Hands out space of all members in runs. Not thread-safe: the session's lock guards it.
 
     `log_window(ranges)` makes durable, before any of a new window is used, where writes may land from then on.
+    `make_room(count)` comes before: it sees to it that so many ranges can be logged, and may take space itself.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Allocator:
         *,
         stripe_bytes: int,
         log_window: Callable[[list[Range]], None],
+        make_room: Callable[[int], None] = lambda ranges: None,
     ) -> None:
         self._free = list(members)
         self._pool = [FreeSpace() for _ in members]
@@ -114,8 +116,11 @@ class Allocator:
         self._out = [FreeSpace() for _ in members]
         self._freed: list[Range] = []
         self._log_window = log_window
+        self._make_room = make_room
         self.stripe_bytes = stripe_bytes
         self.quarantined_bytes = 0
+        #: Of what is available, kept for the catalogue: it must be able to grow by deletions, and to be merged.
+        self.reserve_bytes = 0
         self._turn = 0
         capacity = sum(space.total for space in members)
         self._window_bytes = min(max(align_up(capacity // 64 // len(members), 1 << 20), 1 << 20), 1 << 30)
@@ -131,7 +136,7 @@ class Allocator:
 
     def allocate(self, length: int, block_bytes: int) -> tuple[Rows, Rows]:
         """Runs and columns for `length` bytes, cut at multiples of `block_bytes`. VolumeFull: nothing was taken."""
-        if align_up(length) > self.available:
+        if align_up(length) > self.available - self.reserve_bytes:
             raise self._full(length)
         rows: list[tuple[int, list[tuple[int, int]]]] = []
         left = length
@@ -199,6 +204,38 @@ class Allocator:
                 return self._piece(member, front, length, block_bytes)
         return None
 
+    def take_pair(self, size: int, least: int) -> tuple[Range, Range]:
+        """Two ranges of one length, `least` to `size` bytes, on two members where two have it. VolumeFull."""
+        size, least = align_up(size), align_up(least)
+        while True:
+            order = [(self._turn + i) % len(self._pool) for i in range(len(self._pool))]
+            fronts = [(member, *front) for member in order if (front := self._pool[member].front(least))][:2]
+            if len(fronts) == 2:
+                taken = min(size, fronts[0][2], fronts[1][2])
+                pair = [(member, start, taken) for member, start, _ in fronts]
+                self._turn = (fronts[1][0] + 1) % len(self._pool)
+            elif self._extend(2 * size):
+                continue
+            elif len(fronts) == 1 and (split := self._halves(fronts[0][0], size, least)):
+                pair = split
+            else:
+                raise self._full(2 * least)
+            for member, start, length in pair:
+                self._pool[member].take(start, length)
+                self._out[member].add(start, start + length)
+            return pair[0], pair[1]
+
+    def _halves(self, member: int, size: int, least: int) -> list[Range] | None:
+        """Both on one member: as far apart as its pool has them."""
+        ranges = [(start, end) for start, end in self._pool[member].ranges() if end - start >= least]
+        first, last = ranges[0], ranges[-1]
+        if len(ranges) == 1:
+            size = min(size, (first[1] - first[0]) // 2 // ALIGN * ALIGN)
+        size = min(size, first[1] - first[0], last[1] - last[0])
+        if size < least:
+            return None
+        return [(member, first[0], size), (member, last[1] - size, size)]
+
     def _piece(
         self, member: int, front: tuple[int, int], length: int, block_bytes: int
     ) -> tuple[int, list[tuple[int, int]]]:
@@ -217,6 +254,7 @@ class Allocator:
 
     def _extend(self, length: int) -> bool:
         """Move a window from free (or, at last, from freed) into the pool; False when there is nothing left."""
+        self._make_room(len(self._reach()) + 2 * len(self._free))
         share = align_up(align_up(length, self.stripe_bytes) // len(self._free), self.stripe_bytes)
         window: list[Range] = []
         for member, space in enumerate(self._free):
@@ -282,14 +320,38 @@ class Allocator:
         self.quarantined_bytes += sum(length for _, _, length in ranges)
 
 
-def count_space(superblock: Superblock, blobs: Iterable[Blob], windows: Iterable[Range]) -> tuple[list[FreeSpace], int]:
-    """The free space of each member, and the bytes that only `windows` keep from being free. VolumeDamaged."""
+class TableSpace:
+    """Space for tables of the catalogue, out of a session's."""
+
+    def __init__(self, allocator: Allocator, on_loss: Callable[[], None]) -> None:
+        """`on_loss`: some of it may be written to by a command that nobody will ever answer for."""
+        self._allocator = allocator
+        self._on_loss = on_loss
+        self.take = allocator.take_pair
+        self.give_back = allocator.give_back
+        self.commit = allocator.commit
+        self.free = allocator.free
+
+    def quarantine(self, ranges: Iterable[Range]) -> None:
+        self._allocator.quarantine(ranges)
+        self._on_loss()
+
+
+def count_space(
+    superblock: Superblock, blobs: Iterable[Blob], windows: Iterable[Range], tables: Iterable[Range] = ()
+) -> tuple[list[FreeSpace], int]:
+    """The free space of each member, and the bytes that only `windows` keep from being free. VolumeDamaged.
+
+    `tables`: what the catalogue itself takes.
+    """
     spaces = [FreeSpace([(member.data_offset, member.data_end)]) for member in superblock.members]
     for blob in blobs:
         for member, offset, length in space_of(blob, superblock.stripe_bytes):
             if member >= len(spaces):
                 raise VolumeDamaged("no such member", where=f"blob {blob.birth:#x}", found=str(member))
             spaces[member].remove(offset, offset + length)
+    for member, offset, length in tables:
+        spaces[member].remove(offset, offset + length)
     before = sum(space.total for space in spaces)
     for member, offset, length in windows:
         spaces[member].remove(offset, offset + length)
@@ -305,4 +367,4 @@ def _space_of(rows: list[tuple[int, list[tuple[int, int]]]], stripe_bytes: int) 
     return result
 
 
-__all__ = ["ALIGN", "Allocator", "FreeSpace", "Range", "count_space"]
+__all__ = ["ALIGN", "Allocator", "FreeSpace", "Range", "TableSpace", "count_space"]

@@ -314,12 +314,14 @@ class Volume:
         session = self._session
         with self.lock:
             count, used = self._catalog.totals
+            used += self._catalog.table_bytes
             sequence = self._catalog.sequence
-            findings = [*self._cursor.findings]
+            findings = [*self._cursor.findings, *self.log.nodes.findings]
             quarantined = self._quarantined_bytes(heartbeat)
         capacity = sum(member.data_end - member.data_offset for member in superblock.members)
         if session is not None:
             quarantined = session.quarantined_bytes
+            used += session.building_bytes
         writer = None
         if heartbeat is not None:
             writer = WriterInfo(
@@ -373,7 +375,11 @@ class Volume:
         if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= catalog.session:
             return 0
         windows = catalog.windows.get(catalog.session, [])
-        return count_space(self.superblock, blobs_of(self._catalog), windows)[1] if windows else 0
+        return (
+            count_space(self.superblock, blobs_of(self._catalog), windows, self._catalog.table_space())[1]
+            if windows
+            else 0
+        )
 
     # ---- reading ----
 
@@ -568,6 +574,7 @@ class Volume:
         """In the child: locks may have been held by threads that it does not have, and the session is not its own."""
         self.lock = threading.RLock()
         self._checksums.after_fork()
+        self.log.nodes.after_fork()
         if self._session is not None:
             self._session = None
             self.log = LogReader(self.superblock, self.metadata)

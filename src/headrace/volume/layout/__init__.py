@@ -37,6 +37,7 @@ from headrace.volume.layout.base import (
     place_seed,
 )
 from headrace.volume.layout.entry import (
+    ADOPT,
     BLOB_KEY,
     DELETE,
     INLINE,
@@ -67,6 +68,8 @@ from headrace.volume.layout.log import (
     RECORD_BYTES,
     SESSION,
     SNAPSHOT,
+    TABLES,
+    TABLES_CHANGED,
     WINDOW,
     AreaHeader,
     Record,
@@ -76,10 +79,12 @@ from headrace.volume.layout.log import (
 )
 from headrace.volume.layout.session import UNCLEAN_PREDECESSOR, SessionEntry
 from headrace.volume.layout.superblock import MAGIC, SUPERBLOCK_BYTES, Member, Superblock, superblock_offsets
+from headrace.volume.layout.table import Root, Tables, TablesChanged
 from headrace.volume.layout.version1 import decode_version1
 
 __all__ = [
     "ACTIVE",
+    "ADOPT",
     "ALIGN",
     "BLOB_KEY",
     "CLOSED",
@@ -112,6 +117,8 @@ __all__ = [
     "SLICE",
     "SNAPSHOT",
     "SUPERBLOCK_BYTES",
+    "TABLES",
+    "TABLES_CHANGED",
     "TABLE_BLOCK",
     "U32",
     "UNCLEAN_PREDECESSOR",
@@ -126,9 +133,12 @@ __all__ = [
     "Operation",
     "Record",
     "RecordHead",
+    "Root",
     "Rows",
     "SessionEntry",
     "Superblock",
+    "Tables",
+    "TablesChanged",
     "Totals",
     "align_up",
     "blob_key",

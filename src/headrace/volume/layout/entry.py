@@ -231,7 +231,7 @@ def _no_sense(name: str, error: Exception) -> VolumeDamaged:
 #    4  reserved         4 | 16  object_count after it                          8 | 32  operations
 #
 # operation, a multiple of 8 bytes:
-#    0  value_bytes  4 | 4  key_bytes  2 | 6  kind: 1 put, 2 delete  1 | 7  reserved  1 | 8  value, key, zeros
+#    0  value_bytes  4 | 4  key_bytes  2 | 6  kind: 1 put, 2 delete, 3 adopt  1 | 7  reserved  1 | 8  value, key, zeros
 
 _PAYLOAD = struct.Struct("<I4xQQQ")
 PAYLOAD_BYTES = 32
@@ -239,6 +239,8 @@ _OPERATION = struct.Struct("<IHBx")
 assert _PAYLOAD.size == PAYLOAD_BYTES and _OPERATION.size == 8
 PUT = 1
 DELETE = 2
+#: The value is the root of a table, which has all that this commit changes and all that is recent; it stands alone.
+ADOPT = 3
 
 
 class Operation(NamedTuple):
@@ -280,7 +282,7 @@ def decode_operations(payload: bytes, where: str) -> tuple[int, Totals, list[Ope
         for _ in range(count):
             value_bytes, key_bytes, kind = _OPERATION.unpack_from(payload, position)
             total = align_up(_OPERATION.size + value_bytes + key_bytes, 8)
-            if position + total > len(payload) or kind not in (PUT, DELETE):
+            if position + total > len(payload) or kind not in (PUT, DELETE, ADOPT):
                 raise ValueError(f"operation {kind} of {total} bytes at {position} of {len(payload)}")
             start = position + _OPERATION.size
             middle = start + value_bytes

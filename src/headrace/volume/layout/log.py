@@ -69,6 +69,9 @@ SESSION = 3
 WINDOW = 4
 MARKER = 5
 MOVED = 6
+#: Version 2: the tables of the catalogue (`table.py`).
+TABLES = 7
+TABLES_CHANGED = 8
 
 
 class Record(NamedTuple):

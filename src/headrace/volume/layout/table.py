@@ -205,6 +205,10 @@ class Root(NamedTuple):
         """Space on the members, both copies together."""
         return TABLE_COPIES * self.blocks * ALIGN
 
+    @property
+    def encoded_bytes(self) -> int:
+        return ROOT_BYTES + EXTENT.itemsize * sum(map(len, self.copies))
+
     def space(self) -> list[tuple[int, int, int]]:
         """(member, offset, bytes) of all that belongs to the table."""
         return [(member, offset, length) for rows in self.copies for member, _, offset, length in rows.tolist()]

@@ -66,7 +66,8 @@ class Builder:
         self._volume_id = volume_id
         self._space = space
         self._expected = max(expected_bytes, ALIGN)
-        self._image = image
+        #: What was written, where somebody wants it.
+        self.image = image
         self._next_extent = FIRST_EXTENT
         #: Of each level, from the leaves up: what its open node has so far.
         self._keys: list[list[bytes]] = []
@@ -149,8 +150,8 @@ class Builder:
         start = self._filled - len(data)
         for member, offset, _ in self._extents[-1]:
             write_through(self._devices[member], offset + start, data)
-        if self._image is not None:
-            self._image.add(self._place - len(data) // ALIGN, data)
+        if self.image is not None:
+            self.image.add(self._place - len(data) // ALIGN, data)
         self._waiting.clear()
         self._waiting_bytes = 0
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-from headrace.volume.layout.table import Node
+from headrace.volume.layout import ALIGN
+from headrace.volume.layout.table import Node, Root
 from headrace.volume.tables.build import Builder
 from headrace.volume.tables.table import Table
 
@@ -81,10 +82,12 @@ class Merge:
     def __init__(self, tables: Sequence[Table], builder: Callable[[int], Builder], *, last: bool) -> None:
         """`builder`: of a table of at most so many bytes."""
         self.tables = list(tables)
-        self.input_bytes = sum(table.root.blocks for table in tables) * 4096
+        self.input_bytes = sum(table.root.blocks for table in tables) * ALIGN
         self.builder = builder(self.input_bytes)
         #: Bytes of work that it may do before the next commit pays for more.
         self.credit = 0
+        #: What it came to, once it is done; None: nothing.
+        self.root: Root | None = None
         self._last = last
         self._batches = merged([batches(table.leaves()) for table in tables])
 

@@ -222,8 +222,8 @@ class Table:
             return True, node.value(index)
         return False, None
 
-    def leaves(self, first: bytes = b"") -> Iterator[Node]:
-        """Leaves in order, from the one that `first` would be in. Only those that are asked for are read."""
+    def leaves(self, first: bytes = b"", end: bytes | None = None) -> Iterator[Node]:
+        """Leaves in order, from the one that `first` would be in to the one before `end`. Read when asked for."""
 
         def walk(child: Child, level: int, first: bytes) -> Iterator[Node]:
             node = self._below(self.node(child), level)
@@ -232,6 +232,8 @@ class Table:
                 return
             start = node.child_of(first)
             for index in range(start, node.count):
+                if index > start and end is not None and node.key(index) >= end:
+                    return
                 yield from walk(node.child(index), level - 1, first if index == start else b"")
 
         return walk(self.root.top, self.root.height - 1, first)
