@@ -7,9 +7,9 @@ import secrets
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +32,17 @@ from headrace.volume.log import Cursor, Followed, LogReader
 from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, blobs_of, info_of, objects_of
 from headrace.volume.session import Session
 from headrace.volume.space import count_space
+from headrace.volume.tables import TableDamaged
 from headrace.volume.transfer import VolumeTransfer, explain
 from headrace.volume.write import buffer_bytes, write_grant
 
 #: `Volume.list` hides the builtin inside of the class.
 Addresses: TypeAlias = list[str]
 ObjectList: TypeAlias = list[ObjectInfo]
+Result = TypeVar("Result")
 
+#: A reader that is overtaken by so many rounds of merges gives up.
+_LOOKS = 8
 #: Objects, and blobs with their extents, that are kept decoded.
 _DECODED = 1024
 
@@ -246,7 +250,7 @@ class Volume:
         """Objects whose name begins with `prefix`, by name."""
         self._check_open()
         with self.lock:
-            return [info_of(name, value) for name, value in objects_of(self._catalog, prefix)]
+            return self._looked(lambda: [info_of(name, value) for name, value in objects_of(self._catalog, prefix)])
 
     def stat(self, name: str) -> ObjectInfo:
         """One object. ObjectNotFound."""
@@ -255,13 +259,31 @@ class Volume:
     def __contains__(self, name: object) -> bool:
         self._check_open()
         with self.lock:
-            return isinstance(name, str) and self._catalog.get(layout.object_key(name)) is not None
+            return isinstance(name, str) and self._get(layout.object_key(name)) is not None
 
     def sequence_of(self, name: str) -> int | None:
         """Of the transaction that committed what has this name now; None where nothing has."""
         with self.lock:
-            value = self._catalog.get(layout.object_key(name))
+            value = self._get(layout.object_key(name))
         return None if value is None else layout.ObjectHead.decode(value, name).sequence
+
+    def _get(self, key: bytes) -> bytes | None:
+        """What the catalogue has of a key. Holds the lock."""
+        return self._looked(lambda: self._catalog.get(key))
+
+    def _looked(self, look: Callable[[], Result]) -> Result:
+        """Look into the catalogue. A table that was replaced and overwritten since it was learned of does not match its
+        checksums; then there are other tables now. Holds the lock.
+        """
+        for _ in range(_LOOKS):
+            births = self._catalog.births
+            try:
+                return look()
+            except TableDamaged:
+                self.refresh()
+                if self._catalog.births == births:
+                    raise
+        return look()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -270,7 +292,7 @@ class Volume:
     def _value(self, name: str) -> bytes:
         self._check_open()
         with self.lock:
-            value = self._catalog.get(layout.object_key(name))
+            value = self._get(layout.object_key(name))
         if value is None:
             raise ObjectNotFound(
                 f"there is no object {name!r} in {self!r}", next_step="`headrace volume ls` lists what is there"
@@ -295,7 +317,7 @@ class Volume:
         """A blob that has a key. Holds the lock."""
         blob = self._blobs.get(birth)
         if blob is None:
-            value = self._catalog.get(layout.blob_key(birth))
+            value = self._get(layout.blob_key(birth))
             if value is None:
                 raise VolumeDamaged("a blob that objects refer to is missing", where=f"blob {birth:#x} of {self!r}")
             blob = self._blobs[birth] = StoredBlob(layout.decode_blob(value, birth), self.stripe_bytes)
