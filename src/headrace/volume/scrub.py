@@ -399,11 +399,13 @@ def _table(superblock: Superblock, root: Root, read: _Reader, report: ScrubRepor
     """What a table says, from the top down; a finding for each node that a copy lacks."""
     result: dict[bytes, bytes | None] = {}
     counted = deleted = 0
+    whole = True
     waiting = [(root.top, root.height - 1)]
     while waiting:
         child, level = waiting.pop()
         node = _node(superblock, root, child, read, report)
         if node is None:
+            whole = False
             continue
         if node.level != level:
             raise VolumeDamaged("a node of a table is on another level", where=f"table {root.birth:#x}")
@@ -418,7 +420,7 @@ def _table(superblock: Superblock, root: Root, read: _Reader, report: ScrubRepor
         counted += len(keys)
         deleted += values.count(None)
         result.update(zip(keys, values, strict=True))
-    if not report.findings and (counted, deleted) != (root.entry_count, root.deleted_count):
+    if whole and (counted, deleted) != (root.entry_count, root.deleted_count):
         raise VolumeDamaged("a table has another count of keys than the log says", where=f"table {root.birth:#x}")
     return result
 
