@@ -15,8 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.device import NativeDevice, lanes, open_device
-from headrace.errors import CommandFailed, DeviceError, DeviceGone, UsageError
+from headrace.device import (
+    Batch,
+    KernelReservations,
+    NativeDevice,
+    ReservationType,
+    lanes,
+    new_key,
+    open_device,
+    submit_write,
+)
+from headrace.errors import CommandFailed, DeviceError, DeviceGone, ReservationConflict, UsageError
 from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 from headrace.testing.loop import LoopDevice
 
@@ -24,6 +33,7 @@ pytestmark = pytest.mark.skipif(bool(LoopDevice.problem()), reason=LoopDevice.pr
 
 SIZE = 8 << 20
 BLOCK = 4096
+SHARED = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
 
 Loops = Callable[..., LoopDevice]
 
@@ -275,3 +285,60 @@ def test_what_is_no_block_device(tmp_path: Path, loops: Loops) -> None:
     path = loops().path
     with pytest.raises(UsageError, match=rf"file: address of a block device.*block:{path}"):
         open_device(f"file:{path}")
+
+
+def test_a_device_without_reservations_says_so(loops: Loops, tmp_path: Path) -> None:
+    """The verbs where they work run against a kernel in the rig (`tests/interop/test_kernel_block.py`)."""
+    loop = loops()
+    with open_device(loop.path) as device:
+        assert device.describe()["reservations"] == {
+            "scope": "node",
+            "problem": "the kernel has no reservations for devices of this kind",
+        }
+        kept = device.reservations
+        assert isinstance(kept, KernelReservations) and not kept.capabilities and kept.hostid is None
+        key = new_key()
+        for act in (
+            kept.report,
+            lambda: kept.register(key),
+            lambda: kept.join(key, SHARED),
+            lambda: kept.preempt(key, key, SHARED),
+            lambda: device.guard_writes(key, SHARED),
+        ):
+            with pytest.raises(UsageError, match="the block device keeps no reservations"):
+                act()
+    part = loop.add_partition(1, 2048, 4096, tmp_path / "part")
+    says = rf"a partition cannot be reserved.*of {Path(loop.path).name}"
+    with open_device(f"block:{part}") as device, pytest.raises(UsageError, match=says):
+        device.reservations.report()
+
+
+def test_a_guard_that_was_not_passed_stops_writes_of_every_kind(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a device is opened again, in another process, after its node was fenced."""
+    with open_device(loops().path) as device:
+        device.write(0, b"x" * BLOCK)
+        refused = ReservationConflict("this node is fenced")
+
+        def not_held(*_: object, **__: object) -> None:
+            raise refused
+
+        monkeypatch.setattr(KernelReservations, "check_held", not_held)
+        with pytest.raises(ReservationConflict):
+            device.guard_writes(new_key(), SHARED)
+        assert device.describe()["guard"]["state"] == "fenced"
+        batch = Batch(
+            member=np.zeros(1, np.uint32), offset=np.zeros(1, np.uint64), length=np.full(1, BLOCK, np.uint64),
+            buffer=np.zeros(1, np.uint32), buffer_offset=np.zeros(1, np.uint64),
+        )  # fmt: skip
+        acts = (
+            lambda: device.write(0, b"y" * BLOCK),
+            device.flush,
+            lambda: device.deallocate(0, BLOCK),
+            lambda: submit_write([device], batch, [b"y" * BLOCK]),
+        )
+        for act in acts:
+            with pytest.raises(ReservationConflict, match="fenced"):
+                act()
+        assert _bytes(device, 0, BLOCK) == b"x" * BLOCK
+        device.unguard_writes()
+        device.write(0, b"z" * BLOCK)

@@ -14,6 +14,7 @@ from headrace.device.address import (
     parse_address,
 )
 from headrace.device.batch import Batch
+from headrace.device.kernel_reservations import KernelReservations
 from headrace.device.native import NativeDevice
 from headrace.device.open import lanes, open_device
 from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnsettledRange
@@ -36,6 +37,7 @@ __all__ = [
     "BlockDevice",
     "Buffer",
     "FileAddress",
+    "KernelReservations",
     "MemoryAddress",
     "NativeDevice",
     "NvmeTcpAddress",

@@ -11,6 +11,8 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 _SYS = Path("/sys/dev/block")
 
@@ -37,6 +39,53 @@ def partition_of(path: str) -> str | None:
     """The name of the disk that this is a partition of; `None`: it is no partition."""
     folder = sysfs_of(path)
     return folder.parent.name if folder is not None and (folder / "partition").exists() else None
+
+
+def is_nvme(path: str) -> bool:
+    """An NVMe namespace, whole."""
+    folder = sysfs_of(path)
+    return folder is not None and bool(re.fullmatch(r"nvme\d+(c\d+)?n\d+", folder.name))
+
+
+def keeps_reservations(path: str) -> bool:
+    """Whether the kernel has reservations for devices of this kind at all: NVMe, SCSI, and what is mapped onto them."""
+    folder = sysfs_of(path)
+    return folder is not None and bool(re.fullmatch(r"nvme\d+(c\d+)?n\d+|sd[a-z]+|dm-\d+", folder.name))
+
+
+def hostid_of(path: str) -> UUID | None:
+    """The host identifier with which the kernel connected an NVMe namespace; `None` where there is none to be seen."""
+    folder = sysfs_of(path)
+    if folder is None or not is_nvme(path):
+        return None
+    for place in (folder / "device" / "hostid", *sorted((folder / "device").glob("nvme*/hostid"))):
+        with suppress(ValueError):
+            return UUID(_text(place))
+    return None
+
+
+def about(path: str) -> dict[str, Any]:
+    """What is behind the device, for `describe`: its name, and for NVMe the subsystem and each path with its state and
+    the resets and reconnects that the kernel counted (`None`: this kernel counts none)."""
+    folder = sysfs_of(path)
+    if folder is None:
+        return {}
+    said: dict[str, Any] = {"name": folder.name, "partition_of": partition_of(path)}
+    device = folder / "device"
+    if is_nvme(path):
+        controllers = [device] if (device / "address").exists() else sorted(device.glob("nvme*/address"))
+        said["subsysnqn"] = _text(device / "subsysnqn")
+        said["paths"] = [
+            {
+                "transport": _text(controller / "transport"),
+                "address": _text(controller / "address"),
+                "state": _text(controller / "state"),
+                "reconnects": _count(controller / "diag" / "reconnect_count"),
+                "resets": _count(controller / "diag" / "reset_count"),
+            }
+            for controller in (found if found is device else found.parent for found in controllers)
+        ]
+    return said
 
 
 def users_of(path: str) -> list[str]:
@@ -78,6 +127,11 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def _count(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None
 
 
 def _unescape(text: str) -> str:

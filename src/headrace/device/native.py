@@ -18,7 +18,8 @@ from headrace.device.address import (
     NvmeTcpAddress,
     parse_address,
 )
-from headrace.device.kernel import users_of
+from headrace.device.kernel import about, users_of
+from headrace.device.kernel_reservations import KernelReservations
 from headrace.device.paths import PathInfo, TrafficClass, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
@@ -51,6 +52,7 @@ class NativeDevice:
         self._lock = threading.Lock()
         self._reservations: Reservations | None = None
         self._guard: tuple[int, ReservationType] | None = None
+        self._fence: ReservationConflict | None = None
         self._handle: _native.Device | None = _open(address, read_only, identity)
         self._pid = os.getpid()
 
@@ -80,7 +82,7 @@ class NativeDevice:
                 if self._guard is not None:
                     # Not passed: then it is fenced, which its writes will say; reads go on.
                     with suppress(ReservationConflict):
-                        _guard(handle, *self._guard)
+                        self._ask(handle, *self._guard)
                 self._handle = handle
             return self._handle
 
@@ -126,18 +128,21 @@ class NativeDevice:
     def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
         _check_offset(offset)
         self.check_writable()
+        self.check_fence()
         try:
             self.handle.write(offset, data, fua)
         except (BufferError, TypeError, ValueError) as error:
             raise buffer_error(error, writable=False) from error
 
     def flush(self) -> None:
+        self.check_fence()
         self.handle.flush()
 
     def deallocate(self, offset: int, length: int) -> None:
         _check_offset(offset)
         _check_offset(length)
         self.check_writable()
+        self.check_fence()
         self.handle.deallocate(offset, length)
 
     def close(self) -> None:
@@ -154,7 +159,17 @@ class NativeDevice:
 
     def describe(self) -> dict[str, Any]:
         handle = self.handle
+        kernel: dict[str, Any] = {}
+        if isinstance(self._address, BlockAddress):
+            kept = self.reservations
+            assert isinstance(kept, KernelReservations)
+            kernel = {
+                "kernel": about(self._address.path),
+                "reservations": {"scope": kept.scope, "problem": kept.problem()},
+                "guard": self._describe_guard(),
+            }
         return {
+            **kernel,
             "uri": self.uri,
             "size_bytes": handle.size_bytes,
             "block_bytes": handle.block_bytes,
@@ -203,9 +218,13 @@ class NativeDevice:
 
     @property
     def reservations(self) -> Reservations:
-        """Who may write to the namespace. `UsageError` by its verbs where this is no `nvme+tcp:` device."""
+        """Who may write to the namespace. For a block device of the kernel these are `KernelReservations`: the node's.
+        `UsageError` by the verbs of a device that has none."""
         if self._reservations is None:
-            self._reservations = Reservations(lambda: self.handle, self.describe)
+            if isinstance(self._address, BlockAddress):
+                self._reservations = KernelReservations(self._address.path, lambda: self.uri)
+            else:
+                self._reservations = Reservations(lambda: self.handle, self.describe)
         return self._reservations
 
     def guard_writes(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -218,15 +237,58 @@ class NativeDevice:
         `ReservationConflict` at once, until `unguard_writes`; reads go on. Where no path answers the question for
         `loss_timeout`, they fail with `DeviceGone` until one does. `describe()["guard"]` tells the state.
         The guard goes with the device into other processes.
+
+        A block device of the kernel is asked once, now: the kernel hides its associations. Later the target's refusal
+        of a write fences it, and `check_guard` asks again, for whoever has a clock.
         """
         kind = ReservationType(type)
         self._guard = (key, kind)
-        _guard(self.handle, key, kind, timeout_s)
+        self._ask(self.handle, key, kind, timeout_s)
+
+    def check_guard(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Of a block device of the kernel: does the reservation that the guard wants still hold? `ReservationConflict`,
+        and the device is fenced, where it does not. Other devices ask by themselves: then this does nothing."""
+        if self._guard is not None and isinstance(self._address, BlockAddress):
+            self._ask(self.handle, *self._guard, timeout_s)
+
+    def _ask(self, handle: _native.Device, key: int, kind: ReservationType, timeout_s: float = TIMEOUT_S) -> None:
+        if not isinstance(self._address, BlockAddress):
+            _native.guard_writes(handle, key=key, type=kind.value, timeout_s=timeout_s)
+            return
+        kept = self.reservations
+        assert isinstance(kept, KernelReservations)
+        try:
+            kept.check_held(key, kind, timeout_s=timeout_s)
+        except ReservationConflict as conflict:
+            self._fence = conflict
+            raise
+        self._fence = None
+
+    def check_fence(self) -> None:
+        """Raise `ReservationConflict` where the guard of a block device was not passed."""
+        if self._guard is not None:
+            # In another process the device opens itself, and asks again, now.
+            _ = self.handle
+        if self._fence is not None:
+            raise self._fence
+
+    def _describe_guard(self) -> dict[str, Any]:
+        if self._guard is None:
+            return {"state": "off"}
+        return {
+            "state": "passed" if self._fence is None else "fenced",
+            "key": f"{self._guard[0]:#018x}",
+            "type": self._guard[1].name,
+            "asked": "when it was set, and by check_guard",
+            "fenced": "" if self._fence is None else str(self._fence),
+        }
 
     def unguard_writes(self) -> None:
         """End the guard, and a fence with it: for who has made sure by other means."""
         self._guard = None
-        _native.unguard_writes(self.handle)
+        self._fence = None
+        if not isinstance(self._address, BlockAddress):
+            _native.unguard_writes(self.handle)
 
     def admin(
         self,
@@ -319,6 +381,8 @@ class _Lane(NativeDevice):
         self._address = device._address
         self._opened_read_only = device._opened_read_only
         self._reservations = None
+        self._guard = None
+        self._fence = None
         self._view: tuple[_native.Device, _native.Device] | None = None
 
     @property
@@ -358,16 +422,13 @@ def _later(
     device._opened_read_only = read_only
     device._identity = identity
     device._guard = guard
+    device._fence = None
     device._reservations = None
     device._closed = False
     device._lock = threading.Lock()
     device._handle = None
     device._pid = os.getpid()
     return device
-
-
-def _guard(handle: _native.Device, key: int, kind: ReservationType, timeout_s: float = TIMEOUT_S) -> None:
-    _native.guard_writes(handle, key=key, type=kind.value, timeout_s=timeout_s)
 
 
 def _open(address: Address, read_only: bool, identity: HostIdentity | None) -> _native.Device:

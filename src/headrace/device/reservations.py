@@ -109,7 +109,8 @@ def new_key() -> int:
     return secrets.randbits(64) or 1
 
 
-def _key(key: int, *, name: str = "key", zero: bool = False) -> int:
+def check_key(key: int, *, name: str = "key", zero: bool = False) -> int:
+    """`key`, if it can be one; `UsageError`."""
     if not (0 if zero else 1) <= key <= _KEY_MAX:
         least = 0 if zero else 1
         raise UsageError(f"not a reservation {name}", expected=f"{least} to 2^64 - 1", found=str(key))
@@ -122,6 +123,10 @@ class Reservations:
 
     `key` is the one that this host has registered.
     """
+
+    #: Whose a registration is: of the "host" identifier that a device connected with, or of the whole "node", where the
+    #: kernel has connected (`headrace.device.kernel_reservations`).
+    scope = "host"
 
     def __init__(self, handle: Callable[[], _native.Device], describe: Callable[[], dict[str, Any]]) -> None:
         self._handle = handle
@@ -138,8 +143,8 @@ class Reservations:
     ) -> None:
         """Register `key` for this host identifier. With another one registered: `replace` names it, `ignore_existing`
         replaces whatever it is. `persist` switches persistence through power loss for the whole namespace."""
-        _key(key)
-        action, old = ("register", 0) if replace is None else ("replace", _key(replace, name="key to replace"))
+        check_key(key)
+        action, old = ("register", 0) if replace is None else ("replace", check_key(replace, name="key to replace"))
         try:
             _native.reservation_register(
                 self._handle(),
@@ -169,7 +174,7 @@ class Reservations:
         _native.reservation_register(
             self._handle(),
             "unregister",
-            key=_key(key),
+            key=check_key(key),
             new_key=0,
             ignore_existing=False,
             persist=None,
@@ -181,7 +186,7 @@ class Reservations:
         _native.reservation_acquire(
             self._handle(),
             "acquire",
-            key=_key(key),
+            key=check_key(key),
             victim=0,
             type=ReservationType(type).value,
             timeout_s=timeout_s,
@@ -202,8 +207,8 @@ class Reservations:
         _native.reservation_acquire(
             self._handle(),
             "preempt_and_abort" if abort else "preempt",
-            key=_key(key),
-            victim=_key(victim, name="key to preempt", zero=True),
+            key=check_key(key),
+            victim=check_key(victim, name="key to preempt", zero=True),
             type=ReservationType(type).value,
             timeout_s=timeout_s,
         )
@@ -211,12 +216,12 @@ class Reservations:
     def release(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
         """Give the reservation up; the registration stays."""
         _native.reservation_release(
-            self._handle(), key=_key(key), type=ReservationType(type).value, timeout_s=timeout_s
+            self._handle(), key=check_key(key), type=ReservationType(type).value, timeout_s=timeout_s
         )
 
     def clear(self, key: int, *, timeout_s: float = TIMEOUT_S) -> None:
         """End the reservation and all registrations, one's own too."""
-        _native.reservation_release(self._handle(), key=_key(key), type=None, timeout_s=timeout_s)
+        _native.reservation_release(self._handle(), key=check_key(key), type=None, timeout_s=timeout_s)
 
     def report(self, *, timeout_s: float = TIMEOUT_S) -> ReservationReport:
         """Who is registered and who holds."""

@@ -92,6 +92,8 @@ def submit_write(
     """
     check_checksums(batch, checksums, writable=True)
     for index, device in enumerate(devices):
+        if isinstance(device, NativeDevice):
+            device.check_fence()
         if device.read_only and bool(np.any(batch.member == index)):
             where = f"member {index}, {device.uri}"
             try:

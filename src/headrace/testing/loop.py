@@ -28,7 +28,8 @@ class LoopDevice:
         self.image = image
         with image.open("wb") as file:
             file.truncate(size_bytes)
-        options = ["--read-only"] if read_only else []
+        # With a look for partitions, so that those which are added go with the device.
+        options = ["--partscan", *(["--read-only"] if read_only else [])]
         self.path = _run("losetup", "--find", "--show", "--sector-size", str(sector_bytes), *options, str(image))
 
     def add_partition(self, number: int, first_sector: int, sectors: int, node: Path) -> str:
