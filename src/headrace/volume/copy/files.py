@@ -19,6 +19,8 @@ import numpy as np
 from headrace.device.reference import U8
 from headrace.volume.copy.plan import Item
 
+#: Small files that are open at a time in each thread: all of them are on their way from the disk while one is copied.
+_AHEAD = 64
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -45,6 +47,28 @@ def _fill(file: int, offset: int, view: memoryview) -> int:
             break
         done += count
     return done
+
+
+def _ask_for(item: Item) -> int | ItemError:
+    """Open a small file, and have the kernel begin to read it."""
+    try:
+        file = os.open(item.what, _READ)
+    except OSError as error:
+        return ItemError(item, _why(error))
+    with suppress(OSError):
+        os.posix_fadvise(file, 0, item.length, os.POSIX_FADV_WILLNEED)
+    return file
+
+
+def _whole(file: int, item: Item, view: memoryview) -> ItemError | None:
+    try:
+        count = _fill(file, 0, view[: item.length])
+        found = os.fstat(file).st_size
+    except OSError as error:
+        return ItemError(item, _why(error))
+    if count < item.length or found != item.length:
+        return ItemError(item, "changed its length while it was copied")
+    return None
 
 
 class FileReader:
@@ -84,20 +108,17 @@ class FileSource:
         """Each whole file at its offset of the buffer; what went wrong with each."""
         view = buffer.data
         result: list[ItemError | None] = []
-        for item, offset in zip(items, offsets, strict=True):
+        for first in range(0, len(items), _AHEAD):
+            files: list[int | ItemError] = []
             try:
-                file = os.open(item.what, _READ)
-                try:
-                    # One byte beyond, so that growth is seen without another call.
-                    count = _fill(file, 0, view[offset : offset + item.length])
-                    longer = os.fstat(file).st_size != item.length
-                finally:
-                    os.close(file)
-            except OSError as error:
-                result.append(ItemError(item, _why(error)))
-                continue
-            wrong = count < item.length or longer
-            result.append(ItemError(item, "changed its length while it was copied") if wrong else None)
+                for item in items[first : first + _AHEAD]:
+                    files.append(_ask_for(item))
+                for file, item, offset in zip(files, items[first:], offsets[first:], strict=False):
+                    result.append(file if isinstance(file, ItemError) else _whole(file, item, view[offset:]))
+            finally:
+                for file in files:
+                    if not isinstance(file, ItemError):
+                        os.close(file)
         return result
 
 

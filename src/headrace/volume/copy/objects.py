@@ -16,6 +16,7 @@ from headrace.volume.copy.files import ItemError
 from headrace.volume.copy.plan import CopyOptions, Item
 from headrace.volume.durable import ATTEMPTS, flush_all, lost_since
 from headrace.volume.grant import Receipt
+from headrace.volume.many import read_many
 from headrace.volume.write import members_of, write_extents, write_table
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from headrace.volume.transaction import Transaction
     from headrace.volume.volume import Volume
 
+#: Bytes with one checksum, of packed files: a reader of one of them reads little else.
+_PACKED_BLOCK = 4096
 #: What is wrong with one object, and says nothing about others.
 _OF_ONE_OBJECT = (ChecksumMismatch, VolumeDamaged, ObjectNotFound)
 
@@ -57,6 +60,12 @@ class ObjectSource:
         return ObjectReader(self._volume, item)
 
     def read_pack(self, items: Sequence[Item], offsets: Sequence[int], buffer: U8) -> list[ItemError | None]:
+        try:
+            read_many(self._volume, [item.what for item in items], offsets, buffer)
+            return [None] * len(items)
+        except _OF_ONE_OBJECT:
+            # One by one, to find out which.
+            pass
         under_way: list[Any] = []
         for item, offset in zip(items, offsets, strict=True):
             part = buffer[offset : offset + item.length]
@@ -209,13 +218,15 @@ class ObjectSink:
     def write_pack(self, items: Sequence[Item], offsets: Sequence[int], buffer: U8) -> list[ItemError | None]:
         transaction = self.transaction()
         try:
-            self.delete_first(transaction, [item.target for item in items])
-            for item, offset in zip(items, offsets, strict=True):
-                transaction.put(
-                    item.target,
-                    buffer[offset : offset + item.length],
-                    checksum_block_bytes=self.options.checksum_block_bytes,
-                )
+            names = [item.target for item in items]
+            self.delete_first(transaction, names)
+            transaction.put_many(
+                names,
+                buffer,
+                [item.length for item in items],
+                offsets,
+                checksum_block_bytes=min(_PACKED_BLOCK, self.options.checksum_block_bytes),
+            )
             self.done(transaction)
         except BaseException:
             self.dropped(transaction)

@@ -325,6 +325,10 @@ class _Copy:
     def _pack(self, items: list[Item], offsets: list[int], buffer: U8) -> None:
         end = offsets[-1] + items[-1].length
         found = self._source.read_pack(items, offsets, buffer[:end])
+        for item, offset, error in zip(items, offsets, found, strict=True):
+            if error is not None:
+                # What is packed is written as it is, and this is not even of the file.
+                buffer[offset : offset + item.length] = 0
         items, offsets = self._good(items, offsets, found)
         if not items or self.stopping.is_set():
             return

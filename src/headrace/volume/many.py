@@ -1,0 +1,104 @@
+"""Many small objects read at once: one batch for all, whatever blobs they are slices of.
+
+`Volume.submit_read` costs some Python for each object; here it is a few numbers each. Objects that were packed together
+and are wanted together are read in one piece, since their bytes lie in a row.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.device import read_batch
+from headrace.device.reference import U8
+from headrace.errors import ObjectNotFound
+from headrace.volume.extents import I64, Pieces, spread
+from headrace.volume.layout import OBJECT_BYTES, ObjectHead
+from headrace.volume.objects import ObjectInfo, StoredBlob
+
+if TYPE_CHECKING:
+    from headrace.volume.volume import Volume
+
+_SLICE = struct.Struct("<QQQ")
+
+
+def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int], buffer: U8) -> None:
+    """Each whole object to its offset of the buffer, every block verified.
+
+    Raises the first error, and then nothing is said about the others: ChecksumMismatch (of which object is found out by
+    reading them one by one), ObjectNotFound where one was deleted or replaced, DeviceError.
+    """
+    ranges: dict[int, list[tuple[int, int, int]]] = {}
+    blobs: dict[int, StoredBlob] = {}
+    for info, offset in zip(infos, offsets, strict=True):
+        for birth, start, length in _slices(volume, info, blobs):
+            ranges.setdefault(birth, []).append((start, length, offset))
+            offset += length
+    by_block: dict[int, list[tuple[StoredBlob, Pieces, I64]]] = {}
+    for birth, rows in ranges.items():
+        blob = blobs[birth] if birth in blobs else _blob(volume, birth)
+        table = _joined(np.array(rows, np.int64))
+        pieces = blob.data.pieces(table[:, 0], table[:, 1])
+        by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, pieces, table[:, 2]))
+    for block_bytes, parts in by_block.items():
+        counts = [len(places) for _, _, places in parts]
+        first = np.cumsum([0, *counts[:-1]])
+        pieces = Pieces.join(
+            [
+                each._replace(source=each.source + before)
+                for (_, each, _), before in zip(parts, first.tolist(), strict=True)
+            ]
+        )
+        births = np.array([blob.entry.birth for blob, _, _ in parts], np.uint64)
+        batch = pieces.batch(
+            buffer=np.zeros(sum(counts), np.uint32),
+            buffer_offset=np.concatenate([places for _, _, places in parts]),
+            birth=np.repeat(births, [len(each.member) for _, each, _ in parts]),
+            block_bytes=block_bytes,
+            volume_id=volume.superblock.volume_id,
+            mark=0,
+        )
+        sums = np.concatenate(
+            [volume._checksums.gather(blob, spread(*each.blocks(block_bytes))) for blob, each, _ in parts]
+        )
+        read_batch(volume.devices, batch, [buffer], sums)
+
+
+def _slices(volume: Volume, info: ObjectInfo, blobs: dict[int, StoredBlob]) -> list[tuple[int, int, int]]:
+    """(birth, start, length) of an object; `blobs` gets the one that is its own."""
+    value = volume._value(info.name)
+    head = ObjectHead.decode(value, info.name)
+    if head.sequence != info.sequence:
+        raise ObjectNotFound("the object was replaced", where=f"object {info.name!r}", next_step="read it by name")
+    if not head.length_bytes:
+        return []
+    if head.flags == 0 and head.slice_count == 1 and len(value) == OBJECT_BYTES + _SLICE.size:
+        birth, start, length = _SLICE.unpack_from(value, OBJECT_BYTES)
+        room = _blob(volume, birth).entry.length_bytes
+        if length == head.length_bytes and start <= room and length <= room - start:
+            return [(birth, start, length)]
+    stored = volume.stored(info)
+    if stored.value.blob is not None:
+        blob = stored.blobs[0]
+        blobs[blob.entry.birth] = blob
+        return [(blob.entry.birth, 0, head.length_bytes)]
+    return [(birth, start, length) for birth, start, length in stored.value.slices.tolist()]
+
+
+def _blob(volume: Volume, birth: int) -> StoredBlob:
+    with volume.lock:
+        return volume._blob(birth)
+
+
+def _joined(rows: I64) -> I64:
+    """Ranges that go on where the one before ends, in the blob and in the buffer, become one."""
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    ends = rows[:, :1] + rows[:, 1:2]
+    new = np.ones(len(rows), np.bool_)
+    new[1:] = (rows[1:, 0] != ends[:-1, 0]) | (rows[1:, 2] - rows[1:, 0] != rows[:-1, 2] - rows[:-1, 0])
+    starts = np.flatnonzero(new)
+    lengths = np.add.reduceat(rows[:, 1], starts)
+    return np.stack([rows[starts, 0], lengths, rows[starts, 2]], axis=1)
