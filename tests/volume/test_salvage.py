@@ -17,8 +17,9 @@ ALIGN = layout.ALIGN
 
 
 def make(members: int) -> tuple[list[MemoryDevice], State]:
-    devices = [MemoryDevice(4096 * KIB) for _ in range(members)]
-    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    devices = [MemoryDevice(12 << 20) for _ in range(members)]
+    # So long that the log does not move.
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=1024 * KIB)
     state: State = {}
     with writing(volume) as session:
         for number, size in enumerate((0, 1, 5000, 64 * KIB, 300_001, 900_000)):
@@ -192,3 +193,71 @@ def test_damage_is_never_wrong_bytes() -> None:
             if one.name in state:
                 for piece in found.pieces(one.name):
                     assert piece.data in (None, state[one.name][piece.offset : piece.offset + piece.length])
+
+
+def with_tables() -> tuple[list[MemoryDevice], dict[str, bytes], Volume]:
+    devices = [MemoryDevice(24 << 20) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=1024 * KIB)
+    state = {f"many/{number:05}": number.to_bytes(4, "little") for number in range(6000)}
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put_many([*state], b"".join(state.values()), 4)
+        with session.transaction() as tx:
+            tx.delete("many/00007")
+            tx.put("late", b"late")
+    del state["many/00007"]
+    state["late"] = b"late"
+    return devices, state, Volume.open(devices)
+
+
+def test_a_catalogue_in_tables() -> None:
+    devices, state, volume = with_tables()
+    assert volume._catalog.tables
+    found = look(devices)
+    assert (found.lost, taken(found)) == ([], state)
+
+
+def test_a_node_that_is_destroyed_on_both_copies_costs_its_entries() -> None:
+    devices, state, volume = with_tables()
+    table = max(volume._catalog.tables, key=lambda table: table.root.entry_count)
+    root = table.node(table.root.top)
+    assert root.level == 1 and root.count > 2
+    for copy in range(2):
+        for member, offset, length in table._pieces(copy, root.child(1).place, 1):
+            wipe(devices[member], offset, length)
+    found = look(devices)
+    assert any("of the catalogue" in line for line in found.lost)
+    got = taken(found)
+    first, after = root.key(1), root.key(2)
+    gone = {name for name in state if first <= layout.object_key(name) < after}
+    assert 0 < len(gone) < 4000
+    assert got == {name: data for name, data in state.items() if name not in gone}
+
+
+def test_a_member_that_is_missing_takes_no_table_along() -> None:
+    """Each table is on two members."""
+    devices, state, _ = with_tables()
+    for left in (devices[:1], devices[1:]):
+        assert {one.name for one in look(left).objects} == set(state)
+
+
+def test_where_the_newest_snapshot_is_destroyed_the_older_log_stands_in() -> None:
+    devices = [MemoryDevice(12 << 20) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    state: State = {}
+    with writing(volume) as session:
+        for number in range(12):
+            with session.transaction() as tx:
+                state[f"o/{number}"] = content(number, 3000)
+                tx.put(f"o/{number}", state[f"o/{number}"])
+    cursor = Volume.open(devices)._cursor
+    assert cursor.header.generation > 1
+    block = volume.superblock
+    for copy in range(layout.LOG_COPIES):
+        # Its header, and its snapshot.
+        start = block.area_offset(copy, cursor.area)
+        wipe(devices[block.log_member[copy]], start, 3 * ALIGN)
+    found = look(devices)
+    assert {name: data for name, data in taken(found).items() if data is not None} == state
+    assert any("snapshot" in line for line in found.lost)
+    assert any(one.doubtful for one in found.objects)
