@@ -44,20 +44,21 @@ impl Connection {
         };
         match data {
             Some(buffer) if status.is_success() => {
-                let digest = if self.digests.data { crc32c(&buffer) } else { 0 };
+                let digest = self.digests.data.then(|| crc32c(&buffer));
                 self.send_data(&command.sqe, buffer.len(), |output| output.buffer(buffer), digest);
             }
             _ => self.respond(&command.sqe, status, 0),
         }
     }
 
-    /// One C2HData with all of a command's data, and its completion: in the SUCCESS flag where that is allowed.
+    /// One C2HData with all of a command's data, and its completion: in the SUCCESS flag where that is allowed. `data` brings
+    /// the data digest with it where there is one to be and `digest` is `None`.
     pub(crate) fn send_data(
         &mut self,
         sqe: &Sqe,
         length: usize,
         data: impl FnOnce(&mut Output),
-        digest: u32,
+        digest: Option<u32>,
     ) {
         let success = self.queue.as_ref().is_some_and(|queue| !queue.flow_control);
         let header = Pdu::C2hData(DataHeader {
@@ -71,7 +72,7 @@ impl Connection {
         let (digests, hpda) = (self.digests, self.hpda);
         let layout = self.output.small(|out| header.encode(length, digests, hpda, out));
         data(&mut self.output);
-        if layout.data_digest_bytes > 0 {
+        if let (Some(digest), 1..) = (digest, layout.data_digest_bytes) {
             self.output
                 .small(|out| out.extend_from_slice(&digest.to_le_bytes()));
         }

@@ -60,7 +60,7 @@ fn feed(connection: &mut Connection, bytes: &[u8], mut next: impl FnMut() -> usi
 
 fn drain(connection: &mut Connection, answer: &mut Vec<u8>) {
     while !connection.output.is_empty() {
-        let taken = connection.output.copy_for_tests(answer);
+        let taken = connection.output.copy_for_tests(&connection.allowance, answer);
         connection.output.sent(taken);
     }
 }

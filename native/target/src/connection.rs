@@ -22,7 +22,8 @@
 //!
 //! Memory media need no buffers: a read's data are sent from where they lie (so they are the bytes of the time of sending; a
 //! write that is under way at the same time may be seen in part, even of a block), and a write's are received where they
-//! belong (module `direct`). With a data digest both go through a buffer, since checked bytes must not change.
+//! belong (module `direct`). With a data digest both go through a buffer, since checked bytes must not change: a write's whole
+//! data, a read's a piece at a time when it is sent (module `output`).
 //!
 //! Errors: what breaks the framing or the protocol ends the connection with a TermReq that names the field
 //! ([`Connection::fatal`]); what is wrong with a command is its completion's status; a wrong data digest is the status
@@ -54,6 +55,8 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Reads of media memory that are copied only when they are sent, if they have to be copied.
+const SUMMED_BYTES: u32 = 32 << 10;
 /// How long the peer gets to read a TermReq and close.
 const LINGER: Duration = Duration::from_secs(1);
 /// Commands before Connect: Connect itself, and those that will be refused.
@@ -178,7 +181,15 @@ impl Connection {
 
     /// Something here goes on when memory is given back, or when an old association has drained.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty() || self.receiver.is_stalled() || self.deferred.is_some()
+        !self.waiting.is_empty()
+            || self.receiver.is_stalled()
+            || self.deferred.is_some()
+            || self.output.is_starved()
+    }
+
+    /// There is something that the host may take now.
+    pub(crate) fn offers_output(&self) -> bool {
+        !self.output.is_empty() && !self.output.is_starved()
     }
 
     pub(crate) fn entries(&self) -> usize {
@@ -348,11 +359,16 @@ impl Connection {
             length,
         } = &plan
         {
-            // With a data digest the bytes must not change between digest and sending, so they are copied.
-            if !self.digests.data {
+            // Short reads that have to be copied stay in the cache until they are sent anyway.
+            if !self.digests.data || *length >= SUMMED_BYTES {
                 if let Some(mapping) = nvm::map(namespace, *length) {
                     let (offset, length) = (*offset as usize, *length as usize);
-                    self.send_data(&sqe, length, |output| output.mapped(mapping, offset, length), 0);
+                    let summed = self.digests.data;
+                    let data = |output: &mut Output| match summed {
+                        false => output.mapped(mapping, offset, length),
+                        true => output.summed(mapping, offset, length),
+                    };
+                    self.send_data(&sqe, length, data, None);
                     return Ok(());
                 }
             }
@@ -421,7 +437,7 @@ impl Connection {
                     &sqe,
                     bytes.len(),
                     |output| output.small(|out| out.extend_from_slice(&bytes)),
-                    digest,
+                    Some(digest),
                 );
             }
             Outcome::Held => {

@@ -322,7 +322,7 @@ impl Reactor {
         if peer.connection.is_ending() || peer.connection.wants_input() {
             interest |= READABLE;
         }
-        if !peer.connection.output.is_empty() {
+        if peer.connection.offers_output() {
             interest |= WRITABLE;
         }
         if interest != peer.interest && poller.change(&peer.stream, interest, token).is_ok() {
@@ -356,7 +356,7 @@ impl Reactor {
             .filter_map(|peer| {
                 peer.connection.now = now;
                 let owing = peer.input.stuck(peer.connection.expects_input(), now);
-                let refusing = peer.output.stuck(!peer.connection.output.is_empty(), now);
+                let refusing = peer.output.stuck(peer.connection.offers_output(), now);
                 if !peer.rested && now.saturating_duration_since(peer.last_turn) > REST {
                     peer.rested = true;
                     peer.connection.rest();
@@ -533,7 +533,11 @@ impl Peer {
     fn send(&mut self, limit: usize) -> Result<usize, End> {
         let mut total = 0;
         while total < limit && !self.connection.output.is_empty() {
+            self.connection.output.stage(&self.connection.allowance);
             let parts = self.connection.output.parts(TURN_PARTS);
+            if parts.is_empty() {
+                break;
+            }
             let offered: usize = parts.iter().map(system::Part::len).sum();
             match system::send(&self.stream, &parts) {
                 Ok(count) => {

@@ -174,7 +174,10 @@ impl Bench {
         let mut bytes = Vec::new();
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.connection.now = now;
-            peer.connection.output.copy_for_tests(&mut bytes);
+            let connection = &mut peer.connection;
+            connection
+                .output
+                .copy_for_tests(&connection.allowance, &mut bytes);
             bytes.truncate(limit);
             peer.connection.output.sent(bytes.len());
             peer.output.bytes += bytes.len() as u64;

@@ -204,6 +204,41 @@ fn a_wrong_data_digest_fails_its_command_only() {
     assert_eq!(target.status()["totals"]["digest_errors"], 2);
 }
 
+/// Whoever reads what another host is writing gets a mixture, never a digest that does not fit (`Client` looks at each).
+#[test]
+fn digests_of_what_is_being_written() {
+    let target = start(r#""reactor_threads": 2"#);
+    let address = target.addresses()[0];
+    let (_admin, cntlid) = admin(address);
+    // Connections go to the reactors in turn: these two to different ones.
+    let mut reader = io(address, cntlid, BOTH, 0);
+    let mut writer = Client::open(address);
+    writer.initialise(Digests::default(), 0);
+    assert!(writer.connect(2, cntlid, |_, _| {}).status.is_success());
+    let mixed = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut mixed = 0;
+            for _ in 0..100 {
+                let sgl = Sgl::Transport { length: 1 << 20 };
+                let sqes = [0; 4].map(|_| Sqe::rw(2, reader.cid(), 1, 0, 256).with_sgl(sgl));
+                sqes.iter().for_each(|sqe| reader.send_capsule(*sqe, &[]));
+                for sqe in sqes {
+                    let answer = reader.answer(sqe.cid());
+                    assert!(answer.cqe.status.is_success());
+                    mixed += usize::from(answer.data.iter().any(|byte| *byte != answer.data[0]));
+                }
+            }
+            mixed
+        });
+        for round in (1..=255u8).cycle().take_while(|_| !reading.is_finished()) {
+            let data = vec![round; KIB * KIB];
+            assert!(writer.write(0, &data, 4096, 64 * KIB).status.is_success());
+        }
+        reading.join().unwrap()
+    });
+    assert!(mixed > 0, "nobody wrote while it was read");
+}
+
 #[test]
 fn other_commands() {
     let target = start("");
