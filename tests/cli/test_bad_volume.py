@@ -1,0 +1,315 @@
+"""Members that are not what they should be: one clear error each, its status, and not a byte changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.testing.serve import serving
+from headrace.volume import Volume
+
+NQN = "nqn.2026-01.io.headrace:test"
+MIB = 1 << 20
+
+
+class Case:
+    """A volume of two members, `a` and `b`, in files, and another one, `c`."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.directory = directory
+        self._capsys = capsys
+        for names in (["a", "b"], ["c"]):
+            with (
+                Volume.create([f"{self.uri(name)}?create=32MiB" for name in names], name="".join(names)) as volume,
+                volume.session(run_id="t") as session,
+                session.transaction() as transaction,
+            ):
+                transaction.put("x", os.urandom(3 * MIB))
+
+    def path(self, name: str) -> Path:
+        return self.directory / f"{name}.img"
+
+    def uri(self, name: str) -> str:
+        return f"file:{self.path(name)}"
+
+    def state(self) -> dict[str, str]:
+        return {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(self.directory.iterdir())
+            if path.is_file()
+        }
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Status, standard output, standard error."""
+        status = main(arguments)
+        said = self._capsys.readouterr()
+        return status, said.out, said.err
+
+    def refused(self, *arguments: str) -> tuple[int, str]:
+        """Status and the one line; asserts that nothing was changed."""
+        before = self.state()
+        status, _, err = self.run(*arguments)
+        (line,) = err.splitlines()
+        assert line.startswith("headrace: error: ")
+        assert self.state() == before
+        return status, line
+
+    def refused_later(self, *arguments: str) -> tuple[int, str]:
+        """As `refused`, where a session has been opened by then: the objects are the same."""
+        listing = ["volume", "ls", self.uri("a"), self.uri("b"), "--json"]
+        before = self.run(*listing)
+        status, _, err = self.run(*arguments)
+        (line,) = err.splitlines()
+        assert self.run(*listing) == before
+        return status, line
+
+
+@pytest.fixture
+def case(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.delenv("HEADRACE_VOLUME", raising=False)
+    return Case(tmp_path, capsys)
+
+
+def test_a_member_is_missing(case: Case) -> None:
+    status, line = case.refused("volume", "info", case.uri("b"))
+    assert status == 1
+    assert "members of the volume are missing" in line and "number 0" in line
+
+
+def test_members_in_another_order_are_the_same_volume(case: Case) -> None:
+    found = [
+        json.loads(case.run("volume", "info", *map(case.uri, order), "--json")[1])["members"] for order in ("ab", "ba")
+    ]
+    assert found[0] == found[1]
+
+
+def test_members_that_were_swapped_on_their_paths(case: Case) -> None:
+    """A member is what its superblock says, wherever it lies now."""
+    data = Volume.open([case.uri("a"), case.uri("b")]).read("x")
+    case.path("a").rename(case.path("t"))
+    case.path("b").rename(case.path("a"))
+    case.path("t").rename(case.path("b"))
+    with Volume.open([case.uri("a"), case.uri("b")]) as volume:
+        assert volume.read("x") == data
+
+
+def test_a_member_of_another_volume(case: Case) -> None:
+    status, line = case.refused("volume", "ls", case.uri("a"), case.uri("c"))
+    assert status == 1
+    assert "different volumes" in line and str(case.path("c")) in line
+
+
+def test_a_member_given_twice(case: Case) -> None:
+    status, line = case.refused("volume", "info", case.uri("a"), case.uri("a"))
+    assert "given twice" in line
+    case.path("new").write_bytes(bytes(32 * MIB))
+    case.path("link").symlink_to(case.path("new"))
+    status, line = case.refused("volume", "create", case.uri("new"), case.uri("link"))
+    assert (status, "given twice" in line) == (2, True)
+
+
+def test_a_member_that_shrank(case: Case) -> None:
+    with case.path("b").open("r+b") as file:
+        size = 24 * MIB
+        file.seek(32 * MIB - 4096)
+        last = file.read(4096)
+        file.truncate(size)
+        file.seek(size - 4096)
+        file.write(last)
+    status, line = case.refused("volume", "verify", case.uri("a"), case.uri("b"))
+    assert status == 1
+    assert "smaller than it was" in line and str(case.path("b")) in line
+
+
+@pytest.mark.parametrize("block", [512, 4096])
+def test_both_logical_blocks(case: Case, block: int) -> None:
+    uri = f"{case.uri('n')}?block={block}"
+    assert case.run("volume", "create", f"{uri}&create=32MiB")[0] == 0
+    source = case.directory / "source"
+    source.mkdir()
+    (source / "f").write_bytes(os.urandom(100_001))
+    assert case.run("volume", "cp", str(source / "f"), ":f", "-V", uri, "--verify")[0] == 0
+    assert case.run("volume", "scrub", uri)[0] == 0
+
+
+def test_a_volume_of_short_blocks_on_a_device_of_long_ones(case: Case) -> None:
+    """Everything on a member is aligned to 4096, so a volume goes from one to the other."""
+    assert case.run("volume", "create", f"{case.uri('n')}?block=512&create=32MiB")[0] == 0
+    assert case.run("volume", "info", f"{case.uri('n')}?block=4096")[0] == 0
+
+
+def test_a_logical_block_that_no_device_has(case: Case) -> None:
+    status, line = case.refused("volume", "info", f"{case.uri('a')}?block=1024", case.uri("b"))
+    assert status == 2
+    assert "1024" in line
+
+
+def test_too_small(case: Case) -> None:
+    case.path("s").write_bytes(bytes(512 << 10))
+    status, line = case.refused("volume", "create", case.uri("s"))
+    assert status == 2
+    assert "too small" in line and "at least" in line
+
+
+def test_full(case: Case) -> None:
+    big = case.directory / "big"
+    with big.open("wb") as file:
+        file.truncate(80 * MIB)
+    status, line = case.refused_later("volume", "cp", str(big), ":big", "-V", case.uri("a"), "-V", case.uri("b"))
+    assert status == 1
+    assert "no room" in line and "80.0 MiB" in line
+
+
+def signature(magic: bytes, offset: int) -> Callable[[bytearray], None]:
+    def put(image: bytearray) -> None:
+        image[offset : offset + len(magic)] = magic
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("put", "name"),
+    [
+        (signature(b"\x53\xef", 0x438), "ext4"),
+        (signature(b"XFSB", 0), "XFS"),
+        (signature(b"_BHRfS_M", 0x10040), "Btrfs"),
+        (signature(b"LABELONE" + bytes(16) + b"LVM2 001", 512), "LVM"),
+        (signature(b"EFI PART", 512), "GPT"),
+        (signature(b"LUKS\xba\xbe", 0), "LUKS"),
+        (signature(b"\xfc\x4e\x2b\xa9", 4096), "RAID"),
+        (signature(b"\x83" + bytes(59) + b"\x55\xaa", 450), "MBR"),
+    ],
+)
+def test_create_refuses_what_holds_something(case: Case, put: Callable[[bytearray], None], name: str) -> None:
+    image = bytearray(32 * MIB)
+    put(image)
+    case.path("n").write_bytes(image)
+    for more in ([], ["--dry-run"]):
+        status, line = case.refused("volume", "create", case.uri("n"), *more)
+        assert status == 2
+        assert name in line and "--force" in line
+    assert case.run("volume", "create", case.uri("n"), "--force")[0] == 0
+
+
+@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="no mkfs.ext4 here")
+def test_create_refuses_a_real_file_system(case: Case) -> None:
+    import subprocess
+
+    case.path("n").write_bytes(bytes(32 * MIB))
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(case.path("n"))], check=True, capture_output=True)
+    assert "ext4" in case.refused("volume", "create", case.uri("n"))[1]
+
+
+def test_create_refuses_a_volume(case: Case) -> None:
+    status, line = case.refused("volume", "create", case.uri("a"))
+    assert (status, "'ab'" in line) == (2, True)
+
+
+def test_a_plan_writes_nothing(case: Case) -> None:
+    case.path("n").write_bytes(bytes(32 * MIB))
+    before = case.state()
+    status, out, _ = case.run("volume", "create", case.uri("n"), "--dry-run", "--json")
+    plan = json.loads(out)
+    assert status == 0
+    assert (plan["dry_run"], len(plan["members"])) == (True, 1)
+    assert 0 < plan["capacity_bytes"] < 32 * MIB
+    assert case.state() == before
+    assert case.run("volume", "create", case.uri("n"))[0] == 0
+    made = json.loads(case.run("volume", "info", case.uri("n"), "--json")[1])
+    assert made["capacity_bytes"] == plan["capacity_bytes"]
+
+
+def test_a_target_that_lets_us_only_read(case: Case) -> None:
+    with serving(NQN, str(case.path("c")), options=["--read-only"]) as target:
+        uri = target.uri()
+        assert case.run("volume", "ls", uri)[0] == 0
+        status, line = case.refused("volume", "rm", "x", "-V", uri)
+        assert status != 0 and ("only" in line or "write protected" in line)
+        status, line = case.refused("volume", "create", uri, "--force")
+        assert status != 0 and ("only" in line or "write protected" in line)
+
+
+def test_no_volume_is_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, line = case.refused("volume", "ls")
+    assert (status, "HEADRACE_VOLUME" in line) == (2, True)
+    monkeypatch.setenv("HEADRACE_VOLUME", f"{case.uri('a')},{case.uri('b')}")
+    assert case.run("volume", "ls")[1].split("\t")[2] == "x\n"
+
+
+def test_copies_that_cannot_be_meant(case: Case) -> None:
+    volume = ["-V", case.uri("a"), "-V", case.uri("b")]
+    assert "nothing to copy to" in case.refused("volume", "cp", ":x", *volume)[1]
+    assert "neither" in case.refused("volume", "cp", "here", "there", *volume)[1]
+    assert "some sources" in case.refused("volume", "cp", "here", ":x", ":y", *volume)[1]
+    assert "--to-volume" in case.refused("volume", "cp", ":x", "there", "-T", case.uri("c"), *volume)[1]
+
+
+def test_rm_asks_and_counts(case: Case) -> None:
+    volume = ["-V", case.uri("a"), "-V", case.uri("b")]
+    status, line = case.refused("volume", "rm", "--prefix", "", *volume)
+    assert status == 2 and "--yes" in line
+    assert "no object has a name" in case.refused("volume", "rm", "y*", "--yes", *volume)[1]
+    assert "nothing to delete" in case.refused("volume", "rm", *volume)[1]
+    status, out, _ = case.run("volume", "rm", "x*", "--dry-run", *volume)
+    assert (status, out) == (0, "x\n")
+    assert "1 object, 3.0 MiB" in case.run("volume", "rm", "?", "--yes", *volume)[1]
+    assert case.run("volume", "ls", case.uri("a"), case.uri("b"))[1] == ""
+
+
+def test_scrub_names_what_is_damaged(case: Case) -> None:
+    uris = [case.uri("a"), case.uri("b")]
+    assert case.run("volume", "scrub", *uris, "--rate", "1GiB")[0] == 0
+    with Volume.open(uris) as volume:
+        member, offset, _ = volume.stored("x").blobs[0].data.used()[0]
+    with case.path("ab"[member]).open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+    status, out, err = case.run("volume", "scrub", *uris, "--json")
+    (finding,) = json.loads(out)["findings"]
+    assert status == 1
+    assert (finding["object_name"], finding["member"], finding["offset"]) == ("x", member, offset)
+    assert case.run("volume", "scrub", *uris, "--from", "y")[0] == 0
+    status, out, err = case.run("volume", "verify", *uris)
+    assert status == 1 and f"offset {offset}" in err
+    assert "1 thing is damaged" in case.run("volume", "scrub", *uris)[2]
+    note = case.directory / "note"
+    note.write_text('{"from": "y"}\n')
+    assert case.run("volume", "scrub", *uris, "--checkpoint", str(note))[0] == 0
+    assert not note.exists()
+    note.write_text("what")
+    assert case.run("volume", "scrub", *uris, "--checkpoint", str(note))[0] == 2
+
+
+def test_salvage_without_a_member(case: Case) -> None:
+    status, out, _ = case.run("volume", "salvage", case.uri("a"), "file:/nowhere/b.img", "--json")
+    found = json.loads(out)
+    assert status == 1 and [row["name"] for row in found["objects"]] == ["x"]
+    assert any("/nowhere/b.img" in line for line in found["lost"])
+    rescued = case.directory / "rescued"
+    whole = [case.uri("a"), case.uri("b")]
+    assert case.run("volume", "salvage", *whole, "--to", str(rescued))[0] == 0
+    assert (rescued / "x").read_bytes() == Volume.open(whole).read("x")
+    assert case.run("volume", "salvage", *whole, "--to", str(rescued))[0] == 2
+    assert "cannot be opened" in case.run("volume", "salvage", "file:/nowhere/b.img")[2]
+
+
+def test_names_from_media_move_no_cursor(case: Case) -> None:
+    with (
+        Volume.open([case.uri("c")], write=True) as volume,
+        volume.session(run_id="t") as session,
+        session.transaction() as transaction,
+    ):
+        transaction.put("a\x1b[2J\nb\tc", b"1")
+    out = case.run("volume", "ls", case.uri("c"))[1]
+    assert out.splitlines()[0].split("\t")[2] == r"a\x1b[2J\nb\tc"
+    found = [json.loads(line) for line in case.run("volume", "ls", case.uri("c"), "--json")[1].splitlines()]
+    assert found[0]["name"] == "a\x1b[2J\nb\tc"
