@@ -5,9 +5,11 @@ What every device promises runs on them too (`test_contract`, `test_batches`).
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from headrace.device import (
     Batch,
     KernelReservations,
     NativeDevice,
+    Registrant,
+    ReservationReport,
     ReservationType,
     lanes,
     new_key,
@@ -342,3 +346,18 @@ def test_a_guard_that_was_not_passed_stops_writes_of_every_kind(loops: Loops, mo
         assert _bytes(device, 0, BLOCK) == b"x" * BLOCK
         device.unguard_writes()
         device.write(0, b"z" * BLOCK)
+
+
+def test_one_node_more_than_the_target_keeps(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPDK's target keeps 16; no target of the tests keeps so few, so its answers are made here."""
+    kept = KernelReservations("/dev/nvme1n1", lambda: "block:/dev/nvme1n1")
+    others = tuple(Registrant(cntlid=0xFFFF, hostid=uuid.uuid4(), key=1, holds=at == 0) for at in range(16))
+    said = ReservationReport(generation=1, type=SHARED, persistent=False, registered=16, registrants=others)
+    monkeypatch.setattr(KernelReservations, "_check_kept", lambda self: None)
+    monkeypatch.setattr(KernelReservations, "_within", lambda self, *_, **__: 2)
+    monkeypatch.setattr(KernelReservations, "report", lambda self, **_: said)
+    with pytest.raises(ReservationConflict, match=r"too many nodes.*one more than 16.*nvme\+tcp://"):
+        kept.register(1)
+    said = dataclasses.replace(said, registered=3, registrants=others[:3])
+    with pytest.raises(CommandFailed, match=r"does not register.*status 0x2"):
+        kept.register(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,9 +28,15 @@ def run_in_guest(
     env: Mapping[str, object],
     outside: Mapping[str, Callable[[], None]] = _NOTHING,
     timeout_s: float,
+    machine: bool = False,
 ) -> str:
-    """All that the script printed. AssertionError where it asks for what is not in `outside`, or that fails."""
+    """All that the script printed. AssertionError where it asks for what is not in `outside`, or that fails.
+
+    `machine`: the guest sees all of this machine's files, to read, and its `machine_python` is this very Python."""
+    if machine:
+        env = {**env, "MACHINE_PYTHON": sys.executable, "MACHINE_PATH": ":".join(filter(None, sys.path))}
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    words += ["--share", "/:ro"] if machine else []
     whole = share.with_name(f"{share.name}-script")
     whole.write_text(_PRELUDE.read_text() + script.read_text())
     process = subprocess.Popen(

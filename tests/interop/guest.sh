@@ -30,6 +30,14 @@ find_device() {
 
 disconnect() { step nvme disconnect -n "$NQN"; }
 
+machine_python() {  # arguments...: the Python outside with its packages, here; /share is its /mnt, our programs are in /proc/1/root
+  local d
+  for d in proc sys dev run; do mount --bind /$d /share2/$d; done
+  mount --bind /share /share2/mnt
+  chroot /share2 /usr/bin/env PYTHONPATH="$MACHINE_PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TMPDIR=/run \
+    "$MACHINE_PYTHON" "$@"
+}
+
 case_() {  # name, command...
   local name=$1 begun=$(cut -d. -f1 /proc/uptime); shift
   echo "---- $name"

@@ -41,10 +41,21 @@ def partition_of(path: str) -> str | None:
     return folder.parent.name if folder is not None and (folder / "partition").exists() else None
 
 
-def is_nvme(path: str) -> bool:
-    """An NVMe namespace, whole."""
+_NVME = re.compile(r"nvme\d+(c\d+)?n\d+")
+
+
+def nvme_of(path: str) -> Path | None:
+    """The folder in sysfs of the whole NVMe namespace that this is, or that device-mapper maps it onto: then commands
+    reach it, too. `None`: neither."""
     folder = sysfs_of(path)
-    return folder is not None and bool(re.fullmatch(r"nvme\d+(c\d+)?n\d+", folder.name))
+    for _ in range(8):
+        if folder is None or _NVME.fullmatch(folder.name):
+            return folder
+        below = sorted((folder / "slaves").glob("*")) if folder.name.startswith("dm-") else []
+        # Several are the paths of one namespace, where the kernel's own multipath is off.
+        same = {_text(found / "wwid") for found in below} if len(below) > 1 else {"one"}
+        folder = below[0].resolve() if below and len(same) == 1 and same != {""} else None
+    return None
 
 
 def keeps_reservations(path: str) -> bool:
@@ -55,8 +66,8 @@ def keeps_reservations(path: str) -> bool:
 
 def hostid_of(path: str) -> UUID | None:
     """The host identifier with which the kernel connected an NVMe namespace; `None` where there is none to be seen."""
-    folder = sysfs_of(path)
-    if folder is None or not is_nvme(path):
+    folder = nvme_of(path)
+    if folder is None:
         return None
     for place in (folder / "device" / "hostid", *sorted((folder / "device").glob("nvme*/hostid"))):
         with suppress(ValueError):
@@ -71,8 +82,9 @@ def about(path: str) -> dict[str, Any]:
     if folder is None:
         return {}
     said: dict[str, Any] = {"name": folder.name, "partition_of": partition_of(path)}
-    device = folder / "device"
-    if is_nvme(path):
+    nvme = nvme_of(path)
+    if nvme is not None:
+        device = nvme / "device"
         controllers = [device] if (device / "address").exists() else sorted(device.glob("nvme*/address"))
         said["subsysnqn"] = _text(device / "subsysnqn")
         said["paths"] = [

@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import TypeVar
 from uuid import UUID
 
-from headrace.device.kernel import hostid_of, is_nvme, keeps_reservations, partition_of
+from headrace.device.kernel import hostid_of, keeps_reservations, nvme_of, partition_of
 from headrace.device.reservations import (
     TIMEOUT_S,
     Registrant,
@@ -93,6 +93,7 @@ class KernelReservations(Reservations):
         self._path = path
         self._uri = where
         self._capabilities: ReservationCapabilities | None = None
+        self._lacking = "the namespace offers none"
 
     # ---- the verbs ----
 
@@ -121,7 +122,7 @@ class KernelReservations(Reservations):
         """End this node's registration, and a reservation that it holds."""
         check_key(key)
         self._check_kept()
-        if is_nvme(self._path):
+        if nvme_of(self._path) is not None:
             # The kernel sends "replace, by key 0", which targets may refuse: so the command is sent as it is meant.
             with suppress(PermissionError):
                 status = self._within(timeout_s, "unregister", lambda device: _unregister(device, key), change=True)
@@ -167,9 +168,11 @@ class KernelReservations(Reservations):
             self.register(key, timeout_s=timeout_s)
         try:
             self.check_held(key, kind, timeout_s=timeout_s)
-        except HeadraceError:
-            with suppress(HeadraceError):
+        except HeadraceError as refused:
+            try:
                 self.unregister(key, timeout_s=timeout_s)
+            except HeadraceError as error:
+                refused.found = f"{refused.found}; and its registration stays: {error}"
             raise
 
     def check_held(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -196,7 +199,7 @@ class KernelReservations(Reservations):
         """Who is registered and who holds. From IOC_PR_READ_KEYS alone the host identifiers are nil, and of several
         registrants with the holder's key the first stands for the holder."""
         self._check_kept()
-        if is_nvme(self._path):
+        if nvme_of(self._path) is not None:
             try:
                 return self._within(timeout_s, "report", _report_nvme, change=False)
             except PermissionError:
@@ -222,13 +225,7 @@ class KernelReservations(Reservations):
             return f"a partition of {disk}: a reservation is the whole disk's"
         if not keeps_reservations(self._path):
             return "the kernel has no reservations for devices of this kind"
-        if not self.capabilities:
-            return (
-                "the namespace offers none"
-                if is_nvme(self._path)
-                else "this kernel cannot say who holds (Linux 7.0 can)"
-            )
-        return ""
+        return "" if self.capabilities else self._lacking
 
     # ---- asking ----
 
@@ -240,7 +237,7 @@ class KernelReservations(Reservations):
         nothing = ReservationCapabilities(types=frozenset(), persist=False)
         if partition_of(self._path) is not None or not keeps_reservations(self._path):
             return nothing
-        if is_nvme(self._path):
+        if nvme_of(self._path) is not None:
             with suppress(PermissionError):
                 rescap = self._within(TIMEOUT_S, "identify", _rescap, change=False)
                 return ReservationCapabilities(
@@ -249,7 +246,10 @@ class KernelReservations(Reservations):
                 )
         try:
             self._within(TIMEOUT_S, "report", _report_keys, change=False)
-        except (UsageError, CommandFailed, PermissionError):
+        except (UsageError, CommandFailed, PermissionError) as error:
+            self._lacking = (
+                f"nobody can say who holds it: {getattr(error, 'found', error)} (the kernel can from 7.0 on)"
+            )
             return nothing
         # Neither is told by the kernel: a device refuses what it does not have.
         return ReservationCapabilities(types=frozenset(ReservationType), persist=False)
@@ -316,16 +316,18 @@ class KernelReservations(Reservations):
 
     def _explain_refused_registration(self, error: DeviceError, timeout_s: float) -> None:
         """Where the target is full, say that."""
-        with suppress(HeadraceError):
+        try:
             report = self.report(timeout_s=timeout_s)
-            if report.registered >= _FEWEST_KEPT and self._own(report) is None:
-                raise ReservationConflict(
-                    "the target keeps no more registrations: too many nodes",
-                    where=self._uri(),
-                    expected=f"room for one more than {report.registered} (SPDK's target keeps {_FEWEST_KEPT})",
-                    found=error.found,
-                    next_step="write from fewer nodes, or over nvme+tcp://, where a session is one host",
-                ) from error
+        except HeadraceError:
+            return
+        if report.registered >= _FEWEST_KEPT and self._own(report) is None:
+            raise ReservationConflict(
+                "the target keeps no more registrations: too many nodes",
+                where=self._uri(),
+                expected=f"room for one more than {report.registered} (SPDK's target keeps {_FEWEST_KEPT})",
+                found=error.found,
+                next_step="write from fewer nodes, or over nvme+tcp://, where a session is one host",
+            ) from error
 
     def _within(self, timeout_s: float, verb: str, work: Callable[[int], _T], *, change: bool) -> _T:
         """`work` with the open device, on a thread that is left behind where the kernel does not come back in time."""

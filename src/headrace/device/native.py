@@ -6,9 +6,9 @@ import json
 import os
 import threading
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any, get_args
-from uuid import UUID
 
 from headrace import _native
 from headrace.device.address import (
@@ -179,21 +179,6 @@ class NativeDevice:
             **json.loads(handle.describe()),
         }
 
-    # ---- other hosts ----
-
-    def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> NativeDevice:
-        """The same device, opened once more as another host: associations of its own, and reservations of its own.
-        `hostnqn`: that of this device, unless given. A `mem:` device cannot be opened twice (UsageError)."""
-        if isinstance(self._address, MemoryAddress):
-            raise UsageError("a mem: device cannot be opened twice", where=self.uri)
-        identity = HostIdentity(hostnqn=hostnqn or self.hostnqn, hostid=hostid)
-        return NativeDevice(self._address, identity=identity)
-
-    @property
-    def hostnqn(self) -> str:
-        """The name under which this device is opened."""
-        return (self._identity or host_identity()).hostnqn
-
     # ---- paths ----
 
     def paths(self) -> list[PathInfo]:
@@ -276,7 +261,8 @@ class NativeDevice:
         try:
             kept.check_held(key, kind, timeout_s=timeout_s)
         except ReservationConflict as conflict:
-            self._fence = conflict
+            # Another one, without the frames of this call: they hold the open device.
+            self._fence = copy(conflict)
             raise
         self._fence = None
 
@@ -286,7 +272,7 @@ class NativeDevice:
             # In another process the device opens itself, and asks again, now.
             _ = self.handle
         if self._fence is not None:
-            raise self._fence
+            raise copy(self._fence)
 
     def _describe_guard(self) -> dict[str, Any]:
         if self._guard is None:
@@ -395,7 +381,6 @@ class _Lane(NativeDevice):
         self._device = device
         self._name = name
         self._address = device._address
-        self._identity = device._identity
         self._opened_read_only = device._opened_read_only
         self._reservations = None
         self._guard = None

@@ -1,6 +1,5 @@
 """The volume: named, immutable, checksummed objects, striped over block devices. Format: `docs/volume-format.md`."""
 
-from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.objects import ObjectInfo
 from headrace.volume.session import Session
@@ -14,7 +13,6 @@ __all__ = [
     "ObjectInfo",
     "Receipt",
     "Session",
-    "Ticket",
     "Transaction",
     "Volume",
     "VolumeInfo",

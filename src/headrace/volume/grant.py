@@ -13,11 +13,11 @@ from headrace.errors import UsageError
 from headrace.volume import layout
 from headrace.volume.extents import Extents
 
-_T = TypeVar("_T", bound="Message")
+_T = TypeVar("_T", bound="_Message")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class _Message:
     """Picklable, and JSON-able by `to_json`/`from_json` (bytes as base64)."""
 
     def to_json(self) -> str:
@@ -44,7 +44,7 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grant(Message):
+class Grant(_Message):
     """Space for one object, given to whoever writes its bytes: `volume.write_grant(grant, buffer)` on any rank.
 
     Good for the transaction that gave it, once. Never put it where it may be used again (a cached plan): a second write
@@ -65,8 +65,6 @@ class Grant(Message):
     columns: bytes
     table_runs: bytes
     table_columns: bytes
-    #: A `headrace.volume.fence.Ticket` as JSON: as which host it is written. Empty: as the one that writes it is.
-    ticket: str = ""
 
     @property
     def block_count(self) -> int:
@@ -101,7 +99,7 @@ class Grant(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt(Message):
+class Receipt(_Message):
     """A grant's bytes are durable on the members. `roots`: uint32 little-endian, what the object's entry needs."""
 
     session: int

@@ -1,0 +1,407 @@
+"""Cases of `test_kernel_block.py`, run in the guest by the Python of the machine outside.
+
+Each prints `CASE name ok`, or what went wrong. `OUTSIDE name` has something done outside (`guest.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import subprocess
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.device import KernelReservations, NativeDevice, ReservationType, kernel_reservations, new_key, open_device
+from headrace.errors import CommandFailed, DeviceGone, ReservationConflict, UsageError
+from headrace.volume import Volume
+
+BLOCK = 4096
+SHARED = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
+#: What the tests outside know, too.
+KEY = 0x1234
+DATA = np.random.default_rng(42).integers(0, 256, 3 << 20, np.uint8)
+NQN, RDMA_NQN = os.environ["NQN"], os.environ["RDMA_NQN"]
+
+_cases: list[Callable[[], None]] = []
+#: The device that is connected over TCP, for cases that go on with it.
+tcp: NativeDevice
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    _cases.append(function)
+    return function
+
+
+def run(*command: str) -> str:
+    """A program of the guest."""
+    done = subprocess.run(
+        ["chroot", "/proc/1/root", *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def outside(name: str) -> None:
+    print(f"OUTSIDE {name}", flush=True)
+    until(lambda: Path(f"/mnt/{name}.done").exists(), 60, f"nobody did {name}")
+
+
+def until(true: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.05)
+
+
+def connect(transport: str, address: str, port: str, nqn: str) -> str:
+    """`nvme connect`; the path of the namespace's disk."""
+    options = ["--nr-io-queues=1", "--keep-alive-tmo=5", "--reconnect-delay=1", "--ctrl-loss-tmo=120"]
+    run("nvme", "connect", "-t", transport, "-a", address, "-s", port, "-n", nqn, *options)
+    found: list[str] = []
+
+    def look() -> bool:
+        for folder in Path("/sys/class/nvme-subsystem").iterdir():
+            if (folder / "subsysnqn").read_text().strip() == nqn:
+                found[:] = [f"/dev/{disk.name}" for disk in folder.glob("nvme*n1") if "c" not in disk.name]
+        return bool(found) and Path(found[0]).is_block_device()
+
+    until(look, 20, f"no disk of {nqn}")
+    return found[0]
+
+
+def kernel(device: NativeDevice) -> KernelReservations:
+    kept = device.reservations
+    assert isinstance(kept, KernelReservations)
+    return kept
+
+
+def bytes_of(device: NativeDevice, offset: int, length: int) -> bytes:
+    buffer = bytearray(length)
+    device.read_into(offset, buffer)
+    return bytes(buffer)
+
+
+def write_and_compare(device: NativeDevice, offset: int) -> None:
+    """Through memory that is not aligned."""
+    memory = np.zeros(len(DATA) + 1, np.uint8)
+    memory[1:] = DATA
+    device.write(offset, memory[1:])
+    memory[:] = 0
+    device.read_into(offset, memory[1:])
+    assert hashlib.sha256(memory[1:]).digest() == hashlib.sha256(DATA).digest()
+    device.flush()
+
+
+def volume_on(path: str) -> None:
+    data = DATA.tobytes()
+    with (
+        Volume.create(path, name="in the guest") as volume,
+        volume.session(run_id="guest") as session,
+        session.transaction() as tx,
+    ):
+        tx.put("numbers", data)
+        tx.put("more", data[:5000])
+    with Volume.open(path) as volume:
+        assert volume.read("numbers") == data and volume.read("more") == data[:5000]
+
+
+def stays_failed(device: NativeDevice, kind: type[Exception], says: str) -> None:
+    """What writes fails from now on, flushes too; reads go on."""
+    for act in (lambda: device.write(0, bytes(BLOCK)), device.flush, lambda: device.deallocate(0, BLOCK)):
+        with pytest.raises(kind, match=f"^an earlier {says}"):
+            act()
+    bytes_of(device, 0, BLOCK)
+
+
+@case
+def over_tcp() -> None:
+    global tcp
+    tcp = open_device(connect("tcp", "10.0.2.2", os.environ["PORT"], NQN))
+    said = tcp.describe()
+    print(said)
+    assert (said["transport"], said["direct"], said["writes_through"]) == ("block", True, True)
+    assert said["engine"] == "io_uring" and said["kernel"]["subsysnqn"] == NQN
+    assert [(path["transport"], path["state"]) for path in said["kernel"]["paths"]] == [("tcp", "live")]
+    assert (tcp.block_bytes, tcp.volatile_cache, said["reservations"]["problem"]) == (BLOCK, False, "")
+    write_and_compare(tcp, 1 << 20)
+    outside("bytes")
+
+
+@case
+def volume_over_tcp() -> None:
+    volume_on(tcp.uri)
+    outside("volume")
+
+
+@case
+def reserved() -> None:
+    kept = kernel(tcp)
+    assert SHARED in kept.capabilities.types and kept.capabilities.persist
+    kept.register(KEY)
+    kept.acquire(KEY, SHARED)
+    report = kept.report()
+    own = report.of(kept.hostid or uuid.UUID(int=0))
+    assert own is not None and (own.key, own.holds) == (KEY, True), report
+    assert report.type is SHARED and report.persistent
+    # The kernel's own way to ask tells keys, and the same.
+    node = os.open(tcp.describe()["address"], os.O_RDONLY)
+    keys = kernel_reservations._report_keys(node)
+    os.close(node)
+    assert [(found.key, found.holds, found.hostid.int) for found in keys.registrants] == [(KEY, True, 0)], keys
+    assert (keys.type, keys.registered, keys.generation) == (SHARED, 1, report.generation)
+    kept.join(KEY, SHARED)
+    tcp.guard_writes(KEY, SHARED)
+    tcp.write(0, b"h" * BLOCK)
+    assert tcp.describe()["guard"]["state"] == "passed"
+    outside("refused")
+
+
+@case
+def preempted() -> None:
+    outside("preempt")
+    with pytest.raises(ReservationConflict, match=r"^write failed: this node is fenced"):
+        tcp.write(0, b"z" * BLOCK)
+    stays_failed(tcp, ReservationConflict, "write failed: this node is fenced")
+    with pytest.raises(ReservationConflict, match=r"not registered; held by 0x0*5678"):
+        tcp.check_guard()
+    outside("nothing-of-it")
+
+
+@case
+def late_node() -> None:
+    """The session of the key was taken over from: its node that comes only now must not stay registered."""
+    with pytest.raises(ReservationConflict, match="the session was taken over from"):
+        kernel(tcp).join(KEY, SHARED)
+    outside("only-the-other")
+
+
+@case
+def taken_over() -> None:
+    kept = kernel(tcp)
+    (victim,) = kept.report().holders
+    own = new_key()
+    kept.register(own)
+    kept.preempt(own, victim.key, SHARED)
+    report = kept.report()
+    assert [found.key for found in report.registrants] == [own] and report.type is SHARED, report
+    with open_device(tcp.uri) as again:
+        again.guard_writes(own, SHARED)
+        again.write(0, b"t" * BLOCK)
+    outside("shut-out")
+    kept.release(own, SHARED)
+    kept.unregister(own)
+    assert kept.report().registered == 0
+
+
+@case
+def partition() -> None:
+    disk = Path(tcp.describe()["kernel"]["name"])
+    subprocess.run(["addpart", f"/dev/{disk}", "1", "2048", "4096"], check=True)
+    try:
+        with open_device(f"/dev/{disk}p1") as device:
+            assert device.size_bytes == 4096 * 512
+            assert device.describe()["reservations"]["problem"].startswith(f"a partition of {disk}")
+            for act in (device.reservations.report, lambda: device.reservations.register(KEY)):
+                with pytest.raises(UsageError, match=f"a partition cannot be reserved.*found a partition of {disk}"):
+                    act()
+    finally:
+        subprocess.run(["delpart", f"/dev/{disk}", "1"], check=True)
+
+
+@case
+def over_rdma() -> None:
+    path = connect("rdma", "10.0.2.15", "4420", RDMA_NQN)
+    with open_device(path) as device:
+        assert [found["transport"] for found in device.describe()["kernel"]["paths"]] == ["rdma"]
+        write_and_compare(device, 1 << 20)
+    volume_on(path)
+
+
+@case
+def fenced_over_rdma() -> None:
+    """The kernel's host over RDMA, and one of ours over TCP, at one namespace of the kernel's target."""
+    path = connect("rdma", "10.0.2.15", "4420", RDMA_NQN)
+    own, other = new_key(), new_key()
+    uri = f"nvme+tcp://10.0.2.15:4421/{RDMA_NQN}"
+    with open_device(path) as device, open_device(uri, hostid=uuid.uuid4()) as rival:
+        kept = kernel(device)
+        kept.register(own)
+        kept.acquire(own, SHARED)
+        device.write(0, b"1" * BLOCK)
+        with pytest.raises(ReservationConflict):
+            rival.write(0, b"2" * BLOCK)
+        rival.reservations.register(other)
+        rival.reservations.preempt(other, own, SHARED)
+        with pytest.raises(ReservationConflict, match=r"^write failed: this node is fenced"):
+            device.write(0, b"3" * BLOCK)
+        stays_failed(device, ReservationConflict, "write failed: this node is fenced")
+        with pytest.raises(ReservationConflict, match="the session was taken over from"):
+            kept.join(own, SHARED)
+        assert [found.key for found in kept.report().registrants] == [other]
+        assert bytes_of(device, 0, BLOCK) == b"1" * BLOCK
+        rival.write(0, b"4" * BLOCK)
+        rival.reservations.clear(other)
+
+
+@case
+def mapped() -> None:
+    path = connect("rdma", "10.0.2.15", "4420", RDMA_NQN)
+    run("dmsetup", "create", "whole", "--table", f"0 {sectors(path)} linear {path} 0")
+    name = dm("whole")
+    with pytest.raises(UsageError, match=rf"in use.*is part of {name} \(whole\)"):
+        open_device(path)
+    key, late = new_key(), new_key()
+    with open_device(name) as device:
+        kept = kernel(device)
+        assert kept.problem() == "" and device.describe()["kernel"]["paths"][0]["transport"] == "rdma"
+        with pytest.raises(ReservationConflict, match="held by nobody"):
+            kept.join(late, SHARED)
+        assert kept.report().registered == 0
+        kept.register(key)
+        kept.acquire(key, SHARED)
+        kept.join(key, SHARED)
+        report = kept.report()
+        assert [(found.key, found.holds, found.hostid) for found in report.registrants] == [(key, True, kept.hostid)]
+        device.guard_writes(key, SHARED)
+        device.write(0, b"m" * BLOCK)
+        kept.clear(key)
+        assert kept.report().registered == 0
+        with pytest.raises(ReservationConflict):
+            device.check_guard()
+    run("dmsetup", "remove", "whole")
+
+
+def as_nobody(path: str, key: int) -> None:
+    os.setgid(65534)
+    os.setuid(65534)
+    with open_device(path) as device:
+        kept = kernel(device)
+        kept.register(key)
+        kept.acquire(key, SHARED)
+        kept.join(key, SHARED)
+        report = kept.report()
+        assert [(found.key, found.holds) for found in report.registrants] == [(key, True)], report
+        device.guard_writes(key, SHARED)
+        device.write(0, b"n" * BLOCK)
+        kept.release(key, SHARED)
+        kept.unregister(key)
+        with pytest.raises(ReservationConflict, match="not registered; held by nobody"):
+            device.check_guard()
+
+
+@case
+def unprivileged() -> None:
+    path = connect("rdma", "10.0.2.15", "4420", RDMA_NQN)
+    os.chown(path, 65534, 65534)
+    child = multiprocessing.get_context("fork").Process(target=as_nobody, args=(path, new_key()))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def sectors(path: str) -> int:
+    with open_device(path, read_only=True) as device:
+        return device.size_bytes // 512
+
+
+def dm(name: str) -> str:
+    return f"/dev/{run('dmsetup', 'info', '-c', '--noheadings', '-o', 'blkdevname', name).strip()}"
+
+
+def load(name: str, table: str) -> None:
+    run("dmsetup", "suspend", "--noflush", name)
+    run("dmsetup", "reload", name, "--table", table)
+    run("dmsetup", "resume", name)
+
+
+@case
+def failing_medium() -> None:
+    run("dmsetup", "create", "bad", "--table", "0 65536 linear /dev/nullb2 0\n65536 65536 error")
+    with open_device(dm("bad")) as device:
+        device.write(0, b"a" * BLOCK)
+        with pytest.raises(CommandFailed, match=r"^read failed at /dev/dm-\d+, offset 33554432"):
+            bytes_of(device, 32 << 20, BLOCK)
+        device.write(BLOCK, b"b" * BLOCK)
+        with pytest.raises(CommandFailed, match=r"^write failed at .*its outcome is unknown: open the device again"):
+            device.write(32 << 20, b"c" * BLOCK)
+        stays_failed(device, CommandFailed, "write failed")
+    with open_device(dm("bad")) as device:
+        device.write(0, b"d" * BLOCK)
+    run("dmsetup", "remove", "bad")
+
+
+@case
+def failing_flush() -> None:
+    good = "0 131072 linear /dev/nullb2 0"
+    run("dmsetup", "create", "flaky", "--table", good)
+    with open_device(dm("flaky")) as device:
+        device.write(0, b"e" * BLOCK)
+        load("flaky", "0 131072 flakey /dev/nullb2 0 0 1000 1 error_writes")
+        with pytest.raises(CommandFailed, match=r"^flush failed"):
+            device.flush()
+        load("flaky", good)
+        stays_failed(device, CommandFailed, "flush failed")
+    with open_device(dm("flaky")) as device:
+        device.flush()
+        assert bytes_of(device, 0, BLOCK) == b"e" * BLOCK
+    run("dmsetup", "remove", "flaky")
+
+
+@case
+def slow_medium() -> None:
+    run("dmsetup", "create", "slow", "--table", "0 131072 delay /dev/nullb2 0 0 /dev/nullb2 0 2500")
+    with open_device(dm("slow")) as device:
+        writer = threading.Thread(target=device.write, args=(0, b"s" * BLOCK))
+        writer.start()
+        until(lambda: (device.describe()["oldest_call_s"] or 0) > 0.5, 30, "nobody waits")
+        writer.join()
+        assert device.describe()["oldest_call_s"] is None
+        assert bytes_of(device, 0, BLOCK) == b"s" * BLOCK
+    run("dmsetup", "remove", "slow")
+
+
+@case
+def lost_cache() -> None:
+    """A target that loses its volatile cache behind the kernel's back: what was written is there all the same."""
+    nqn = os.environ["VOLATILE_NQN"]
+    with open_device(connect("tcp", "10.0.2.2", os.environ["VOLATILE_PORT"], nqn)) as device:
+        device.write(0, DATA)
+        outside("lose-cache")
+        assert bytes_of(device, 0, len(DATA)) == DATA.tobytes()
+        reconnects = device.describe()["kernel"]["paths"][0]["reconnects"]
+        assert reconnects is None or reconnects > 0
+    run("nvme", "disconnect", "-n", nqn)
+
+
+@case
+def removed() -> None:
+    with open_device(tcp.uri) as device:
+        run("nvme", "disconnect", "-n", NQN)
+        with pytest.raises(DeviceGone, match=r"read failed: the block device was removed"):
+            bytes_of(device, 0, BLOCK)
+        with pytest.raises(DeviceGone, match=r"^write failed: the block device was removed"):
+            device.write(0, bytes(BLOCK))
+
+
+for one in _cases:
+    print(f"---- {one.__name__}", flush=True)
+    begun = time.monotonic()
+    try:
+        one()
+        print(f"CASE {one.__name__} ok ({time.monotonic() - begun:.0f} s)", flush=True)
+    except BaseException:
+        traceback.print_exc()
+        print(f"CASE {one.__name__} FAILED", flush=True)
+    finally:
+        subprocess.run(
+            ["chroot", "/proc/1/root", "nvme", "disconnect", "-n", RDMA_NQN], check=False, capture_output=True
+        )
+os._exit(0)
