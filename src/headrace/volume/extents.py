@@ -55,14 +55,15 @@ class Pieces(NamedTuple):
         first, _ = self.blocks(block_bytes)
         return Batch(
             member=self.member.astype(np.uint32),
-            offset=self.offset.astype(np.uint64),
-            length=self.length.astype(np.uint64),
-            skip=self.skip.astype(np.uint64),
-            take=self.take.astype(np.uint64),
+            # None of them is negative, so they are what they are, unsigned.
+            offset=self.offset.view(np.uint64),
+            length=self.length.view(np.uint64),
+            skip=self.skip.view(np.uint64),
+            take=self.take.view(np.uint64),
             buffer=buffer[self.source],
-            buffer_offset=(buffer_offset[self.source] + self.within).astype(np.uint64),
-            birth=np.array(np.broadcast_to(birth, len(self.member)), np.uint64),
-            first_block=first.astype(np.uint64) | np.uint64(mark),
+            buffer_offset=(buffer_offset[self.source] + self.within).view(np.uint64),
+            birth=np.full(len(self.member), birth, np.uint64) if isinstance(birth, int) else birth.view(np.uint64),
+            first_block=first.view(np.uint64) | np.uint64(mark) if mark else first.view(np.uint64),
             checksum_block_bytes=block_bytes,
             volume_id=volume_id,
         )
@@ -118,33 +119,46 @@ class Extents:
         low = starts // block * block
         high = np.minimum(-(-ends // block) * block, self.length_bytes)
         first, last = self._unit_of(low), self._unit_of(high - 1)
-        counts = last - first + 1
-        row = np.repeat(np.arange(len(source)), counts)
-        unit = spread(first, counts)
+        if bool((first == last).all()):
+            # Small ranges, the usual batch of a loader: a segment each.
+            row, unit = np.arange(len(source)), first
+        else:
+            counts = last - first + 1
+            row = np.repeat(np.arange(len(source)), counts)
+            unit = spread(first, counts)
+            starts, ends, low, high, source = starts[row], ends[row], low[row], high[row], source[row]
 
-        run = np.searchsorted(self._unit_base, unit, side="right") - 1
-        k = unit - self._unit_base[run]
-        unit_bytes = self._unit[run]
-        unit_start = self._start[run] + k * unit_bytes
-        unit_end = np.minimum(unit_start + unit_bytes, self._end[run])
-        start = np.maximum(unit_start, low[row])
-        end = np.minimum(unit_end, high[row])
-        width = self._width[run]
-        column = self._column_base[run] + k % width
-        wanted_start = np.maximum(start, starts[row])
-        wanted_end = np.minimum(end, ends[row])
+        if len(self._end) == 1:
+            # One run, the usual object: nothing to look up.
+            k, width, column_base = unit, self._width[0], self._column_base[0]
+            unit_bytes = self._unit[0]
+            unit_start = k * unit_bytes
+            unit_end = np.minimum(unit_start + unit_bytes, self.length_bytes)
+        else:
+            run = np.searchsorted(self._unit_base, unit, side="right") - 1
+            k, width, column_base = unit - self._unit_base[run], self._width[run], self._column_base[run]
+            unit_bytes = self._unit[run]
+            unit_start = self._start[run] + k * unit_bytes
+            unit_end = np.minimum(unit_start + unit_bytes, self._end[run])
+        start = np.maximum(unit_start, low)
+        end = np.minimum(unit_end, high)
+        column = column_base + k % width
+        wanted_start = np.maximum(start, starts)
+        wanted_end = np.minimum(end, ends)
         return Pieces(
-            source=source[row],
+            source=source,
             member=self._member[column],
             offset=self._offset[column] + k // width * unit_bytes + (start - unit_start),
             start=start,
             length=end - start,
             skip=wanted_start - start,
             take=wanted_end - wanted_start,
-            within=wanted_start - starts[row],
+            within=wanted_start - starts,
         )
 
     def _unit_of(self, position: I64) -> I64:
+        if len(self._end) == 1:
+            return position // int(self._unit[0])
         run = np.searchsorted(self._start, position, side="right") - 1
         return np.asarray(self._unit_base[run] + (position - self._start[run]) // self._unit[run], np.int64)
 

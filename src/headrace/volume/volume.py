@@ -621,6 +621,8 @@ def _reopen(where: Any, write: bool) -> Volume:
 
 
 def _int64(values: npt.ArrayLike) -> I64:
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
+        return np.ascontiguousarray(values)
     array = np.atleast_1d(np.asarray(values))
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError("a column of a read", expected="whole numbers, one dimension", found=f"{array.dtype}")
