@@ -121,6 +121,26 @@ def test_namespaces_come_grow_and_go(served: ServeProcess, place: Path) -> None:
         assert kept == b"k" * 4096
 
 
+def test_a_namespace_with_an_identity_of_its_own(served: ServeProcess, place: Path) -> None:
+    disk, reservations = place / "own", place / "own.reservations"
+    reservations.touch()
+    uuid, nguid = "5e1f2a3b-0000-4000-8000-00000000a001", "0123456789abcdef0123456789abcdef"
+    options = ("--uuid", uuid, "--nguid", nguid, "--direct", "off", "--reservations", str(reservations))
+    target(place, "add-namespace", f"{disk}:1MiB", "--nsid", "7", *options)
+    assert namespaces(place)[7]["direct"] is False
+    with open_device(served.uri(7)) as device:
+        found = device.describe()
+        assert (found["uuid"], found["nguid"]) == (uuid.replace("-", ""), nguid)
+    target(place, "remove-namespace", "7")
+    for option, value, says in (("--direct", "often", "direct"), ("--uuid", "5e1f", "uuid"), ("--nguid", "x", "nguid")):
+        answer = run("target", "add-namespace", str(disk), option, value, "--socket", f"{place}/t.sock")
+        assert answer.returncode == 2 and says in answer.stderr, answer.stderr
+    answer = run(
+        *("target", "add-namespace", "mem:1MiB", "--reservations", str(reservations), "--socket", f"{place}/t.sock")
+    )
+    assert answer.returncode == 2 and "it only with a path" in answer.stderr, answer.stderr
+
+
 def test_ana_states_and_hosts(served: ServeProcess, place: Path) -> None:
     assert "is non-optimized through 1" in target(place, "ana", "non-optimized", "--portal", "1")
     subsystems = status(place)["subsystems"]

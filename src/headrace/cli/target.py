@@ -63,6 +63,30 @@ def add_namespace(
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse writes.")] = False,
     ana_group: Annotated[int, typer.Option(metavar="ID", help="The ANA group that it is in.")] = 1,
+    uuid: Annotated[
+        str | None,
+        typer.Option(metavar="UUID", help="Its UUID. [default: derived from NQN and number]", show_default=False),
+    ] = None,
+    nguid: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGITS", help="Its NGUID, 32 hexadecimal digits. [default: as the UUID]", show_default=False
+        ),
+    ] = None,
+    direct: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW", help="Past the page cache (O_DIRECT): auto, on or off. [default: auto]", show_default=False
+        ),
+    ] = None,
+    reservations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="An existing file for its reservations. [default: one beside its file, made when needed]",
+            show_default=False,
+        ),
+    ] = None,
     socket: Socket = None,
     json: Json = False,
 ) -> None:
@@ -81,11 +105,15 @@ def add_namespace(
         "volatile_cache": volatile_cache,
         "read_only": read_only or None,
         "ana_group": ana_group,
+        "uuid": uuid,
+        "nguid": nguid,
+        "direct": direct,
+        # The target has a working directory of its own.
+        "reservations": None if reservations is None else str(Path(reservations).absolute()),
     }
     if isinstance(parsed, MemoryMedia):
         namespace["memory"] = parsed.size_bytes
     else:
-        # The target has a working directory of its own.
         namespace |= {"path": str(Path(parsed.path).absolute()), "size": parsed.size_bytes, "create": parsed.create}
     given = {key: value for key, value in namespace.items() if value is not None}
     added = _ask(socket, "add-namespace", nqn=nqn, namespace=given)
