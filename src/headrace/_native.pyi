@@ -37,6 +37,24 @@ class Transfer:
         """True when complete, False when the time passed; raises the batch's first error once all segments ended."""
     def failed_segment(self) -> int | None: ...
 
+class Beat:
+    """A thread that writes one block each interval to the same places of several devices. Dropping it stops it."""
+
+    def __init__(
+        self, devices: Sequence[Device], offsets: Sequence[int], first: bytes, *, interval_s: float, confirm: bool
+    ) -> None:
+        """`first`: what the places hold now. `confirm`: look before each beat that they hold what was written last."""
+    def feed(self, blocks: Sequence[bytes]) -> None: ...
+    def news(self, timeout_s: float) -> str | None:
+        """ "low": feed it. "changed": a place holds something else, and it waits for `resume`. "ended". None: the time
+        passed. Raises ReservationConflict where the device is fenced, and beats no more."""
+    def resume(self) -> None: ...
+    def stop(self, timeout_s: float) -> bool:
+        """False where the beat under way has not ended within the time."""
+    def written(self) -> int:
+        """Beats begun, `first` not counted."""
+    def trouble(self) -> str | None: ...
+
 def open_nvme_tcp(
     portals: list[tuple[str, int]],
     subsysnqn: str,

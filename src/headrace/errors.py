@@ -190,6 +190,12 @@ class WriterActive(VolumeError):
     fault = "caller"
 
 
+class NotFenced(VolumeError):
+    """A target cannot keep a writer out that was taken over from, and that was not waived (`unfenced`)."""
+
+    fault = "peer"
+
+
 class SessionLost(VolumeError):
     """This session no longer holds the volume; nothing more can be committed by it."""
 

@@ -234,6 +234,7 @@ def test_a_writer_that_died_is_taken_over_when_asked(tmp_path: Path) -> None:
             transaction.put("x", b"1")
         # Its process is gone: it beats no more, and never closed.
         session._beat.stop(None)
+        session._fence.close()
         line = complaint(headrace("volume", "rm", "x", "--volume", uri))
         assert "training" in line and "--takeover" in line
         answer = headrace("volume", "rm", "x", "--volume", uri, "--takeover")

@@ -23,7 +23,7 @@ from headrace.errors import (
     WriterActive,
 )
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions, load_model, save_model
-from headrace.volume import Volume
+from headrace.volume import Session, Volume
 
 MIB = 1 << 20
 
@@ -245,16 +245,22 @@ def test_a_writer_goes_to_another_process_by_address(volume: list[str]) -> None:
             pickle.dumps(given)
 
 
+def die(session: Session) -> None:
+    """As if its process were gone: no beat, no lock, and no end."""
+    session._beat.stop(None)
+    session._fence.close()
+
+
 def test_a_silent_writer_of_another_run_is_taken_over_from_only_when_asked(volume: list[str]) -> None:
-    """It may live and only hold the GIL; a dead one of the same run is followed without being asked."""
+    """It may live and only be stopped; a dead one of the same run is followed without being asked."""
     with Volume.open(volume, write=True) as held:
-        held.session(run_id="other", heartbeat_s=0.1)._beat.stop(None)
+        die(held.session(run_id="other", heartbeat_s=0.1))
         with VolumeWriter(volume, "run") as writer, pytest.raises(WriterActive, match="if-dead"):
             writer.save(state(1), "run/step-1")
         with VolumeWriter(volume, "run", run_id="other") as writer:
             writer.save(state(1), "run/step-1")
     with Volume.open(volume, write=True) as held:
-        held.session(run_id="other", heartbeat_s=0.1)._beat.stop(None)
+        die(held.session(run_id="other", heartbeat_s=0.1))
         # What is asked for goes to the checkpoint process, too.
         with VolumeWriter(volume, "run", options=WriterOptions(takeover="if-dead")) as writer:
             pickle.loads(pickle.dumps(writer)).save(state(2), "run/step-2")

@@ -164,7 +164,7 @@ def test_shapes(members: int, block_bytes: int) -> None:
     volume = Volume.open(devices)
     info = volume.info()
     assert state_of(volume) == {"x": content(1, 500 * KIB)}
-    assert (info.name, info.fence, info.object_count, len(info.members)) == ("träning", "unfenced", 1, members)
+    assert (info.name, info.fence, info.object_count, len(info.members)) == ("träning", "process", 1, members)
     assert info.used_bytes + info.free_bytes == info.capacity_bytes == sum(m.data_bytes for m in info.members)
     assert info.writer is not None and (info.writer.state, info.writer.run_id) == ("closed", "test")
 

@@ -63,6 +63,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def queues(target: ServeProcess) -> list[int]:
-    """The I/O queues that are connected to the only controller."""
-    (controller,) = target.ask("status")["controllers"]
-    return [queue for queue in controller["queues"] if queue > 0]
+    """The I/O queues that are connected, of all controllers."""
+    controllers = target.ask("status")["controllers"]
+    return [queue for controller in controllers for queue in controller["queues"] if queue > 0]

@@ -320,6 +320,12 @@ impl Media for FileMedia {
                 self.put(offset, from, false)?;
                 self.flush()
             }
+            // The call does not say whether writing or syncing had no room. Writing alone does: where it has none either,
+            // nothing that was answered is lost.
+            Err(error) if system::no_room(&error) => match self.put(offset, from, false) {
+                Err(again) if system::no_room(&again) => Err(again),
+                _ => self.sync_result(Err(error)),
+            },
             result => self.sync_result(result),
         }
     }

@@ -157,3 +157,11 @@ pub(crate) fn unsupported(error: &io::Error) -> bool {
         Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::EPERM)
     )
 }
+
+/// The error means that there is no room for what was to be written.
+pub(crate) fn no_room(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
+    )
+}

@@ -606,3 +606,37 @@ fn nothing_is_cached_beyond_the_end() {
     assert_eq!(media.cached_bytes(), 0);
     media.flush().unwrap();
 }
+
+/// Runs itself again with files that may not become longer than 1 MiB. A durable write that has no room is refused, and
+/// that is all: nothing that was answered before is lost, so flushes and durable writes elsewhere go on.
+#[test]
+fn a_durable_write_without_room_is_no_failed_sync() {
+    const FILE: &str = "FILE_WITHOUT_ROOM";
+    if let Some(path) = std::env::var_os(FILE) {
+        for engine in [Engine::Pread, Engine::IoUring] {
+            let Ok(media) = FileMedia::open(path.as_ref(), 4096, false, engine) else {
+                println!("not tested: {engine:?}");
+                continue;
+            };
+            let error = media.write(4 << 20, &[1; 4096], true).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFBIG), "{error}");
+            media.flush().unwrap();
+            media.write(0, &[2; 4096], true).unwrap();
+            let mut found = [0; 4096];
+            media.read(0, &mut found).unwrap();
+            assert_eq!(found, [2; 4096]);
+        }
+        return;
+    }
+    let scratch = Scratch::create(8 << 20);
+    let status = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "trap '' XFSZ; ulimit -f 2048 && exec \"$0\" --exact a_durable_write_without_room_is_no_failed_sync",
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .env(FILE, &scratch.0)
+        .status()
+        .unwrap();
+    assert!(status.success());
+}

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+mod beat;
 mod crc32c;
 mod device;
 mod discover;
@@ -23,6 +24,7 @@ mod wait;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Device>()?;
     module.add_class::<transfer::Transfer>()?;
+    module.add_class::<beat::Beat>()?;
     module.add_class::<target::Target>()?;
     module.add_function(wrap_pyfunction!(open_block::open_block, module)?)?;
     module.add_function(wrap_pyfunction!(open_file::open_file, module)?)?;

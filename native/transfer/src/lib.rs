@@ -6,8 +6,10 @@
 //! * [`single`]: one request and its waiter
 //! * [`segment`], [`piece`], [`engine`]: a batch's rows, how they are cut into requests, and how these move
 //! * [`checksum`]: CRC32C with the block's identity mixed in
+//! * [`beat`]: a heartbeat of blocks that were made beforehand
 //! * [`local`]: files and memory as block devices
 
+pub mod beat;
 pub mod buffer;
 pub mod checksum;
 pub mod device;

@@ -14,7 +14,9 @@ from headrace.device.address import (
     parse_address,
 )
 from headrace.device.batch import Batch
+from headrace.device.beat import Beat, start_beat
 from headrace.device.kernel_reservations import KernelReservations
+from headrace.device.lock import FileLock, lock_file
 from headrace.device.native import NativeDevice
 from headrace.device.open import lanes, open_device
 from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnsettledRange
@@ -33,10 +35,12 @@ from headrace.device.transfer import Transfer, read_batch, submit_read, submit_w
 __all__ = [
     "AdminResult",
     "Batch",
+    "Beat",
     "BlockAddress",
     "BlockDevice",
     "Buffer",
     "FileAddress",
+    "FileLock",
     "KernelReservations",
     "MemoryAddress",
     "NativeDevice",
@@ -55,10 +59,12 @@ __all__ = [
     "UnsettledRange",
     "crc32c",
     "lanes",
+    "lock_file",
     "new_key",
     "open_device",
     "parse_address",
     "read_batch",
+    "start_beat",
     "submit_read",
     "submit_write",
     "write_batch",

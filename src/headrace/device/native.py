@@ -9,6 +9,7 @@ from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, get_args
+from uuid import UUID
 
 from headrace import _native
 from headrace.device.address import (
@@ -178,6 +179,21 @@ class NativeDevice:
             "read_only": self.read_only,
             **json.loads(handle.describe()),
         }
+
+    # ---- other hosts ----
+
+    def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> NativeDevice:
+        """The same device, opened once more as another host: associations of its own, and reservations of its own.
+        `hostnqn`: that of this device, unless given. A `mem:` device cannot be opened twice (UsageError)."""
+        if isinstance(self._address, MemoryAddress):
+            raise UsageError("a mem: device cannot be opened twice", where=self.uri)
+        identity = HostIdentity(hostnqn=hostnqn or self.hostnqn, hostid=hostid)
+        return NativeDevice(self._address, identity=identity)
+
+    @property
+    def hostnqn(self) -> str:
+        """The name under which this device is opened."""
+        return (self._identity or host_identity()).hostnqn
 
     # ---- paths ----
 
@@ -381,6 +397,7 @@ class _Lane(NativeDevice):
         self._device = device
         self._name = name
         self._address = device._address
+        self._identity = device._identity
         self._opened_read_only = device._opened_read_only
         self._reservations = None
         self._guard = None

@@ -243,7 +243,7 @@ class Reservations:
     @property
     def capabilities(self) -> ReservationCapabilities:
         """What the namespace offers; false where it offers nothing."""
-        rescap = int(self._describe()["rescap"])
+        rescap = int(self._describe().get("rescap", 0))
         return ReservationCapabilities(
             types=frozenset(kind for kind in ReservationType if rescap & 1 << kind),
             persist=bool(rescap & _PERSIST),

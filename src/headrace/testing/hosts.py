@@ -174,6 +174,9 @@ class HostDevice:
                 self._closed = True
                 self.namespace.lose(self._controller, cache_lost=False)
 
+    def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> HostDevice:
+        return self.namespace.connect(hostid)
+
     def lane(self, name: TrafficClass) -> HostDevice:
         """The device itself: queues do not matter here."""
         return self

@@ -72,8 +72,8 @@ class WriterOptions:
     #: Replace a committed checkpoint of the same step, in the same commit; else saving it again is an error.
     overwrite: bool = False
     #: Where another run's session holds the volume and gives no sign of life: "refuse", or take over from it,
-    #: "if-dead". A process that lives but is stopped, or holds the GIL, for some seconds looks dead, and loses the
-    #: volume. A dead predecessor of the same `run_id` is taken over from in either case.
+    #: "if-dead". A process that lives but is stopped for some seconds looks dead, and loses the volume. A dead
+    #: predecessor of the same `run_id` is taken over from in either case.
     takeover: Literal["refuse", "if-dead"] = "refuse"
 
     def __post_init__(self) -> None:

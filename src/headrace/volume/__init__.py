@@ -1,5 +1,6 @@
 """The volume: named, immutable, checksummed objects, striped over block devices. Format: `docs/volume-format.md`."""
 
+from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.objects import ObjectInfo
 from headrace.volume.session import Session
@@ -13,6 +14,7 @@ __all__ = [
     "ObjectInfo",
     "Receipt",
     "Session",
+    "Ticket",
     "Transaction",
     "Volume",
     "VolumeInfo",

@@ -12,9 +12,10 @@ from headrace.device import BlockDevice, FileAddress, parse_address
 from headrace.errors import NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
 from headrace.settings import check_text
 from headrace.units import format_bytes
-from headrace.volume import layout
+from headrace.volume import fence, layout
 from headrace.volume.durable import write_through
 from headrace.volume.foreign import foreign_signature
+from headrace.volume.heartbeat import INTERVAL_S, new_heartbeat
 from headrace.volume.layout import ALIGN, RESERVED_BYTES, AreaHeader, Member, Record, Superblock, align_up
 from headrace.volume.members import read_superblock
 
@@ -26,13 +27,31 @@ _DATA_ALIGN = 64 << 10
 
 
 def create(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, log_bytes: int | None, force: bool) -> None:
-    """Write an empty volume. UsageError where a device holds something already, unless `force`."""
+    """Write an empty volume. UsageError where a device holds something already, or is held by another host, unless
+    `force`. From then on the targets refuse the writes of everybody but the next session.
+    """
     superblocks = plan_volume(devices, name=name, stripe_bytes=stripe_bytes, log_bytes=log_bytes, force=force)
     for device in devices:
         if device.read_only:
             raise UsageError(
                 "the device can only be read", where=device.uri, next_step="give one that may be written to"
             )
+    held = fence.take(devices, judged=None, anybody=force)
+    try:
+        _write(held.devices, superblocks, _never_used(superblocks[0], held))
+    finally:
+        held.close()
+
+
+def _never_used(superblock: Superblock, held: fence.Fence) -> bytes:
+    """The heartbeat block: under which key the members are held although no session has ever been."""
+    if held.ticket(superblock.volume_id, 0) is None:
+        return bytes(ALIGN)
+    now = new_heartbeat(0, "headrace volume create", INTERVAL_S, nonce=held.hostid.bytes, key=held.key)
+    return now._replace(state=layout.CLOSED).encode(superblock.volume_id)
+
+
+def _write(devices: Sequence[BlockDevice], superblocks: Sequence[Superblock], heartbeat: bytes) -> None:
     blank = bytes(ALIGN)
     for device in devices:
         for offset in layout.superblock_offsets(device.size_bytes):
@@ -43,7 +62,7 @@ def create(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, log_
     header = AreaHeader(1, first.log_epoch, 0, 1, 0, first.created_ns).encode(first.volume_id, 0)
     for copy in range(layout.LOG_COPIES):
         device = devices[first.log_member[copy]]
-        write_through(device, first.log_offset[copy], blank)
+        write_through(device, first.log_offset[copy], heartbeat)
         write_through(device, first.area_offset(copy, 1), blank)
         write_through(device, first.area_offset(copy, 0) + ALIGN, snapshot)
         write_through(device, first.area_offset(copy, 0), header)
@@ -79,24 +98,23 @@ def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force
             raise UsageError("the logical block is too long", where=device.uri, expected=f"at most {ALIGN}")
         if force:
             continue
+        what = "the device holds a volume"
         try:
-            held = read_superblock(device)[0].name
+            held = repr(read_superblock(device)[0].name)
         except NotAVolume:
+            what = "the device holds something else"
             foreign = foreign_signature(device) if device.size_bytes >= ALIGN else None
+            if foreign is None and fence.holder(device) is not None:
+                what, foreign = "another host holds the device", "a reservation"
             if foreign is None:
                 continue
-            raise UsageError(
-                "the device holds something else",
-                where=device.uri,
-                found=foreign,
-                next_step="choose another device, or destroy what it holds with force=True (--force)",
-            ) from None
+            held = foreign
         except (VolumeDamaged, VolumeTooNew) as error:
             held = str(error)
         raise UsageError(
-            "the device holds a volume",
+            what,
             where=device.uri,
-            found=repr(held),
+            found=held,
             next_step="choose another device, or destroy what it holds with force=True (--force)",
         )
 

@@ -13,11 +13,11 @@ from headrace.errors import UsageError
 from headrace.volume import layout
 from headrace.volume.extents import Extents
 
-_T = TypeVar("_T", bound="_Message")
+_T = TypeVar("_T", bound="Message")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Message:
+class Message:
     """Picklable, and JSON-able by `to_json`/`from_json` (bytes as base64)."""
 
     def to_json(self) -> str:
@@ -44,7 +44,7 @@ class _Message:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grant(_Message):
+class Grant(Message):
     """Space for one object, given to whoever writes its bytes: `volume.write_grant(grant, buffer)` on any rank.
 
     Good for the transaction that gave it, once. Never put it where it may be used again (a cached plan): a second write
@@ -65,6 +65,8 @@ class Grant(_Message):
     columns: bytes
     table_runs: bytes
     table_columns: bytes
+    #: A `headrace.volume.fence.Ticket` as JSON: as which host it is written. Empty: as the one that writes it is.
+    ticket: str = ""
 
     @property
     def block_count(self) -> int:
@@ -99,7 +101,7 @@ class Grant(_Message):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt(_Message):
+class Receipt(Message):
     """A grant's bytes are durable on the members. `roots`: uint32 little-endian, what the object's entry needs."""
 
     session: int

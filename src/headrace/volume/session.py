@@ -14,26 +14,29 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.device import BlockDevice, lanes
 from headrace.errors import HeadraceError, SessionLost, UsageError, VolumeError
-from headrace.volume import heartbeat, layout
+from headrace.volume import fence, heartbeat, layout
 from headrace.volume.catalog import Catalog
-from headrace.volume.changes import Changes
+from headrace.volume.changes import Changes, count_slices
 from headrace.volume.checksums import table_page_bytes
 from headrace.volume.commit import LogWriter
 from headrace.volume.extents import Extents
+from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant
-from headrace.volume.heartbeat import HeartbeatBlock, HeartbeatThread
+from headrace.volume.heartbeat import HeartbeatBlock
 from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, Operation, SessionEntry, Totals
-from headrace.volume.objects import Range, space_of
+from headrace.volume.log import LogReader
+from headrace.volume.objects import Range, blobs_of, objects_of, space_of
 from headrace.volume.space import Allocator, TableSpace, count_space
 from headrace.volume.transaction import Allocation, Transaction, may_still_be_written
-from headrace.volume.usage import usage_of
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -42,7 +45,9 @@ if TYPE_CHECKING:
 class Session:
     """Made by `Volume.session`. Thread-safe; belongs to the process that opened it."""
 
-    def __init__(self, volume: Volume, *, run_id: str, takeover: str, heartbeat_s: float, missed_beats: int) -> None:
+    def __init__(
+        self, volume: Volume, *, run_id: str, takeover: str, heartbeat_s: float, missed_beats: int, unfenced: bool
+    ) -> None:
         self.volume = volume
         self.run_id = run_id
         self._lock = threading.RLock()
@@ -57,18 +62,57 @@ class Session:
         self._parked: dict[int, list[Range]] = {}
         #: Something of this session may still be written by a command that nobody will ever answer for.
         self._outstanding = False
-        superblock = volume.superblock
-        block = HeartbeatBlock(superblock, volume.metadata)
-        mine = heartbeat.new_heartbeat(volume.catalog_session() + 1, run_id, heartbeat_s)
         where = ", ".join(volume.uris)
-        mine, clean = heartbeat.claim(
-            block, mine, takeover=takeover, missed_beats=missed_beats, where=where, first=volume.catalog_session() == 0
+        fence.check(volume.devices, unfenced=unfenced)
+        # First who holds, then whether that one lives, then the take-over from exactly that one.
+        holder = fence.holder(volume.devices[0])
+        verdict = heartbeat.judge(
+            HeartbeatBlock(volume.superblock, volume.devices),
+            run_id=run_id,
+            takeover=takeover,
+            missed_beats=missed_beats,
+            where=where,
+            last_session=volume.catalog_session(),
+            holder=holder,
         )
+        self._fence = fence.take(volume.devices, judged=holder)
+        try:
+            #: What data are written with: beside the structures of the log, which go through the devices themselves, so
+            #: that neither holds up a heartbeat or a commit. Reads have the volume's own associations.
+            self.writing: list[BlockDevice] = lanes(self._fence.devices, "checkpoint")
+            self._begin(HeartbeatBlock(volume.superblock, self._fence.devices), verdict, heartbeat_s, where)
+        except BaseException:
+            with suppress(HeadraceError):
+                self._fence.close()
+            raise
+
+    def _begin(self, block: HeartbeatBlock, verdict: heartbeat.Verdict, heartbeat_s: float, where: str) -> None:
+        volume = self.volume
+        mine = heartbeat.new_heartbeat(
+            volume.catalog_session() + 1,
+            self.run_id,
+            heartbeat_s,
+            nonce=self._fence.hostid.bytes,
+            key=self._fence.key if self._fence.ticket(b"", 0) else 0,
+        )
+        mine = heartbeat.claim(block, mine, where=where, fenced=self._fence.reserved)
         self.number = mine.session
-        self._beat = HeartbeatThread(block, mine, on_lost=self._on_lost)
+        self._log = LogReader(volume.superblock, block.devices)
+        # Tables do not change, and the volume reads them after this session, too.
+        self._log.nodes = volume.log.nodes
+        on_lost = weakref.WeakMethod(self._on_lost)
+        self._beat = heartbeat.start_heart(
+            block,
+            mine,
+            fenced=self._fence.reserved,
+            on_lost=lambda lost: None if (told := on_lost()) is None else told(lost),
+        )
+        # A session that nobody holds any more must not look alive.
+        weakref.finalize(self, self._beat.abandon)
         try:
             # What follows writes to the log: a claim that fails from here on may have left commands behind.
-            self._writer = self._take_log(mine, clean)
+            with self.lost_if_fenced():
+                self._writer = self._take_log(mine, verdict)
             self._allocator = self._count_space()
             #: No session before had this number, so no allocation had these.
             self._next_birth = (self.number << 32) + 1
@@ -83,11 +127,16 @@ class Session:
 
     # ---- opening and closing ----
 
-    def _take_log(self, mine: layout.Heartbeat, clean: bool) -> LogWriter:
+    def _take_log(self, mine: layout.Heartbeat, verdict: heartbeat.Verdict) -> LogWriter:
         volume = self.volume
-        volume.mend_superblocks()
-        catalog, cursor = volume.reload_for_writing()
-        writer = LogWriter(volume.log, catalog, cursor)
+        volume.mend_superblocks(self._fence.devices)
+        catalog, cursor = self._log.load(every_copy=True)
+        # Of a predecessor that the targets confirm to have drained no command can land any more.
+        last = verdict.last
+        clean = verdict.clean or (
+            last is not None and last.session == catalog.session and self._fence.drained(last.key)
+        )
+        writer = LogWriter(self._log, catalog, cursor)
         writer.adopt()
         if self.number <= catalog.session:
             # The heartbeat block was lost: the log knows better which numbers were used.
@@ -122,23 +171,50 @@ class Session:
         with self.volume.lock:
             catalog.load_tables()
         windows = [one for ranges in catalog.windows.values() for one in ranges]
-        usage = usage_of(catalog, superblock.stripe_bytes)
+        blobs = list(blobs_of(catalog))
         #: Slices of every blob that has a key: who deletes the last one deletes the blob.
-        self._counts: dict[int, int] = usage.slices
-        spaces, quarantined = count_space(superblock, usage.ranges(), windows, catalog.table_space())
-        for member, end in usage.ends.items():
-            spaces[member].cursor = end
+        self._counts = count_slices(objects_of(catalog))
+        spaces, quarantined = count_space(superblock, blobs, windows, catalog.table_space())
+        newest = max(blobs, key=lambda blob: blob.birth, default=None)
+        if newest is not None:
+            for member, offset, length in space_of(newest, superblock.stripe_bytes):
+                spaces[member].cursor = max(spaces[member].cursor, offset + length)
         allocator = Allocator(
             spaces, stripe_bytes=superblock.stripe_bytes, log_window=self._log_window, make_room=self._room_for_window
         )
         allocator.quarantined_bytes = quarantined
         return allocator
 
+    # ---- what keeps others out ----
+
+    @property
+    def fence(self) -> str:
+        """What keeps out a writer that was taken over from, on the worst member: "persistent", "until-restart", "node",
+        "machine", "process" or "none" (`headrace.volume.fence`)."""
+        return self._fence.strength
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """For other processes of this job: `Volume.open(..., ticket=...)`, so that they write as this session does.
+        Each grant carries it, too. None where no member keeps reservations."""
+        return self._fence.ticket(self.volume.superblock.volume_id, self.number)
+
+    @contextmanager
+    def lost_if_fenced(self) -> Iterator[None]:
+        """A write that the target refuses is the end of this session."""
+        try:
+            with fence.lost_if_fenced():
+                yield
+        except SessionLost as lost:
+            self._lost = self._lost or lost
+            raise
+
     def _log_window(self, ranges: list[Range]) -> None:
         self.look()
         rows = np.array([(member, 0, offset, length) for member, offset, length in ranges], layout.EXTENT)
         rows["flags"][0] = layout.INSTEAD
-        record = self._writer.append(layout.WINDOW, rows.tobytes(), self.number)
+        with self.lost_if_fenced():
+            record = self._writer.append(layout.WINDOW, rows.tobytes(), self.number)
         with self.volume.lock:
             self._writer.catalog.apply(record)
 
@@ -164,8 +240,11 @@ class Session:
             raise self._lost
 
     def look(self) -> None:
-        """`check`, and see in the heartbeat block that nobody took the volume over: before every write to the log."""
+        """`check`, and see in the heartbeat block that nobody took the volume over: before every write to the log.
+        Where the targets keep others out there is nothing to look at: they refuse the write."""
         self.check()
+        if self._fence.reserved:
+            return
         try:
             self._beat.check()
         except SessionLost as lost:
@@ -176,6 +255,8 @@ class Session:
         """See that our log is the one in force. A heart that was stopped between its look and its beat has named us in
         the heartbeat block again; but whoever takes over from a session that did not end moves the log first.
         """
+        if self._fence.reserved:
+            return
         if self._writer.reader.newer(self._writer.cursor):
             self._lost = SessionLost(
                 "another session took the volume over",
@@ -201,6 +282,9 @@ class Session:
             self._beat.stop(None if self._lost is not None else CLOSED_OUTSTANDING if outstanding else CLOSED)
         except SessionLost as lost:
             self._lost = lost
+        finally:
+            # The reservation stays: until the next session takes it, nobody can write.
+            self._fence.close()
 
     def __enter__(self) -> Session:
         return self
@@ -314,6 +398,7 @@ class Session:
             columns=data.columns.tobytes(),
             table_runs=b"" if table is None else table.runs.tobytes(),
             table_columns=b"" if table is None else table.columns.tobytes(),
+            ticket="" if (ticket := self.ticket) is None else ticket.to_json(),
         )
         allocation.begin()
         return allocation
@@ -330,11 +415,13 @@ class Session:
                 return catalog.sequence
             payload_bytes = sum(operation.encoded_bytes for operation in outcome.operations) + layout.PAYLOAD_BYTES
             self._writer.check_room(payload_bytes, growing=transaction.growing)
-            self._writer.ensure_room(layout.record_blocks(payload_bytes))
+            with self.lost_if_fenced():
+                self._writer.ensure_room(layout.record_blocks(payload_bytes))
             transaction.committing = True
-            record = commit_records(
-                self._writer, transaction, outcome.operations, sequence, outcome.totals, self.number
-            )
+            with self.lost_if_fenced():
+                record = commit_records(
+                    self._writer, transaction, outcome.operations, sequence, outcome.totals, self.number
+                )
             with self.volume.lock:
                 catalog.apply(record)
                 self.volume.forget_objects()
@@ -378,6 +465,10 @@ class Session:
     def lock(self) -> threading.RLock:
         """Guards the session's state, which its transactions look at."""
         return self._lock
+
+    def after_fork(self) -> None:
+        """In the child, to which nothing of this session belongs."""
+        self._fence.after_fork()
 
     def ended(self, transaction: Transaction) -> None:
         with self._lock:

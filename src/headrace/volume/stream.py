@@ -79,7 +79,7 @@ def write_stream(
     memory; the rest and the checksum table wait for the transaction's flush.
     """
     session = transaction.session
-    devices, superblock = session.volume.writing, session.volume.superblock
+    devices, superblock = session.writing, session.volume.superblock
     stripe = superblock.stripe_bytes
     birth = allocation.birth
     row = stripe * len(devices)

@@ -201,24 +201,27 @@ class Transaction:
         session = self._session
         extents, table = session.take_blob(allocation, len(data), checksum_block_bytes)
         kept = contiguous(keep, "") if keep is not None else data.copy() if len(data) <= KEPT_BYTES else data
-        volume = session.volume
-        writer = BlobWriter(
-            volume.writing, extents, table, kept, birth=allocation.birth, volume_id=volume.superblock.volume_id
-        )
-        self.write_part(allocation, members_of(volume.writing, extents, table), writer, len(data))
+        volume_id = session.volume.superblock.volume_id
+        writer = BlobWriter(session.writing, extents, table, kept, birth=allocation.birth, volume_id=volume_id)
+        self.write_part(allocation, members_of(session.writing, extents, table), writer, len(data))
         allocation.written(data=extents, table=table, roots=writer.roots)
         self.bound_kept()
 
     def bound_kept(self) -> None:
         """Flush now, where more bytes are kept for it than may be."""
         if self._unflushed.kept_bytes > KEPT_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._session.lost_if_fenced():
             self._unflushed.flush()
 
     def write_part(
         self, allocation: Allocation, devices: Sequence[BlockDevice], write: Callable[[], None], kept_bytes: int
     ) -> None:
         """Run `write` now, and again where a lost association may have taken it along, until the next flush."""
-        self._unflushed.write(allocation, devices, write, kept_bytes=kept_bytes)
+        with self._session.lost_if_fenced():
+            self._unflushed.write(allocation, devices, write, kept_bytes=kept_bytes)
 
     def withdraw(self, grant: Grant) -> None:
         """The grant was handed to nobody, and never will be: if the transaction aborts, its space is free at once."""
@@ -435,7 +438,7 @@ class Transaction:
         with self._lock:
             self._open()
         try:
-            self._unflushed.flush()
+            self._flush()
             self._sequence = self._session.commit(self)
         except BaseException:
             self.abort()

@@ -19,28 +19,29 @@ from headrace.device.protocol import Buffer
 from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeDamaged, VolumeError, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
-from headrace.volume import layout, members
+from headrace.volume import fence, layout, members
 from headrace.volume.catalog import Catalog
 from headrace.volume.checksums import ChecksumCache
 from headrace.volume.commit import LogWriter
 from headrace.volume.create import create as create_on
 from headrace.volume.extents import I64, U32, Pieces, spread
+from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
 from headrace.volume.layout import ObjectValue, Superblock
 from headrace.volume.log import Cursor, Followed, LogReader
-from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
+from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, blobs_of, info_of, objects_of
 from headrace.volume.session import Session
 from headrace.volume.space import count_space
 from headrace.volume.tables import TableDamaged
 from headrace.volume.transfer import VolumeTransfer, explain
-from headrace.volume.usage import usage_of
 from headrace.volume.write import buffer_bytes, write_grant
 
 #: `Volume.list` hides the builtin inside of the class.
 Addresses: TypeAlias = list[str]
 ObjectList: TypeAlias = list[ObjectInfo]
 Result = TypeVar("Result")
+Devices: TypeAlias = list[BlockDevice]
 
 #: A reader that is overtaken by so many rounds of merges gives up.
 _LOOKS = 8
@@ -92,7 +93,8 @@ class VolumeInfo:
     object_count: int
     #: Of the last commit.
     sequence: int
-    #: "unfenced": a second writer is refused by heartbeat, not by the target.
+    #: What keeps out a writer that was taken over from, now, on the worst member: "persistent", "until-restart",
+    #: "node", "machine", "process" or "none" (`headrace.volume.fence`).
     fence: str
     writer: WriterInfo | None
     #: Copies of structures that are damaged while the other is good; the next session mends them.
@@ -107,15 +109,11 @@ class Volume:
 
     def __init__(self, found: members.Members, *, write: bool, owned: bool) -> None:
         self.devices: list[BlockDevice] = found.devices
-        #: What is written goes beside what is read, and neither holds up a heartbeat or a commit. A reader needs no
-        #: connection of its own for its few looks at the log.
-        self.writing: list[BlockDevice] = lanes(self.devices, "checkpoint")
-        self.metadata: list[BlockDevice] = lanes(self.devices, "metadata") if write else self.devices
         self.superblock: Superblock = found.superblock
         self.writable = write
         #: Guards catalog and cursor; never held while waiting for a session.
         self.lock = threading.RLock()
-        self.log = LogReader(self.superblock, self.metadata)
+        self.log = LogReader(self.superblock, self.devices)
         self._owned = owned
         self._closed = False
         self._warnings = found.warnings
@@ -123,7 +121,11 @@ class Volume:
         self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
         #: By birth, so never stale.
         self._blobs: OrderedDict[int, StoredBlob] = OrderedDict()
-        self._session: Session | None = None
+        #: Dropped without `close`, it ends: so nothing here keeps it.
+        self._begun: weakref.ref[Session] | None = None
+        #: As which host this process writes for another one's session.
+        self._joined: tuple[Ticket, list[BlockDevice]] | None = None
+        self._joining = threading.Lock()
         self._catalog: Catalog
         self._cursor: Cursor
         self._catalog, self._cursor = self.log.load()
@@ -160,11 +162,19 @@ class Volume:
             raise
 
     @classmethod
-    def open(cls, where: str | Sequence[str] | Sequence[BlockDevice], *, write: bool = False) -> Volume:
+    def open(
+        cls,
+        where: str | Sequence[str] | Sequence[BlockDevice],
+        *,
+        write: bool = False,
+        ticket: Ticket | None = None,
+    ) -> Volume:
         """Open by the addresses of all members, in any order (one text may hold several, separated by commas), or
         devices.
 
-        `write`: needed for `session` and `write_grant`. Raises NotAVolume, VolumeTooNew, VolumeDamaged, DeviceError.
+        `write`: needed for `session` and `write_grant`. `ticket`: of the session for which this process writes
+        (`Session.ticket`), to connect now what the first grant would connect. Raises NotAVolume, VolumeTooNew,
+        VolumeDamaged, DeviceError; SessionLost where the ticket's session was taken over from.
         """
         uris = [where] if isinstance(where, str) else [item for item in where if isinstance(item, str)]
         devices = [] if isinstance(where, str) else [item for item in where if not isinstance(item, str)]
@@ -175,14 +185,19 @@ class Volume:
             members.addresses(where if isinstance(where, str) else uris), read_only=not write
         )
         try:
-            return cls(members.recognise(opened), write=write, owned=owned)
+            volume = cls(members.recognise(opened), write=write, owned=owned)
+            if ticket is not None:
+                volume._join(ticket)
+            return volume
         except BaseException:
             if owned:
                 members.close_all(opened)
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopen, (self.uris if self._owned else self.devices, self.writable))
+        session, joined = self._session, self._joined
+        ticket = session.ticket if session is not None else None if joined is None else joined[0]
+        return (_reopen, (self.uris if self._owned else self.devices, self.writable, ticket))
 
     @property
     def uris(self) -> Addresses:
@@ -211,6 +226,9 @@ class Volume:
             if session is not None:
                 session.close()
         finally:
+            joined, self._joined = self._joined, None
+            if joined is not None:
+                members.close_all([device for device in joined[1] if device not in self.devices])
             if self._owned:
                 members.close_all(self.devices)
 
@@ -333,7 +351,7 @@ class Volume:
     def info(self) -> VolumeInfo:
         """Sizes, sequence, writer. Reads the heartbeat block."""
         superblock = self.superblock
-        heartbeat = HeartbeatBlock(superblock, self.metadata).read()
+        heartbeat = HeartbeatBlock(superblock, self.devices).read()
         session = self._session
         with self.lock:
             count, used = self._catalog.totals
@@ -380,7 +398,7 @@ class Volume:
             free_bytes=capacity - used - quarantined,
             object_count=count,
             sequence=sequence,
-            fence="unfenced",
+            fence=fence.weakest([fence.in_force(device) for device in self.devices]),
             writer=writer,
             warnings=[*self._warnings, *findings],
         )
@@ -399,12 +417,7 @@ class Volume:
             return 0
         windows = catalog.windows.get(catalog.session, [])
         return (
-            count_space(
-                self.superblock,
-                usage_of(self._catalog, self.stripe_bytes).ranges(),
-                windows,
-                self._catalog.table_space(),
-            )[1]
+            count_space(self.superblock, blobs_of(self._catalog), windows, self._catalog.table_space())[1]
             if windows
             else 0
         )
@@ -516,16 +529,20 @@ class Volume:
         takeover: str = "refuse",
         heartbeat_s: float = INTERVAL_S,
         missed_beats: int = MISSED_BEATS,
+        unfenced: bool = False,
     ) -> Session:
-        """Become the volume's one writer.
+        """Become the volume's one writer: a host of its own to the targets, which shut every older one out.
 
         `run_id` names the job: a restart under the same name takes over by itself once its predecessor is dead, which
-        takes `missed_beats` of the predecessor's heartbeat intervals. `takeover="if-dead"` does so for any name.
+        takes `missed_beats` of the predecessor's heartbeat intervals. `takeover="if-dead"` does so for any name;
+        `"now"` takes over from a living session too, by hand: whoever asks for it has seen `info().writer`.
+        `unfenced`: also where a member's target has no reservations, so that nothing keeps out a writer that was taken
+        over from (`docs/volume-format.md`, "Ghosts").
         VolumeTooOld for a volume of an earlier version, which is only read any more; WriterActive where another session
-        holds the volume; a session that was closed is followed at once.
+        holds the volume, NotFenced; a session that was closed is followed at once.
         """
-        if takeover not in ("refuse", "if-dead"):
-            raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(takeover))
+        if takeover not in ("refuse", "if-dead", "now"):
+            raise UsageError("takeover", expected='"refuse", "if-dead" or "now"', found=repr(takeover))
         check_text("run_id", run_id or "")
         if not 0.01 <= heartbeat_s <= 60 or not 1 <= missed_beats <= 1000:
             raise UsageError(
@@ -552,17 +569,43 @@ class Volume:
             takeover=takeover,
             heartbeat_s=heartbeat_s,
             missed_beats=missed_beats,
+            unfenced=unfenced,
         )
+
+    @property
+    def _session(self) -> Session | None:
+        return None if self._begun is None else self._begun()
+
+    def _join(self, ticket: Ticket) -> Devices:
+        """What to write with for the session that gave the ticket; connected when first needed. SessionLost."""
+        if ticket.volume_id != self.superblock.volume_id:
+            raise UsageError("the ticket belongs to another volume", where=", ".join(self.uris))
+        with self._joining:
+            if self._joined is None or self._joined[0] != ticket:
+                before, self._joined = self._joined, None
+                if before is not None:
+                    # A session that is over, or that has renewed itself: what it still writes is refused anyway.
+                    members.close_all([device for device in before[1] if device not in self.devices])
+                self._joined = (ticket, fence.join(self.devices, ticket))
+            return self._joined[1]
 
     def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
         """Write an object's bytes where its grant says, until they are durable; any rank may, without a session.
 
         `buffer` must not change before this returns. The receipt goes back to the transaction that gave the grant.
+        SessionLost where the session that gave the grant was taken over from.
         """
         self.check_writable()
         if grant.volume_id != self.superblock.volume_id:
             raise UsageError("the grant belongs to another volume", where=f"object {grant.name!r}")
-        return write_grant(self.writing, grant, buffer)
+        session = self._session
+        if session is not None and session.number == grant.session:
+            with session.lost_if_fenced():
+                return write_grant(session.writing, grant, buffer)
+        # What was joined is there for writing alone; else it goes beside what is read.
+        devices = self._join(Ticket.from_json(grant.ticket)) if grant.ticket else lanes(self.devices, "checkpoint")
+        with fence.lost_if_fenced():
+            return write_grant(devices, grant, buffer)
 
     def check_writable(self) -> None:
         if self._closed:
@@ -576,36 +619,32 @@ class Volume:
         with self.lock:
             return self._catalog.session
 
-    def mend_superblocks(self) -> None:
+    def mend_superblocks(self, devices: Sequence[BlockDevice]) -> None:
         if self._warnings:
-            members.mend_superblocks(self.devices)
+            members.mend_superblocks(devices)
             self._warnings = []
-
-    def reload_for_writing(self) -> tuple[Catalog, Cursor]:
-        """The state as of now, not yet this volume's."""
-        with self.lock:
-            # Not beside a `refresh`: both would use one read-ahead.
-            return self.log.load(every_copy=True)
 
     def adopt_state(self, catalog: Catalog, writer: LogWriter, session: Session) -> None:
         """From now on the session moves this volume's state."""
-        self._catalog, self._cursor, self._session = catalog, writer.cursor, session
+        self._catalog, self._cursor, self._begun = catalog, writer.cursor, weakref.ref(session)
         self._decoded.clear()
 
     def end_session(self, writer: LogWriter) -> None:
         """The session is over: follow the log again from where it stopped."""
         with self.lock:
             self._cursor = writer.cursor
-            self._session = None
+            self._begun = None
 
     def after_fork(self) -> None:
         """In the child: locks may have been held by threads that it does not have, and the session is not its own."""
         self.lock = threading.RLock()
+        self._joining = threading.Lock()
         self._checksums.after_fork()
         self.log.nodes.after_fork()
-        if self._session is not None:
-            self._session = None
-            self.log = LogReader(self.superblock, self.metadata)
+        session, self._begun = self._session, None
+        if session is not None:
+            session.after_fork()
+            self.log = LogReader(self.superblock, self.devices)
 
 
 def _after_fork() -> None:
@@ -616,8 +655,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _reopen(where: Any, write: bool) -> Volume:
-    return Volume.open(where, write=write)
+def _reopen(where: Any, write: bool, ticket: Ticket | None = None) -> Volume:
+    return Volume.open(where, write=write, ticket=ticket)
 
 
 def _int64(values: npt.ArrayLike) -> I64:

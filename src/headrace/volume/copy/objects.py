@@ -108,7 +108,7 @@ class ObjectWriter:
         except BaseException:
             sink.dropped(self._transaction)
             raise
-        self._devices = sink.session.volume.writing
+        self._devices = sink.session.writing
         self._data, self._table = self._grant.data_extents(), self._grant.table_extents()
         self._members = members_of(self._devices, self._data, self._table)
         self._before = [device.loss_count() for device in self._members]
