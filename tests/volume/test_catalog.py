@@ -38,11 +38,13 @@ def small_volume(members: int = 2) -> tuple[Timeline, Volume]:
     return timeline, Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
 
 
-def work(timeline: Timeline, volume: Volume, commits: int, model: Model | None = None) -> Model:
+def work(
+    timeline: Timeline, volume: Volume, commits: int, model: Model | None = None, begin: int | None = None
+) -> Model:
     """Small commits that overwrite and delete, and now and then one that is a table of its own."""
     model = model or Model()
     with writing(volume) as writer:
-        begin = len(model.states) - 1
+        begin = len(model.states) - 1 if begin is None else begin
         for i in range(begin, begin + commits):
             with model.transaction(writer, timeline) as tx:
                 for name in (f"a/{i}", f"b/{i % 7}"):
@@ -82,9 +84,9 @@ def test_a_crash_in_a_session_that_follows_a_crash() -> None:
     chance = random.Random(3)
     timeline, volume = small_volume()
     model = Model()
-    for _ in range(5):
+    for i in range(5):
         timeline.begin()
-        model = work(timeline, volume, 12, model)
+        model = work(timeline, volume, 12, model, 100 * i + 1)
         crash = timeline.crash(chance.randrange(len(timeline.events) // 2, len(timeline.events)))
         last = max(crash.notes, default=0)
         media = crash.some(chance)

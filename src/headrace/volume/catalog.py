@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
+from headrace.volume.columns import Columns, live
 from headrace.volume.layout import Operation, Record, Root, SessionEntry, Tables, TablesChanged, Totals
 from headrace.volume.objects import Range
 from headrace.volume.tables import NodeStore, Table, merged
@@ -91,6 +92,10 @@ class Catalog:
         keys = sorted(key for key in self.recent if key >= first and (end is None or key < end))
         recent: Batch = keys, [self.recent[key] for key in keys]
         return [iter([recent]), *(batches(table.leaves(first, end), first) for table in self.tables)]
+
+    def columns(self) -> Iterator[Columns]:
+        """All entries, in no order, as arrays."""
+        return live(self.tables, self.recent)
 
     def load_tables(self) -> None:
         """All tables into memory, verified: for whoever writes."""

@@ -25,7 +25,7 @@ from headrace.device import BlockDevice, lanes
 from headrace.errors import HeadraceError, SessionLost, UsageError, VolumeError
 from headrace.volume import fence, heartbeat, layout
 from headrace.volume.catalog import Catalog
-from headrace.volume.changes import Changes, count_slices
+from headrace.volume.changes import Changes
 from headrace.volume.checksums import table_page_bytes
 from headrace.volume.commit import LogWriter
 from headrace.volume.extents import Extents
@@ -34,9 +34,10 @@ from headrace.volume.grant import Grant
 from headrace.volume.heartbeat import HeartbeatBlock
 from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, Operation, SessionEntry, Totals
 from headrace.volume.log import LogReader
-from headrace.volume.objects import Range, blobs_of, objects_of, space_of
+from headrace.volume.objects import Range, space_of
 from headrace.volume.space import Allocator, TableSpace, count_space
 from headrace.volume.transaction import Allocation, Transaction, may_still_be_written
+from headrace.volume.usage import usage_of
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -171,14 +172,12 @@ class Session:
         with self.volume.lock:
             catalog.load_tables()
         windows = [one for ranges in catalog.windows.values() for one in ranges]
-        blobs = list(blobs_of(catalog))
+        usage = usage_of(catalog, superblock.stripe_bytes)
         #: Slices of every blob that has a key: who deletes the last one deletes the blob.
-        self._counts = count_slices(objects_of(catalog))
-        spaces, quarantined = count_space(superblock, blobs, windows, catalog.table_space())
-        newest = max(blobs, key=lambda blob: blob.birth, default=None)
-        if newest is not None:
-            for member, offset, length in space_of(newest, superblock.stripe_bytes):
-                spaces[member].cursor = max(spaces[member].cursor, offset + length)
+        self._counts: dict[int, int] = usage.slices
+        spaces, quarantined = count_space(superblock, usage.ranges(), windows, catalog.table_space())
+        for member, end in usage.ends.items():
+            spaces[member].cursor = end
         allocator = Allocator(
             spaces, stripe_bytes=superblock.stripe_bytes, log_window=self._log_window, make_room=self._room_for_window
         )

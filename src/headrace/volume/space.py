@@ -18,12 +18,15 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from headrace.errors import VolumeDamaged, VolumeFull
 from headrace.units import format_bytes
 from headrace.volume.catalog import merge
-from headrace.volume.extents import column_bytes, make_runs
-from headrace.volume.layout import ALIGN, Blob, Rows, Superblock, align_up
-from headrace.volume.objects import Range, space_of
+from headrace.volume.extents import I64, column_bytes, make_runs
+from headrace.volume.layout import ALIGN, Rows, Superblock, align_up
+from headrace.volume.objects import Range
+from headrace.volume.usage import Ranges
 
 
 class FreeSpace:
@@ -36,6 +39,20 @@ class FreeSpace:
         self.cursor = 0
         for start, end in ranges:
             self.add(start, end)
+
+    @classmethod
+    def without(cls, start: int, end: int, used: I64, lengths: I64) -> FreeSpace:
+        """[start, end) but for what is used."""
+        order = np.argsort(used, kind="stable")
+        low, high = used[order], np.maximum.accumulate(used[order] + lengths[order]) if len(order) else used
+        # Free is what lies between the end of all before and the beginning of the next.
+        free_from = np.concatenate(([start], np.clip(high, start, end)))
+        free_to = np.concatenate((np.clip(low, start, end), [end]))
+        there = free_to > free_from
+        space = cls()
+        space._starts, space._ends = free_from[there].tolist(), free_to[there].tolist()
+        space.total = int((free_to - free_from)[there].sum())
+        return space
 
     def add(self, start: int, end: int) -> None:
         """Make [start, end) free; it must not be."""
@@ -338,23 +355,24 @@ class TableSpace:
 
 
 def count_space(
-    superblock: Superblock, blobs: Iterable[Blob], windows: Iterable[Range], tables: Iterable[Range] = ()
+    superblock: Superblock, used: Ranges, windows: Iterable[Range], tables: Iterable[Range] = ()
 ) -> tuple[list[FreeSpace], int]:
     """The free space of each member, and the bytes that only `windows` keep from being free. VolumeDamaged.
 
-    `tables`: what the catalogue itself takes.
+    `used`: by blobs; `tables`: by the catalogue itself.
     """
-    spaces = [FreeSpace([(member.data_offset, member.data_end)]) for member in superblock.members]
-    for blob in blobs:
-        for member, offset, length in space_of(blob, superblock.stripe_bytes):
-            if member >= len(spaces):
-                raise VolumeDamaged("no such member", where=f"blob {blob.birth:#x}", found=str(member))
-            spaces[member].remove(offset, offset + length)
-    for member, offset, length in tables:
-        spaces[member].remove(offset, offset + length)
+    member, offset, length = used
+    if len(member) and int(member.max()) >= len(superblock.members):
+        raise VolumeDamaged("no such member", where="a blob", found=str(int(member.max())))
+    spaces = []
+    for index, one in enumerate(superblock.members):
+        mine = np.flatnonzero((member == index) & (length > 0))
+        spaces.append(FreeSpace.without(one.data_offset, one.data_end, offset[mine], length[mine]))
+    for index, start, size in tables:
+        spaces[index].remove(start, start + size)
     before = sum(space.total for space in spaces)
-    for member, offset, length in windows:
-        spaces[member].remove(offset, offset + length)
+    for index, start, size in windows:
+        spaces[index].remove(start, start + size)
     return spaces, before - sum(space.total for space in spaces)
 
 

@@ -30,11 +30,12 @@ from headrace.volume.grant import Grant, Receipt
 from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
 from headrace.volume.layout import ObjectValue, Superblock
 from headrace.volume.log import Cursor, Followed, LogReader
-from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, blobs_of, info_of, objects_of
+from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
 from headrace.volume.session import Session
 from headrace.volume.space import count_space
 from headrace.volume.tables import TableDamaged
 from headrace.volume.transfer import VolumeTransfer, explain
+from headrace.volume.usage import usage_of
 from headrace.volume.write import buffer_bytes, write_grant
 
 #: `Volume.list` hides the builtin inside of the class.
@@ -417,7 +418,12 @@ class Volume:
             return 0
         windows = catalog.windows.get(catalog.session, [])
         return (
-            count_space(self.superblock, blobs_of(self._catalog), windows, self._catalog.table_space())[1]
+            count_space(
+                self.superblock,
+                usage_of(self._catalog, self.stripe_bytes).ranges(),
+                windows,
+                self._catalog.table_space(),
+            )[1]
             if windows
             else 0
         )

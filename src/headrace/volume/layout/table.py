@@ -88,7 +88,7 @@ def node_crc(data: bytes | memoryview, volume_id: bytes, birth: int, place: int)
 class Node:
     """A decoded node. Immutable. What it says is sliced out when it is asked for, always within `data`."""
 
-    __slots__ = ("_data", "_keys", "_values", "count", "level")
+    __slots__ = ("count", "data", "keys_at", "level", "values_at")
 
     def __init__(self, data: bytes) -> None:
         """ValueError where it is none."""
@@ -97,22 +97,22 @@ class Node:
         _, level, _, count, key_bytes, value_bytes = _NODE.unpack_from(data)
         self.level: int = level
         self.count: int = count
-        self._data = data
-        self._keys = NODE_BYTES + 8 * count
-        self._values = self._keys + key_bytes
+        self.data = data
+        self.keys_at = NODE_BYTES + 8 * count
+        self.values_at = self.keys_at + key_bytes
         if (
             count < 1
             or level >= MAX_HEIGHT
-            or self._values + value_bytes > len(data)
+            or self.values_at + value_bytes > len(data)
             or (level and value_bytes != count * _CHILD.size)
         ):
             raise ValueError(f"node of level {level} with {count} entries of {key_bytes} and {value_bytes} bytes")
 
     def check(self) -> None:
         """ValueError where entries contradict each other: what a checker wants to know and a reader need not."""
-        ends = np.frombuffer(self._data, "<u4", 2 * self.count, NODE_BYTES)
+        ends = np.frombuffer(self.data, "<u4", 2 * self.count, NODE_BYTES)
         keys, values = ends[: self.count], ends[self.count :] & np.uint32(DELETED - 1)
-        _, _, _, _, key_bytes, value_bytes = _NODE.unpack_from(self._data)
+        _, _, _, _, key_bytes, value_bytes = _NODE.unpack_from(self.data)
         if (
             keys[-1] != key_bytes
             or values[-1] != value_bytes
@@ -128,22 +128,22 @@ class Node:
     def key(self, index: int) -> bytes:
         at = NODE_BYTES + 4 * index
         if index:
-            start, end = _TWO_ENDS.unpack_from(self._data, at - 4)
+            start, end = _TWO_ENDS.unpack_from(self.data, at - 4)
         else:
-            start, (end,) = 0, _END.unpack_from(self._data, at)
-        return self._data[self._keys + start : self._keys + end]
+            start, (end,) = 0, _END.unpack_from(self.data, at)
+        return self.data[self.keys_at + start : self.keys_at + end]
 
     def value(self, index: int) -> bytes | None:
         """None: deleted."""
         at = NODE_BYTES + 4 * (self.count + index)
-        (end,) = _END.unpack_from(self._data, at)
+        (end,) = _END.unpack_from(self.data, at)
         if end & DELETED:
             return None
-        start = _END.unpack_from(self._data, at - 4)[0] & (DELETED - 1) if index else 0
-        return self._data[self._values + start : self._values + end]
+        start = _END.unpack_from(self.data, at - 4)[0] & (DELETED - 1) if index else 0
+        return self.data[self.values_at + start : self.values_at + end]
 
     def child(self, index: int) -> Child:
-        return Child(*_CHILD.unpack_from(self._data, self._values + index * _CHILD.size))
+        return Child(*_CHILD.unpack_from(self.data, self.values_at + index * _CHILD.size))
 
     def first_at_least(self, key: bytes) -> int:
         """Index of the first entry that is not before `key`; `count` where there is none."""
@@ -156,18 +156,23 @@ class Node:
     def _slices(self, base: int, first: int, start: int, ends: U32) -> list[bytes]:
         """Of entries from `start` on, whose ends from `base` on are `ends[start:]`; `first` is the index of `ends`."""
         stops = (ends.astype(np.int64) + base).tolist()
-        begin = base if not start else base + _END.unpack_from(self._data, first - 4)[0] % DELETED
-        data = self._data
+        begin = base if not start else base + _END.unpack_from(self.data, first - 4)[0] % DELETED
+        data = self.data
         return [data[low:high] for low, high in pairwise([begin, *stops])]
+
+    def ends(self) -> tuple[U32, U32]:
+        """Of the keys, from `keys_at` in `data`; of the values, from `values_at`, with their DELETED."""
+        both = np.frombuffer(self.data, "<u4", 2 * self.count, NODE_BYTES)
+        return both[: self.count], both[self.count :]
 
     def keys(self, start: int = 0) -> list[bytes]:
         at = NODE_BYTES + 4 * start
-        return self._slices(self._keys, at, start, np.frombuffer(self._data, "<u4", self.count - start, at))
+        return self._slices(self.keys_at, at, start, np.frombuffer(self.data, "<u4", self.count - start, at))
 
     def values(self, start: int = 0) -> list[bytes | None]:
         at = NODE_BYTES + 4 * (self.count + start)
-        ends = np.frombuffer(self._data, "<u4", self.count - start, at)
-        result: list[bytes | None] = [*self._slices(self._values, at, start, ends % np.uint32(DELETED))]
+        ends = np.frombuffer(self.data, "<u4", self.count - start, at)
+        result: list[bytes | None] = [*self._slices(self.values_at, at, start, ends % np.uint32(DELETED))]
         for index in np.flatnonzero(ends >= DELETED).tolist():
             result[index] = None
         return result
