@@ -21,7 +21,8 @@ from headrace.volume.members import read_superblock
 
 MIN_STRIPE = 64 << 10
 MIN_AREA = 128 << 10
-MAX_DEFAULT_AREA = 64 << 20
+#: The log is short, whatever the volume holds: what is not recent is in tables.
+MAX_DEFAULT_AREA = 1 << 20
 #: Data regions begin and end at multiples of this.
 _DATA_ALIGN = 64 << 10
 

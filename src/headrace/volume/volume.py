@@ -148,7 +148,7 @@ class Volume:
         """Make an empty volume on 1..64 members, given by address or as open devices, and open it for writing.
 
         `stripe_bytes`: power of two from 64 KiB. `log_bytes`: size of a log area (two on each of two copies); by
-        default a 64th of a member, 256 KiB to 64 MiB; it bounds the catalog. UsageError where a device holds a volume,
+        default a 64th of a member, 256 KiB to 1 MiB. UsageError where a device holds a volume,
         unless `force`.
         """
         if (uris is None) == (devices is None):
