@@ -16,6 +16,7 @@ SUITES = {
     "fabric-scale": "many controllers on one target",
     "fabric-nodes": "sixteen targets and one client, nodes of their own, over a shaped link",
     "volume": "objects beside the same bytes moved raw, over NVMe/TCP",
+    "volume-scale": "what a volume of a million objects costs to open, to load and to commit to",
     "volume-copy": "a folder of files into a volume and out of it, beside cp -r",
     "soak": "whether memory or descriptors grow over many connects and half an hour of verified traffic",
 }

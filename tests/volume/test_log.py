@@ -232,6 +232,22 @@ def test_the_catalog_outgrows_its_area_and_ends_with_the_space() -> None:
     assert scrub(devices).clean
 
 
+def test_a_commit_that_is_larger_than_the_log_is_a_table() -> None:
+    devices = devices_of(2, 16 * MIB)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    names = [f"object number {i:06}" for i in range(20_000)]
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("small", b"1")
+        with session.transaction() as tx:
+            tx.put_many(names, b"x" * len(names), 1)
+        assert session._writer.catalog.recent == {} and session._writer.cursor.block < 20
+    reader = Volume.open(devices)
+    assert [info.name for info in reader.list()] == [*names, "small"]
+    assert reader.read("small") == b"1" and reader.read(names[777]) == b"x"
+    assert scrub(devices).clean
+
+
 def test_a_record_that_makes_no_sense_is_damage() -> None:
     volume = Volume.create(devices=devices_of(2), stripe_bytes=STRIPE)
     with writing(volume) as session:

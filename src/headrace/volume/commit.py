@@ -81,7 +81,8 @@ class LogWriter:
         area = reader.superblock.area_bytes
         self._log_blocks = min(LOG_BYTES, area * 3 // 8) // ALIGN
         self._recent_bytes = min(RECENT_BYTES, area // 8)
-        self._bulk_bytes = min(BULK_BYTES, area // 4)
+        #: A commit of more is a table.
+        self.bulk_bytes = min(BULK_BYTES, area // 4)
         self._moving = False
         self._space: SpaceForTables | None = None
         self._new_birth: Callable[[], int] = int
@@ -154,7 +155,7 @@ class LogWriter:
         """A COMMIT record and its marker, of changes in their order: in the record, or in a table where they are many.
         The caller applies it to the catalog."""
         payload_bytes = sum(operation.encoded_bytes for operation in operations)
-        if self._space is None or payload_bytes <= self._bulk_bytes:
+        if self._space is None or payload_bytes <= self.bulk_bytes:
             return self.commit(layout.encode_operations(operations, sequence, totals), session)
         changes = dict(self.catalog.recent)
         for operation in operations:
@@ -278,7 +279,7 @@ class LogWriter:
         `growing`: an eighth of the area is left, so that a full catalog can still log deletions and windows.
         """
         if self._space is not None:
-            payload_bytes = min(payload_bytes, self._bulk_bytes)
+            payload_bytes = min(payload_bytes, self.bulk_bytes)
         if self._lacking(payload_bytes, growing):
             flushed = self._flush()
             if flushed is not None:

@@ -415,7 +415,7 @@ class Session:
             payload_bytes = sum(operation.encoded_bytes for operation in outcome.operations) + layout.PAYLOAD_BYTES
             self._writer.check_room(payload_bytes, growing=transaction.growing)
             with self.lost_if_fenced():
-                self._writer.ensure_room(layout.record_blocks(payload_bytes))
+                self._writer.ensure_room(layout.record_blocks(min(payload_bytes, self._writer.bulk_bytes)))
             transaction.committing = True
             with self.lost_if_fenced():
                 record = commit_records(

@@ -17,7 +17,7 @@ from headrace.errors import VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog import Catalog
 from headrace.volume.columns import Columns
-from headrace.volume.extents import I64, used_space
+from headrace.volume.extents import I64, spread, used_space
 from headrace.volume.layout import ALIGN, ObjectValue
 from headrace.volume.layout.entry import BLOB_BYTES, OBJECT_BYTES
 
@@ -73,15 +73,28 @@ def _count(columns: Columns, stripe_bytes: int, usage: Usage) -> None:
     blob_start = np.concatenate([columns.value_start[of_blob], columns.value_start[inline] + OBJECT_BYTES])
     blob_bytes = np.concatenate([lengths[of_blob], lengths[inline] - OBJECT_BYTES])
     _blobs(data, blob_start, blob_bytes, stripe_bytes, usage)
-    # An object of slices: its births are 24 bytes apart.
-    for index in objects[flags != layout.INLINE].tolist():
-        value = data[columns.value_start[index] : columns.value_end[index]].tobytes()
-        usage.slices.update(ObjectValue.decode(value, columns.name(index)).slices["birth"].tolist())
+    _slices(columns, objects[flags != layout.INLINE], usage)
 
 
 _COUNTS = np.dtype(
     [("roots", "<u4"), ("runs", "<u4"), ("columns", "<u4"), ("table_runs", "<u4"), ("table_columns", "<u4")]
 )
+
+
+def _slices(columns: Columns, objects: I64, usage: Usage) -> None:
+    """Of objects that are slices: how many each blob has."""
+    start = columns.value_start[objects]
+    head = _gather(columns.data, start, 8).view("<u4").reshape(-1, 2)
+    counts = head[:, 1].astype(np.int64)
+    odd = (head[:, 0] != 0) | (columns.value_end[objects] - start != OBJECT_BYTES + layout.SLICE.itemsize * counts)
+    for index in objects[odd].tolist():
+        ObjectValue.decode(columns.value(index), columns.name(index))
+        raise VolumeDamaged("an object's entry makes no sense", where=f"object {columns.name(index)!r}")
+    at = spread(np.zeros(len(counts), np.int64), counts) * layout.SLICE.itemsize
+    births = _gather(columns.data, np.repeat(start + OBJECT_BYTES, counts) + at, 8).view("<u8").ravel()
+    which, how_many = np.unique(births, return_counts=True)
+    for birth, count in zip(which.tolist(), how_many.tolist(), strict=True):
+        usage.slices[birth] += count
 
 
 def _blobs(data: U8, start: I64, size: I64, stripe_bytes: int, usage: Usage) -> None:
