@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
 from headrace.errors import VolumeDamaged
 from headrace.testing import CrashDevice, Timeline
 from headrace.units import MIB
 from headrace.volume import Volume, commit, compact, layout
+from headrace.volume.changes import count_slices
 from headrace.volume.compact import FAN_IN, MANY_TABLES, choose
-from headrace.volume.objects import Range
+from headrace.volume.objects import Range, blobs_of, objects_of, space_of
 from headrace.volume.scrub import scrub
 from headrace.volume.tables import build as building
+from headrace.volume.usage import usage_of
 from tests.volume.support import KIB, STRIPE, Model, content, state_of, writing
 from tests.volume.test_crash import check, every_crash, missed
 
@@ -272,3 +275,29 @@ def test_tables_stay_few_and_bytes_are_written_again_a_few_times() -> None:
         most = max(most, len(sizes))
     assert most <= MANY_TABLES and sum(sizes) == 20_000
     assert written / 20_000 <= 9, FAN_IN
+
+
+@pytest.mark.usefixtures("small")
+def test_a_listing_says_what_the_list_says_and_columns_count_what_objects_use() -> None:
+    _, volume = small_volume()
+    work(Timeline(), volume, 45)
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put("ä/ö", content(1, 200 * KIB))
+        tx.put_many([f"packed/{i}" for i in range(300)], b"x" * 900, 3)
+    reader = Volume.open(volume.devices)
+    assert len(reader._catalog.tables) >= 2
+    for prefix in ("", "a/", "bulk/", "none", "ä", "packed/1"):
+        expected = reader.list(prefix)
+        found = reader.listing(prefix)
+        assert [*found.names()] == [info.name for info in expected] and len(found) == len(expected)
+        assert found.length_bytes.tolist() == [info.length_bytes for info in expected]
+        assert found.sequence.tolist() == [info.sequence for info in expected]
+    for loaded in (False, True):
+        if loaded:
+            reader._catalog.load_tables()
+        usage = usage_of(reader._catalog, reader.stripe_bytes)
+        blobs = list(blobs_of(reader._catalog))
+        used = sorted(one for blob in blobs for one in space_of(blob, reader.stripe_bytes) if one[2])
+        assert sorted(one for one in zip(*map(np.ndarray.tolist, usage.ranges()), strict=True) if one[2]) == used
+        assert dict(usage.slices) == count_slices(objects_of(reader._catalog)) != {}
+        assert usage.newest == max(blob.birth for blob in blobs)

@@ -2,6 +2,7 @@
 
 from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant, Receipt
+from headrace.volume.listing import Listing
 from headrace.volume.objects import ObjectInfo
 from headrace.volume.session import Session
 from headrace.volume.transaction import Transaction
@@ -10,6 +11,7 @@ from headrace.volume.volume import MemberInfo, Volume, VolumeInfo, WriterInfo
 
 __all__ = [
     "Grant",
+    "Listing",
     "MemberInfo",
     "ObjectInfo",
     "Receipt",

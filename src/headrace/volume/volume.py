@@ -29,6 +29,7 @@ from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
 from headrace.volume.layout import ObjectValue, Superblock
+from headrace.volume.listing import Listing, listing_of
 from headrace.volume.log import Cursor, Followed, LogReader
 from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
 from headrace.volume.session import Session
@@ -271,6 +272,12 @@ class Volume:
         self._check_open()
         with self.lock:
             return self._looked(lambda: [info_of(name, value) for name, value in objects_of(self._catalog, prefix)])
+
+    def listing(self, prefix: str = "") -> Listing:
+        """Objects whose name begins with `prefix` as arrays, by name: for many at once. Reads only that range."""
+        self._check_open()
+        with self.lock:
+            return self._looked(lambda: listing_of(self._catalog, prefix))
 
     def stat(self, name: str) -> ObjectInfo:
         """One object. ObjectNotFound."""
