@@ -313,3 +313,37 @@ def test_names_from_media_move_no_cursor(case: Case) -> None:
     assert out.splitlines()[0].split("\t")[2] == r"a\x1b[2J\nb\tc"
     found = [json.loads(line) for line in case.run("volume", "ls", case.uri("c"), "--json")[1].splitlines()]
     assert found[0]["name"] == "a\x1b[2J\nb\tc"
+
+
+def test_taking_over_by_hand(case: Case) -> None:
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    uri = case.uri("c")
+    assert "nobody holds" in case.run("volume", "takeover", uri)[1]
+    hold = (
+        "import sys, time\nfrom headrace.volume import Volume\n"
+        f"volume = Volume.open({uri!r}, write=True)\n"
+        "session = volume.session('training', heartbeat_s=0.1)\nprint('held', flush=True)\ntime.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        status, _, err = case.run("volume", "takeover", uri, "--yes")
+        assert status == 1
+        assert "'training'" in err and str(process.pid) in err and "its heart beats" in err and "--now" in err
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(0.2)
+        status, _, err = case.run("volume", "takeover", uri)
+        assert status == 2 and "no beat in" in err and "--yes" in err
+        status, out, _ = case.run("volume", "takeover", uri, "--yes", "--json")
+        found = json.loads(out)
+        assert status == 0
+        assert (found["taken"], found["from"]["run_id"], found["from"]["beats"]) == (True, "training", False)
+        assert json.loads(case.run("volume", "info", uri, "--json")[1])["writer"]["state"] == "closed"
+    finally:
+        process.kill()
+        process.wait()

@@ -28,6 +28,12 @@ VolumeOption = Annotated[
 TakeOver = Annotated[
     bool, typer.Option("--takeover", help="Take the volume over from a job whose heart has stopped beating.")
 ]
+Unfenced = Annotated[
+    bool,
+    typer.Option(
+        "--unfenced", help="Write where the target has no reservations, too: nothing keeps an old writer out there."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -57,13 +63,15 @@ def open_reading(given: Sequence[str] | None) -> Volume:
 
 
 @contextmanager
-def writing(given: Sequence[str] | None, what: str, takeover: bool) -> Iterator[Session]:
+def writing(given: Sequence[str] | None, what: str, takeover: bool, unfenced: bool) -> Iterator[Session]:
     """A session on the volume, under the name of the command."""
     from headrace.volume import Volume
 
     with (
         Volume.open(addresses_of(given), write=True) as volume,
-        volume.session(run_id=f"headrace volume {what}", takeover="if-dead" if takeover else "refuse") as session,
+        volume.session(
+            run_id=f"headrace volume {what}", takeover="if-dead" if takeover else "refuse", unfenced=unfenced
+        ) as session,
     ):
         yield session
 

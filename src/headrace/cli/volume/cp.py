@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.sizes import parse_size
-from headrace.cli.volume.common import AsJson, TakeOver, VolumeOption, addresses_of, open_reading, shown, writing
+from headrace.cli.volume.common import (
+    AsJson,
+    TakeOver,
+    Unfenced,
+    VolumeOption,
+    addresses_of,
+    open_reading,
+    shown,
+    writing,
+)
 
 if TYPE_CHECKING:
     from headrace.volume.copy import CopyOptions, CopyReport, Problem
@@ -61,6 +70,7 @@ def cp(
     ] = "64KiB",
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Threads; each has a buffer of 16 MiB.")] = 4,
     takeover: TakeOver = False,
+    unfenced: Unfenced = False,
     json: AsJson = False,
 ) -> None:
     """Copy files and folders into a volume, out of it, or from one volume into another.
@@ -103,14 +113,14 @@ def cp(
     target = destination.removeprefix(":")
     with _Shower(json) as shower:
         if not inside[0]:
-            with writing(members, "cp", takeover) as session:
+            with writing(members, "cp", takeover, unfenced) as session:
                 report = copy_in(session, sources, target, options, progress=shower.show, problem=shower.problem)
         elif not destination.startswith(":"):
             with open_reading(members) as volume:
                 report = copy_out(volume, names, target, options, progress=shower.show, problem=shower.problem)
         else:
             where = to or addresses_of(members)
-            with open_reading(members) as volume, writing(where, "cp", takeover) as session:
+            with open_reading(members) as volume, writing(where, "cp", takeover, unfenced) as session:
                 report = copy_between(
                     volume, session, names, target, options, progress=shower.show, problem=shower.problem
                 )

@@ -10,6 +10,15 @@ from headrace.cli.volume.common import AsJson, Members, open_reading, shown
 if TYPE_CHECKING:
     from headrace.volume import Volume, VolumeInfo
 
+#: What keeps out a writer that was taken over from, on the worst member.
+FENCES = {
+    "persistent": "persistent: reservations that survive the loss of the target's power",
+    "until-restart": "until-restart: reservations that a restart of the target forgets, and hosts notice",
+    "node": "node: reservations of whole nodes",
+    "machine": "machine: a lock on the files, among the processes of this machine",
+    "process": "process: memory of this process",
+    "none": "none: nothing keeps out a writer that was taken over from",
+}
 #: Characters of the picture of the space.
 _BAR = 48
 
@@ -67,7 +76,7 @@ def show_info(volume: Volume, json: bool) -> None:
             f"{writer.state}: {shown(writer.run_id)!r}, process {writer.pid} on {shown(writer.host)}, "
             f"since {when(writer.started_s)}"
         )
-    facts["fence"] = info.fence
+    facts["fence"] = FENCES.get(info.fence, info.fence)
     for number, warning in enumerate(info.warnings, start=1):
         facts[f"warning {number}"] = warning
     print_facts(facts)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.volume.common import AsJson, TakeOver, VolumeOption, Yes, confirm, open_reading, shown, writing
+from headrace.cli.volume.common import (
+    AsJson,
+    TakeOver,
+    Unfenced,
+    VolumeOption,
+    Yes,
+    confirm,
+    open_reading,
+    shown,
+    writing,
+)
 
 if TYPE_CHECKING:
     from headrace.volume import ObjectInfo, Volume
@@ -27,6 +37,7 @@ def rm(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be deleted, and stop.")] = False,
     yes: Yes = False,
     takeover: TakeOver = False,
+    unfenced: Unfenced = False,
     json: AsJson = False,
 ) -> None:
     """Delete objects: all of them in one commit, or none.
@@ -51,7 +62,7 @@ def rm(
         if patterns or prefix:
             # Asked before the volume is held for writing: nobody waits for an answer of ours.
             confirm(f"Delete {what}?", yes)
-        with writing(members, "rm", takeover) as session, session.transaction() as transaction:
+        with writing(members, "rm", takeover, unfenced) as session, session.transaction() as transaction:
             for name in gone:
                 transaction.delete(name)
     if json:

@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.volume.common import AsJson, Members, Yes, addresses_of, confirm, shown
+from headrace.cli.volume.common import AsJson, Members, Unfenced, Yes, addresses_of, confirm, shown
 from headrace.cli.volume.info import when
 
 if TYPE_CHECKING:
-    from headrace.volume import WriterInfo
+    from headrace.volume import Volume, WriterInfo
+
+#: Longest look at a heart, in seconds.
+_LOOK_S = 10.0
 
 
 def takeover(
     members: Members = None,
     now: Annotated[
-        bool,
-        typer.Option("--now", help="Also from a job whose heart still beats: it is shut out."),
+        bool, typer.Option("--now", help="Also from a job whose heart still beats: it is shut out.")
     ] = False,
     yes: Yes = False,
+    unfenced: Unfenced = False,
     json: AsJson = False,
 ) -> None:
     """Take a volume over from the job that holds it for writing, and let it go: the next job opens it at once.
 
-    It shows who holds the volume and asks first. Where the heart of that job still beats, only `--now` takes it away.
+    It shows who holds the volume, since when, and whether its heart beats, and asks first. While it beats, only `--now`
+    takes the volume away: what that job has not committed by then is lost to it.
 
     Example: `headrace volume takeover file:/data/a.img file:/data/b.img`
     """
     from headrace.cli.output import print_json
+    from headrace.errors import WriterActive
     from headrace.volume import Volume
 
+    number, beats = None, False
     with Volume.open(addresses_of(members), write=True) as volume:
         writer = volume.info().writer
         held = writer is not None and writer.state == "active"
         if held and writer is not None:
-            confirm(f"{_who(writer)} Take the volume over?", yes)
-            with volume.session(run_id="headrace volume takeover", takeover="now" if now else "if-dead") as session:
+            beats, looked_s = _beats(volume)
+            heart = "its heart beats" if beats else f"no beat in {looked_s:.1f} s"
+            who = f"{_who(writer)}; {heart}"
+            if beats and not now:
+                raise WriterActive(
+                    "the volume is held by a job that lives", where=", ".join(volume.uris), found=who,
+                    next_step="end that job, or give --now to shut it out",
+                )  # fmt: skip
+            confirm(f"{who}. Take the volume over?", yes)
+            how = "now" if now else "if-dead"
+            with volume.session(run_id="headrace volume takeover", takeover=how, unfenced=unfenced) as session:
                 number = session.number
         if json:
-            was = {"run_id": writer.run_id, "host": writer.host, "pid": writer.pid} if held and writer else None
-            print_json({"taken": held, "from": was, "session": number if held else None})
+            was = {"run_id": writer.run_id, "host": writer.host, "pid": writer.pid, "session": writer.session,
+                   "started_s": writer.started_s, "beats": beats} if held and writer else None  # fmt: skip
+            print_json({"taken": held, "from": was, "session": number})
         elif held:
             print(f"taken over, as session {number}; the next one opens at once")
         else:
@@ -49,6 +66,24 @@ def takeover(
 
 def _who(writer: WriterInfo) -> str:
     return (
-        f"Run {shown(writer.run_id)!r}, process {writer.pid} on {shown(writer.host)}, holds it since "
-        f"{when(writer.started_s)} (session {writer.session})."
+        f"run {shown(writer.run_id)!r}, process {writer.pid} on {shown(writer.host)}, holds it since "
+        f"{when(writer.started_s)} as session {writer.session}"
     )
+
+
+def _beats(volume: Volume) -> tuple[bool, float]:
+    """Did the heart of the holder beat while we looked, and how long that was in seconds."""
+    from headrace.volume.heartbeat import HeartbeatBlock
+
+    block = HeartbeatBlock(volume.superblock, volume.devices)
+    first = block.read()
+    started = time.monotonic()
+    if first is None:
+        return False, 0.0
+    most = min(2.5 * first.interval_ns / 1e9, _LOOK_S)
+    while (looked := time.monotonic() - started) < most:
+        time.sleep(min(0.1, most))
+        found = block.read()
+        if found is not None and (found.session, found.beat) != (first.session, first.beat):
+            return True, looked
+    return False, looked
