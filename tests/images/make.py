@@ -29,6 +29,17 @@ EXPECTED = {
     "data/table": pattern(3, 80 * KIB),
     "data/streamed": pattern(4, 70 * KIB + 5),
 }
+#: What an image has besides, since version 2: many objects in one blob, one out of parts of others, and a new name.
+SINCE_2 = {
+    **{f"many/{i}": pattern(5, 600)[100 * i : 100 * i + 90] for i in range(6)},
+    "model/composed": b"header" + EXPECTED["run/step-1/striped"][1000:120_000] + EXPECTED["data/table"][5:],
+    "model/renamed": pattern(6, 5000),
+}
+
+
+def expected(version: int) -> dict[str, bytes]:
+    """What the image of a version holds."""
+    return EXPECTED if version < 2 else {**EXPECTED, **SINCE_2}
 
 
 def main() -> None:
@@ -47,6 +58,11 @@ def main() -> None:
             tx.put("data/table", EXPECTED["data/table"], checksum_block_bytes=4096)
             tx.write_stream("data/streamed", [EXPECTED["data/streamed"]])
             tx.delete("gone")
+            tx.put("model/new", SINCE_2["model/renamed"])
+            tx.put_many([f"many/{i}" for i in range(6)], pattern(5, 600), 90, [100 * i for i in range(6)])
+        with session.transaction() as tx:
+            tx.compose("model/composed", [b"header", ("run/step-1/striped", 1000, 119_000), ("data/table", 5, None)])
+            tx.rename("model/new", "model/renamed")
     path.write_bytes(lzma.compress(b"".join(device.data for device in devices), preset=9))
 
 

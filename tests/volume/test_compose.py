@@ -298,6 +298,12 @@ def test_what_cannot_be_many() -> None:
                 tx.put_many(names, data, lengths, offsets)  # type: ignore[arg-type]
             assert session.free_bytes == before
         with session.transaction() as tx:
+            # What did not fit leaves the transaction as it was.
+            for name in ("x", "b/c"):
+                with pytest.raises(VolumeFull):
+                    tx.put_many([name], bytes(8 * MIB), 1)
+                with pytest.raises(VolumeFull):
+                    tx.put(name, bytes(8 * MIB))
             tx.delete("b")
             tx.put_many(["x", "b"], b"123", [1, 2])
             with pytest.raises(UsageError, match="already"):

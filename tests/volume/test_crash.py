@@ -13,6 +13,7 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.testing import Crash, CrashDevice, MemoryDevice, Timeline
 from headrace.volume import Volume, commit, durable, layout, session
+from headrace.volume.changes import Outcome
 from tests.volume.support import KIB, Model, State, content, crash_volume, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -128,17 +129,9 @@ def test_without_the_flush_data_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_one_record_for_all_a_transaction_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(
-        writer: commit.LogWriter,
-        transaction: object,
-        operations: list[layout.Operation],
-        sequence: int,
-        totals: layout.Totals,
-        number: int,
-    ) -> layout.Record:
-        for operation in operations:
-            payload = layout.encode_operations([operation], writer.cursor.sequence + 1, totals)
-            record = writer.commit(payload, number)
+    def one_by_one(writer: commit.LogWriter, outcome: Outcome, sequence: int, number: int) -> layout.Record:
+        for change in outcome.changes.items():
+            record = writer.commit_changes(dict([change]), 0, writer.cursor.sequence + 1, outcome.totals, number)
             writer.catalog.apply(record)
         return record
 

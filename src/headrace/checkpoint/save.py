@@ -22,6 +22,8 @@ from headrace.errors import CheckpointFailed, ObjectExists
 from headrace.volume import Grant, Receipt, Session, Transaction
 
 CHECKSUM_BLOCK_BYTES = 65536
+#: What is reserved for a manifest; most are much smaller.
+MANIFEST_ROOM_BYTES = 64 << 10
 
 
 class Save:
@@ -49,7 +51,9 @@ class Save:
     def allocate(self, lengths: Sequence[int]) -> list[Grant | None]:
         """Space for `lengths[rank]` bytes of each rank; None for a rank that has nothing to write.
 
-        VolumeFull is raised before a byte is written; ObjectExists where this step is committed already.
+        VolumeFull is raised before a byte is written, and with `keep_last` also where one checkpoint more than those
+        that remain would not fit: their space is reserved, for as long as the session lasts. ObjectExists where this
+        step is committed already.
         """
         if self._tx is not None:
             raise CheckpointFailed("this save has its space already")
@@ -58,6 +62,10 @@ class Save:
             raise ObjectExists(
                 f"checkpoint {self.id} is committed already", next_step="save another step, or pass overwrite=True"
             )
+        if self._keep_last is not None:
+            # While one is written the others are still there. Too little is found out by the first save of the job.
+            room = (self._keep_last + 1) * (sum(lengths) + MANIFEST_ROOM_BYTES)
+            self._session.reserve(room, f"{self.id.run}/step-")
         tx = self._session.transaction()
         self._tx = tx
         for name in committed:

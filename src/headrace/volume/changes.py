@@ -1,4 +1,4 @@
-"""What a transaction changes in the catalogue: the operations of one commit, and the space that they give up.
+"""What a transaction changes in the catalogue: what one commit puts and deletes, and the space that they give up.
 
 An object is either one whole blob, which lies in its value (INLINE), or slices of blobs that have keys of their own. A
 blob that is to be shared therefore moves: out of the value of the object whose own it was, which is put again as a
@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.errors import ObjectExists, ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.layout import Blob, ObjectValue, Operation, Rows, Totals
+from headrace.volume.layout import Blob, ObjectValue, Rows, Totals
 from headrace.volume.objects import Values
 
 #: The value of one object is bounded, so that a node of the catalogue's tables is.
@@ -59,12 +59,19 @@ def check_none_exists(catalog: Values, keys: Sequence[bytes]) -> None:
 class Outcome:
     """What `Changes.finish` gives."""
 
-    operations: list[Operation]
+    #: Key -> its value from now on; None: it has none any more. In order of keys.
+    changes: dict[bytes, bytes | None]
     totals: Totals
     #: Blobs that nothing refers to any more once this is durable.
     gone: list[Blob]
     #: Slices of each blob with a key afterwards; 0: it has none any more. Only those that changed.
     counts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of a record with all of it."""
+        values = self.changes.values()
+        return layout.payload_bytes(len(values), sum(map(len, self.changes)) + sum(map(len, filter(None, values))))
 
 
 class Changes:
@@ -181,7 +188,7 @@ class Changes:
         self._offered[blob.birth] = blob, holder
 
     def finish(self) -> Outcome:
-        """The operations, in order of keys."""
+        """All of it together."""
         gone: list[Blob] = []
         counts: dict[int, int] = {}
         for birth, delta in sorted(self._delta.items()):
@@ -203,14 +210,14 @@ class Changes:
                 counts[birth] = after
         gone += self._homeless.values()
         self._used -= sum(blob.stored_bytes for blob in gone)
-        operations = []
-        for key, value in sorted(self._after.items()):
-            if value is not None:
-                operations.append(Operation(layout.PUT, key, value))
-            elif self._get(key) is not None:
-                operations.append(Operation(layout.DELETE, key, b""))
+        changes = {
+            key: value
+            for key, value in sorted(self._after.items())
+            # What was put and is gone again in one commit never was there.
+            if value is not None or self._get(key) is not None
+        }
         totals = Totals(self._totals.object_count + self._objects, self._totals.used_bytes + self._used)
-        return Outcome(operations, totals, gone, counts)
+        return Outcome(changes, totals, gone, counts)
 
     def _give_key(self, birth: int) -> int:
         """Put a blob under its key; returns how many slices that adds, of the object whose own it was."""

@@ -28,7 +28,7 @@ with much in it is written as a table, and its record says only where that is. S
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -151,16 +151,22 @@ class LogWriter:
         self.mark(session)
         return record
 
-    def commit_operations(self, operations: Sequence[Operation], sequence: int, totals: Totals, session: int) -> Record:
-        """A COMMIT record and its marker, of changes in their order: in the record, or in a table where they are many.
-        The caller applies it to the catalog."""
-        payload_bytes = sum(operation.encoded_bytes for operation in operations)
+    def bounded(self, payload_bytes: int) -> int:
+        """What a commit takes in the log, whose operations have so many bytes: many go into a table."""
+        return payload_bytes if self._space is None else min(payload_bytes, self.bulk_bytes)
+
+    def commit_changes(
+        self, changes: Mapping[bytes, bytes | None], payload_bytes: int, sequence: int, totals: Totals, session: int
+    ) -> Record:
+        """A COMMIT record and its marker, of new values (None: deleted): in the record, or in a table where they are
+        many. `payload_bytes`: what they would take in the record, at least. The caller applies it to the catalog."""
         if self._space is None or payload_bytes <= self.bulk_bytes:
+            operations = [
+                Operation(layout.DELETE, key, b"") if value is None else Operation(layout.PUT, key, value)
+                for key, value in changes.items()
+            ]
             return self.commit(layout.encode_operations(operations, sequence, totals), session)
-        changes = dict(self.catalog.recent)
-        for operation in operations:
-            changes[operation.key] = operation.value if operation.kind == layout.PUT else None
-        root, image, space = self._write_table(changes)
+        root, image, space = self._write_table({**self.catalog.recent, **changes})
         adopt = [] if root is None else [Operation(layout.ADOPT, b"", root.encode())]
         try:
             self.ensure_room(layout.record_blocks(layout.PAYLOAD_BYTES + sum(one.encoded_bytes for one in adopt)))
@@ -185,16 +191,16 @@ class LogWriter:
     def _write_table(self, changes: Recent) -> tuple[Root | None, Image, list[Range]]:
         """Durable, and nothing refers to it yet. VolumeFull: nothing was taken."""
         image = Image()
-        sizes = sum(len(key) + len(value or b"") for key, value in changes.items())
-        # Leaves are not quite full, and inner nodes are few.
-        expected = node_bytes(len(changes), sizes, 0) * 17 // 16 + 2 * ALIGN
-        builder = self._builder(expected, image)
         keep = bool(self.catalog.tables)
+        # Where there is no table, a deletion has nothing to hide.
+        keys = sorted(changes if keep else [key for key, value in changes.items() if value is not None])
+        values = [changes[key] for key in keys]
+        sizes = sum(map(len, keys)) + sum(map(len, filter(None, values)))
+        # Leaves are not quite full, and inner nodes are few.
+        expected = node_bytes(len(keys), sizes, 0) * 17 // 16 + 2 * ALIGN
+        builder = self._builder(expected, image)
         try:
-            for key in sorted(changes):
-                value = changes[key]
-                if value is not None or keep:
-                    builder.add(key, value)
+            builder.extend(keys, values)
             return builder.finish(), image, builder.space()
         except VolumeFull:
             builder.abandon(failed=False)
@@ -278,8 +284,7 @@ class LogWriter:
 
         `growing`: an eighth of the area is left, so that a full catalog can still log deletions and windows.
         """
-        if self._space is not None:
-            payload_bytes = min(payload_bytes, self.bulk_bytes)
+        payload_bytes = self.bounded(payload_bytes)
         if self._lacking(payload_bytes, growing):
             flushed = self._flush()
             if flushed is not None:

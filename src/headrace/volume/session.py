@@ -25,16 +25,18 @@ from headrace.device import BlockDevice, lanes
 from headrace.errors import HeadraceError, SessionLost, UsageError, VolumeError
 from headrace.volume import fence, heartbeat, layout
 from headrace.volume.catalog import Catalog
-from headrace.volume.changes import Changes
+from headrace.volume.changes import Changes, Outcome
 from headrace.volume.checksums import table_page_bytes
 from headrace.volume.commit import LogWriter
+from headrace.volume.deallocate import Deallocator
 from headrace.volume.extents import Extents
 from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant
 from headrace.volume.heartbeat import HeartbeatBlock
-from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, Operation, SessionEntry, Totals
+from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, SessionEntry
 from headrace.volume.log import LogReader
 from headrace.volume.objects import Range, space_of
+from headrace.volume.reserve import Reservation, Reservations
 from headrace.volume.space import Allocator, TableSpace, count_space
 from headrace.volume.transaction import Allocation, Transaction, may_still_be_written
 from headrace.volume.usage import usage_of
@@ -61,6 +63,7 @@ class Session:
         self._pins: dict[int, int] = {}
         #: Their space, where they were deleted since.
         self._parked: dict[int, list[Range]] = {}
+        self._reservations = Reservations()
         #: Something of this session may still be written by a command that nobody will ever answer for.
         self._outstanding = False
         where = ", ".join(volume.uris)
@@ -81,6 +84,7 @@ class Session:
             #: What data are written with: beside the structures of the log, which go through the devices themselves, so
             #: that neither holds up a heartbeat or a commit. Reads have the volume's own associations.
             self.writing: list[BlockDevice] = lanes(self._fence.devices, "checkpoint")
+            self._deallocator = Deallocator(self.writing, self._begin_deallocation, self._end_deallocation)
             self._begin(HeartbeatBlock(volume.superblock, self._fence.devices), verdict, heartbeat_s, where)
         except BaseException:
             with suppress(HeadraceError):
@@ -270,6 +274,7 @@ class Session:
         """
         if self._closed or self._pid != os.getpid():
             return
+        self._deallocator.stop()
         with self._lock:
             for transaction in list(self._transactions.values()):
                 transaction.abort()
@@ -332,8 +337,10 @@ class Session:
         with self._lock:
             return self._writer.building_bytes
 
-    def _take(self, length_bytes: int, block_bytes: int) -> Extents:
-        runs, columns = self._allocator.allocate(length_bytes, block_bytes)
+    def _take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
+        runs, columns = self._allocator.allocate(
+            length_bytes, block_bytes, kept=self._reservations.held(allocation.name)
+        )
         return Extents(
             runs,
             columns,
@@ -346,8 +353,8 @@ class Session:
         """More space for an allocation. VolumeFull."""
         with self._lock:
             self.check()
-            extents = self._take(length_bytes, block_bytes)
-            allocation.space.extend(extents.used())
+            extents = self._take(allocation, length_bytes, block_bytes)
+            self._hand_out(allocation, extents.used())
         return extents
 
     def take_blob(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> tuple[Extents, Extents | None]:
@@ -356,15 +363,59 @@ class Session:
         page = table_page_bytes(block_count, self.volume.superblock.stripe_bytes)
         with self._lock:
             self.check()
-            data, table = self._take(length_bytes, block_bytes), None
+            data, table = self._take(allocation, length_bytes, block_bytes), None
             if page:
                 try:
-                    table = self._take(block_count * 4, page)
+                    table = self._take(allocation, block_count * 4, page)
                 except BaseException:
                     self._allocator.give_back(data.used())
                     raise
-            allocation.space.extend(data.used() + ([] if table is None else table.used()))
+            self._hand_out(allocation, data.used() + ([] if table is None else table.used()))
         return data, table
+
+    def _hand_out(self, allocation: Allocation, space: list[Range]) -> None:
+        allocation.space.extend(space)
+        self._reservations.under_way(allocation.name, sum(length for _, _, length in space))
+
+    def reserve(self, length_bytes: int, prefix: str) -> Reservation:
+        """Keep space for objects whose names begin with `prefix`: `length_bytes` for all of them together, those that
+        are there already counted. VolumeFull at once where there is not so much: what a job needs for its checkpoints
+        is certain when it starts. A second time for the same prefix changes how much.
+
+        It lasts until it is released, or the session ends; `Volume.info().reserved_bytes` shows what is held.
+        """
+        with self._lock:
+            self.check()
+            available = self._allocator.available - self._allocator.reserve_bytes
+            return self._reservations.reserve(self, self.catalog, prefix, length_bytes, available)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of `free_bytes`, what is kept for reservations."""
+        with self._lock:
+            return self._reservations.held()
+
+    @property
+    def open_transactions(self) -> list[Transaction]:
+        return list(self._transactions.values())
+
+    @property
+    def deallocation(self) -> Deallocator:
+        """How much of what was deleted was given back to the target, and whether that went well."""
+        return self._deallocator
+
+    def _begin_deallocation(self, ranges: list[Range]) -> list[Range]:
+        with self._lock:
+            self.look()
+            return self._allocator.take_freed(ranges)
+
+    def _end_deallocation(self, ranges: list[Range], well: bool) -> None:
+        with self._lock:
+            if well:
+                self._allocator.renew(ranges)
+            else:
+                self._allocator.quarantine(ranges)
+                self._outstanding |= bool(ranges)
 
     def new_birth(self) -> int:
         """A number that no other allocation of this volume ever had."""
@@ -410,28 +461,31 @@ class Session:
             changes = Changes(catalog, self._counts, catalog.totals, sequence, self._pins)
             transaction.collect(changes, sequence)
             outcome = changes.finish()
-            if not outcome.operations:
+            if not outcome.changes:
                 return catalog.sequence
-            payload_bytes = sum(operation.encoded_bytes for operation in outcome.operations) + layout.PAYLOAD_BYTES
+            payload_bytes = outcome.payload_bytes
             self._writer.check_room(payload_bytes, growing=transaction.growing)
             with self.lost_if_fenced():
-                self._writer.ensure_room(layout.record_blocks(min(payload_bytes, self._writer.bulk_bytes)))
+                self._writer.ensure_room(layout.record_blocks(self._writer.bounded(payload_bytes)))
+            reserved = self._reservations.changes(catalog, outcome.changes)
             transaction.committing = True
             with self.lost_if_fenced():
-                record = commit_records(
-                    self._writer, transaction, outcome.operations, sequence, outcome.totals, self.number
-                )
+                record = commit_records(self._writer, outcome, sequence, self.number)
             with self.volume.lock:
                 catalog.apply(record)
                 self.volume.forget_objects()
             for allocation in transaction.allocations.values():
                 self._allocator.commit(allocation.space)
+            freed: list[Range] = []
             for blob in outcome.gone:
                 space = space_of(blob, self.volume.stripe_bytes)
                 if blob.birth in self._pins:
                     self._parked[blob.birth] = space
                 else:
                     self._allocator.free(space)
+                    freed += space
+            self._reservations.committed(reserved)
+            self._deallocator.freed(freed)
             for birth, count in outcome.counts.items():
                 self._counts[birth] = count
                 if not count:
@@ -473,6 +527,9 @@ class Session:
         with self._lock:
             if self._transactions.pop(transaction.number, None) is not None:
                 self._unpin(transaction.sources)
+                for allocation in transaction.allocations.values():
+                    taken = sum(length for _, _, length in allocation.space)
+                    self._reservations.under_way(allocation.name, -taken)
 
     def settle(self, allocations: Iterable[Allocation]) -> None:
         """What becomes of the space of an aborted transaction."""
@@ -485,13 +542,6 @@ class Session:
                     self._allocator.free(allocation.space)
 
 
-def commit_records(
-    writer: LogWriter,
-    transaction: Transaction,
-    operations: list[Operation],
-    sequence: int,
-    totals: Totals,
-    session: int,
-) -> layout.Record:
-    """The atomicity rule: one record holds the whole transaction."""
-    return writer.commit_operations(operations, sequence, totals, session)
+def commit_records(writer: LogWriter, outcome: Outcome, sequence: int, session: int) -> layout.Record:
+    """The atomicity rule: one record holds the whole transaction, or the table that does."""
+    return writer.commit_changes(outcome.changes, outcome.payload_bytes, sequence, outcome.totals, session)

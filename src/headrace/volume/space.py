@@ -151,10 +151,13 @@ class Allocator:
             + sum(length for _, _, length in self._freed)
         )
 
-    def allocate(self, length: int, block_bytes: int) -> tuple[Rows, Rows]:
-        """Runs and columns for `length` bytes, cut at multiples of `block_bytes`. VolumeFull: nothing was taken."""
-        if align_up(length) > self.available - self.reserve_bytes:
-            raise self._full(length)
+    def allocate(self, length: int, block_bytes: int, *, kept: int = 0) -> tuple[Rows, Rows]:
+        """Runs and columns for `length` bytes, cut at multiples of `block_bytes`. VolumeFull: nothing was taken.
+
+        `kept`: of what is available, bytes that are not for this.
+        """
+        if align_up(length) > self.available - self.reserve_bytes - kept:
+            raise self._full(length, kept)
         rows: list[tuple[int, list[tuple[int, int]]]] = []
         left = length
         while left:
@@ -174,8 +177,10 @@ class Allocator:
             left -= row[0]
         return make_runs(rows)
 
-    def _full(self, length: int) -> VolumeFull:
-        detail = f"{format_bytes(self.available)} free"
+    def _full(self, length: int, kept: int = 0) -> VolumeFull:
+        detail = f"{format_bytes(max(0, self.available - kept))} free"
+        if kept:
+            detail += f" and {format_bytes(kept)} reserved for others"
         if self.quarantined_bytes:
             detail += f" and {format_bytes(self.quarantined_bytes)} waiting until late writes can be ruled out"
         return VolumeFull(
@@ -331,6 +336,31 @@ class Allocator:
             if length:
                 self._out[member].remove(start, start + length)
                 self._freed.append((member, start, length))
+
+    def take_freed(self, ranges: Iterable[Range]) -> list[Range]:
+        """What is still unused of ranges that were freed, to be deallocated: it is logged as space that commands go to.
+        `renew` gives it back.
+        """
+        taken = []
+        for one in ranges:
+            if one in self._freed:
+                self._freed.remove(one)
+                taken.append(one)
+                self._out[one[0]].add(one[1], one[1] + one[2])
+        if taken:
+            try:
+                self._make_room(len(self._reach()))
+                self._log_window(merge(self._reach()))
+            except BaseException:
+                self.free(taken)
+                raise
+        return taken
+
+    def renew(self, ranges: Iterable[Range]) -> None:
+        """Space that no reader of old bytes can be looking at any more: as free as any."""
+        for member, start, length in ranges:
+            self._out[member].remove(start, start + length)
+            self._free[member].add(start, start + length)
 
     def quarantine(self, ranges: Iterable[Range]) -> None:
         """Space that a late write may still hit: not used again by this session, and it stays in what is logged."""

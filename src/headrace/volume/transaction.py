@@ -199,7 +199,15 @@ class Transaction:
         which nobody changes, or a copy; where they are too many for that, it is flushed at once.
         """
         session = self._session
-        extents, table = session.take_blob(allocation, len(data), checksum_block_bytes)
+        try:
+            extents, table = session.take_blob(allocation, len(data), checksum_block_bytes)
+        except BaseException:
+            # Nothing was taken: the transaction is as it was before.
+            with self._lock:
+                del self.allocations[allocation.birth]
+                if allocation.own:
+                    self._names.discard(allocation.name)
+            raise
         kept = contiguous(keep, "") if keep is not None else data.copy() if len(data) <= KEPT_BYTES else data
         volume_id = session.volume.superblock.volume_id
         writer = BlobWriter(session.writing, extents, table, kept, birth=allocation.birth, volume_id=volume_id)

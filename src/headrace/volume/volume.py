@@ -92,6 +92,8 @@ class VolumeInfo:
     #: next session would have to leave alone: the windows of the last one, unless that ended with nothing under way.
     quarantined_bytes: int
     free_bytes: int
+    #: Of the free bytes, what is kept for reservations of the session that this `Volume` has open.
+    reserved_bytes: int
     object_count: int
     #: Of the last commit.
     sequence: int
@@ -404,6 +406,7 @@ class Volume:
             used_bytes=used,
             quarantined_bytes=quarantined,
             free_bytes=capacity - used - quarantined,
+            reserved_bytes=0 if session is None else session.reserved_bytes,
             object_count=count,
             sequence=sequence,
             fence=fence.weakest([fence.in_force(device) for device in self.devices]),

@@ -58,6 +58,7 @@ from headrace.volume.layout.entry import (
     encode_operations,
     name_of,
     object_key,
+    payload_bytes,
     peek_blob,
 )
 from headrace.volume.layout.heartbeat import ACTIVE, CLOSED, CLOSED_OUTSTANDING, Heartbeat
@@ -150,6 +151,7 @@ __all__ = [
     "encode_operations",
     "name_of",
     "object_key",
+    "payload_bytes",
     "peek_blob",
     "place_seed",
     "record_blocks",

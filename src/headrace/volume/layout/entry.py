@@ -267,6 +267,11 @@ class Totals(NamedTuple):
     used_bytes: int
 
 
+def payload_bytes(count: int, key_and_value_bytes: int) -> int:
+    """At least what a payload of so many operations takes."""
+    return PAYLOAD_BYTES + 15 * count + key_and_value_bytes
+
+
 def encode_operations(operations: Iterable[Operation], sequence: int, totals: Totals) -> bytes:
     """A payload. The operations take effect in their order."""
     encoded = [operation.encode() for operation in operations]

@@ -6,7 +6,9 @@ written with FUA: acknowledged means durable.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -94,14 +96,35 @@ class Builder:
         self._push(0, key, value)
 
     def extend(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.add(key, value)
+        """`add` for each, by whole leaves."""
+        if not keys:
+            return
+        self._open(0)
+        sizes = map(int.__add__, map(len, keys), [8 if value is None else 8 + len(value) for value in values])
+        ends = list(accumulate(sizes))
+        self._entries += len(keys)
+        self._deleted += values.count(None)
+        at = before = 0
+        while at < len(keys):
+            end = bisect_right(ends, before + TARGET_BYTES - self._sizes[0], at)
+            if end == at:
+                if self._keys[0]:
+                    self._close_node(0)
+                    continue
+                end += 1
+            self._keys[0] += keys[at:end]
+            self._values[0] += values[at:end]
+            self._sizes[0] += ends[end - 1] - before
+            at, before = end, ends[end - 1]
 
-    def _push(self, level: int, key: bytes, value: bytes | None) -> None:
+    def _open(self, level: int) -> None:
         if level == len(self._keys):
             self._keys.append([])
             self._values.append([])
             self._sizes.append(NODE_BYTES)
+
+    def _push(self, level: int, key: bytes, value: bytes | None) -> None:
+        self._open(level)
         size = 8 + len(key) + (0 if value is None else len(value))
         if self._keys[level] and self._sizes[level] + size > TARGET_BYTES:
             self._close_node(level)

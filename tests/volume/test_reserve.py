@@ -1,0 +1,180 @@
+"""Space that is kept: for a job's checkpoints, and, after a deletion, until nobody can need its bytes any more."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from headrace.errors import DeviceError, ObjectNotFound, UsageError, VolumeFull
+from headrace.testing import MemoryDevice
+from headrace.units import MIB
+from headrace.volume import Session, Volume, deallocate, reserve
+from headrace.volume.scrub import scrub
+from tests.volume.support import KIB, STRIPE, content, writing
+
+pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
+
+
+def small(**options: Any) -> Volume:
+    devices = [Forgetful(4 * MIB) for _ in range(2)]
+    return Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, **options)
+
+
+class Forgetful(MemoryDevice):
+    """Remembers what it was told to forget."""
+
+    fail = False
+
+    def deallocate(self, offset: int, length: int) -> None:
+        if self.fail:
+            raise DeviceError("no answer came in time", where=self.uri)
+        self.forgotten = [*getattr(self, "forgotten", []), (offset, length)]
+        super().deallocate(offset, length)
+
+
+def put(session: Session, name: str, length: int) -> None:
+    with session.transaction() as tx:
+        if name in session.volume:
+            tx.delete(name)
+        tx.put(name, content(length, length))
+
+
+def test_what_is_reserved_is_there_for_those_it_is_for_and_for_nobody_else() -> None:
+    volume = small()
+    with writing(volume) as session:
+        put(session, "run/step-0", 300 * KIB)
+        free = session.free_bytes
+        reservation = session.reserve(2 * MIB, "run/")
+        assert reservation.held_bytes == session.reserved_bytes == 2 * MIB - 300 * KIB
+        assert volume.info().reserved_bytes == session.reserved_bytes and volume.info().free_bytes == free
+        with pytest.raises(VolumeFull, match="reserved for others"), session.transaction() as tx:
+            tx.put("other", bytes(free - 1 * MIB))
+        with pytest.raises(VolumeFull, match="too little space to reserve"):
+            session.reserve(free, "more/")
+        put(session, "other", free - 2 * MIB)
+        # A rolling set of checkpoints always fits, whoever else fills the rest.
+        for step in range(1, 12):
+            with session.transaction() as tx:
+                tx.put(f"run/step-{step}", content(step, 700 * KIB))
+                if step > 1:
+                    tx.delete(f"run/step-{step - 1}")
+            with pytest.raises(VolumeFull), session.transaction() as tx:
+                tx.put("else", bytes(400 * KIB))
+        assert session.reserved_bytes == 2 * MIB - 1000 * KIB
+        # What is written and aborted counts while it is under way, and no longer.
+        held = session.reserved_bytes
+        tx = session.transaction()
+        tx.put("run/aborted", bytes(100 * KIB))
+        assert session.reserved_bytes == held - 100 * KIB
+        tx.abort()
+        assert session.reserved_bytes == held
+        with session.transaction() as tx:
+            tx.rename("run/step-11", "kept")
+        assert session.reserved_bytes == held + 700 * KIB
+        reservation.release()
+        reservation.release()
+        assert session.reserved_bytes == 0
+        put(session, "else", 200 * KIB)
+    assert volume.info().reserved_bytes == 0
+    assert scrub(volume.devices).clean
+
+
+def test_without_the_count_a_job_meets_a_full_volume_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        with writing(small()) as session, session.reserve(1 * MIB, "run/"):
+            with pytest.raises(VolumeFull), session.transaction() as tx:
+                tx.put("greedy", bytes(session.free_bytes - 64 * KIB))
+            put(session, "run/a", 900 * KIB)
+
+    run()
+    monkeypatch.setattr(reserve.Reservations, "held", lambda self, name=None: 0)
+    with pytest.raises(pytest.fail.Exception):
+        run()
+
+
+def test_reservations_that_cannot_be() -> None:
+    with writing(small()) as session:
+        session.reserve(1000, "run/a/")
+        for arguments in ((5, ""), (5, "run/"), (5, "run/a/b"), (-1, "x"), (0.5, "x")):
+            with pytest.raises(UsageError):
+                session.reserve(*arguments)  # type: ignore[arg-type]
+        assert session.reserve(2000, "run/a/").held_bytes == 2000 == session.reserved_bytes
+
+
+# ---- deallocation ----------------------------------------------------------------------------------------------------
+
+
+def wait_until(what: Any) -> None:
+    end = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
+def test_deleted_space_is_deallocated_once_readers_had_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = small()
+    with writing(volume) as session:
+        put(session, "a", 300 * KIB)
+        put(session, "b", 300 * KIB)
+        used = volume.stored("a").blobs[0].data.used()
+        free = session.free_bytes
+        with session.transaction() as tx:
+            tx.delete("a")
+        # Long before the time has come, and a session that ends then, leave it as it is.
+        assert session.deallocation.deallocated_bytes == 0
+    assert not any(hasattr(device, "forgotten") for device in volume.devices)
+    monkeypatch.setattr(deallocate, "AFTER_S", 0.05)
+    with writing(volume) as session:
+        windows = len(volume._catalog.windows.get(session.number, []))
+        place = volume.stored("b").blobs[0].data.used()
+        with session.transaction() as tx:
+            tx.delete("b")
+        wait_until(lambda: session.deallocation.deallocated_bytes == 300 * KIB)
+        wait_until(lambda: session.free_bytes == free + 600 * KIB)
+        # The log said, before, that commands go there.
+        assert len(volume._catalog.windows[session.number]) > windows
+        forgotten = [(m, *one) for m, device in enumerate(volume.devices) for one in device.forgotten]  # type: ignore[attr-defined]
+        assert sorted(forgotten) == sorted(place) and used
+        # It can be written again.
+        for i in range(30):
+            put(session, "c", 2 * MIB + i)
+        assert volume.read("c") == content(2 * MIB + 29, 2 * MIB + 29)
+    assert scrub(volume.devices).clean
+
+
+def test_a_deallocation_that_failed_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deallocate, "AFTER_S", 0.0)
+    volume = small()
+    reader = Volume.open(volume.devices)
+    with writing(volume) as session:
+        put(session, "a", 300 * KIB)
+        put(session, "b", 300 * KIB)
+        reader.refresh()
+        for device in volume.devices:
+            device.fail = True  # type: ignore[attr-defined]
+        with session.transaction() as tx:
+            tx.delete("a")
+        wait_until(lambda: session.deallocation.failed)
+        wait_until(lambda: session.quarantined_bytes == 300 * KIB)
+        assert session.deallocation.failed is not None and "no answer" in session.deallocation.failed
+        # Nothing is deallocated any more, and all else goes on.
+        put(session, "c", 300 * KIB)
+        with session.transaction() as tx:
+            tx.delete("c")
+        assert reader.read("a") == content(300 * KIB, 300 * KIB)
+    assert volume.info().quarantined_bytes >= 300 * KIB
+
+
+def test_a_reader_of_deallocated_bytes_hears_that_the_object_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deallocate, "AFTER_S", 0.0)
+    volume = small()
+    with writing(volume) as session:
+        put(session, "a", 300 * KIB)
+        reader = Volume.open(volume.devices)
+        with session.transaction() as tx:
+            tx.delete("a")
+        wait_until(lambda: session.deallocation.deallocated_bytes == 300 * KIB)
+        with pytest.raises(ObjectNotFound, match="deleted while"):
+            reader.read("a")
