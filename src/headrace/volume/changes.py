@@ -42,8 +42,10 @@ def check_none_exists(catalog: Values, keys: Sequence[bytes]) -> None:
     # One look at the range that they span, where that is not mostly other objects; else one for each.
     if not keys:
         return
-    new, limit = set(keys), 4 * len(keys) + 64
+    new: set[bytes] = set()
+    limit = 4 * len(keys) + 64
     for seen, (key, _) in enumerate(catalog.scan(keys[0], keys[-1] + b"\0")):
+        new = new or set(keys)
         if key in new:
             raise already_exists(layout.name_of(key))
         if seen > limit:
@@ -59,7 +61,7 @@ def check_none_exists(catalog: Values, keys: Sequence[bytes]) -> None:
 class Outcome:
     """What `Changes.finish` gives."""
 
-    #: Key -> its value from now on; None: it has none any more. In order of keys.
+    #: Key -> its value from now on; None: it has none any more.
     changes: dict[bytes, bytes | None]
     totals: Totals
     #: Blobs that nothing refers to any more once this is durable.
@@ -210,12 +212,10 @@ class Changes:
                 counts[birth] = after
         gone += self._homeless.values()
         self._used -= sum(blob.stored_bytes for blob in gone)
-        changes = {
-            key: value
-            for key, value in sorted(self._after.items())
+        changes = self._after
+        if None in changes.values():
             # What was put and is gone again in one commit never was there.
-            if value is not None or self._get(key) is not None
-        }
+            changes = {k: v for k, v in changes.items() if v is not None or self._get(k) is not None}
         totals = Totals(self._totals.object_count + self._objects, self._totals.used_bytes + self._used)
         return Outcome(changes, totals, gone, counts)
 

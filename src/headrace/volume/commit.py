@@ -163,7 +163,7 @@ class LogWriter:
         if self._space is None or payload_bytes <= self.bulk_bytes:
             operations = [
                 Operation(layout.DELETE, key, b"") if value is None else Operation(layout.PUT, key, value)
-                for key, value in changes.items()
+                for key, value in sorted(changes.items())
             ]
             return self.commit(layout.encode_operations(operations, sequence, totals), session)
         root, image, space = self._write_table({**self.catalog.recent, **changes})

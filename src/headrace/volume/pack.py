@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+from operator import lt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,13 +71,18 @@ def keys_of(names: Sequence[str]) -> list[bytes]:
             if not isinstance(name, str):
                 raise UsageError("not a name for an object", expected="text", found=repr(name)[:80])
             check_name(name)
-    if len(set(parts)) != len(parts):
+    if not ascending(parts) and len(set(parts)) != len(parts):
         seen: set[str] = set()
         for name in names:
             if name in seen:
                 raise UsageError("two of the objects have one name", found=repr(name))
             seen.add(name)
     return [layout.OBJECT_KEY + part for part in parts]
+
+
+def ascending(keys: Sequence[bytes]) -> bool:
+    """Each is above the one before: in order, and none twice."""
+    return all(map(lt, keys, islice(keys, 1, None)))
 
 
 def ranges_of(count: int, lengths: npt.ArrayLike, offsets: npt.ArrayLike | None, size: int) -> tuple[I64, I64]:

@@ -24,7 +24,7 @@ from headrace.volume.grant import Grant, Receipt
 from headrace.volume.layout import Blob, Rows
 from headrace.volume.names import check_checksum_block, check_length, check_name
 from headrace.volume.objects import ObjectInfo, Range, StoredObject, objects_of
-from headrace.volume.pack import Pack, keys_of, ranges_of
+from headrace.volume.pack import Pack, ascending, keys_of, ranges_of
 from headrace.volume.stream import write_stream
 from headrace.volume.write import BlobWriter, contiguous, members_of
 
@@ -292,8 +292,10 @@ class Transaction:
             return
         starts, sizes = ranges_of(len(listed), lengths, offsets, len(view))
         keys = keys_of(listed)
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        keys = [keys[i] for i in order]
+        if not ascending(keys):
+            order = sorted(range(len(keys)), key=keys.__getitem__)
+            keys = [keys[i] for i in order]
+            starts, sizes = starts[order], sizes[order]
         with self._lock:
             self._open()
             for name in self._names.intersection(listed):
@@ -311,8 +313,7 @@ class Transaction:
             with self._lock:
                 self._names.difference_update(listed)
             raise
-        order_ = np.array(order, np.int64)
-        self._packs.append(Pack(keys, starts[order_], sizes[order_], allocation.birth, time.time_ns()))
+        self._packs.append(Pack(keys, starts, sizes, allocation.birth, time.time_ns()))
 
     def compose(self, name: str, parts: Iterable[Part], *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> int:
         """One object of ranges of committed objects, and of new bytes; returns its length.
