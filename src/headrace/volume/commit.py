@@ -166,16 +166,18 @@ class LogWriter:
                 for key, value in sorted(changes.items())
             ]
             return self.commit(layout.encode_operations(operations, sequence, totals), session)
-        root, image, space = self._write_table({**self.catalog.recent, **changes})
-        adopt = [] if root is None else [Operation(layout.ADOPT, b"", root.encode())]
+        # With its deletions, also where no table is: the record says nothing else of them, and a move on the way may
+        # make one of what is recent now.
+        root, image, space = self._write_table({**self.catalog.recent, **changes}, deletions=True)
+        assert root is not None
+        adopt = Operation(layout.ADOPT, b"", root.encode())
         try:
-            self.ensure_room(layout.record_blocks(layout.PAYLOAD_BYTES + sum(one.encoded_bytes for one in adopt)))
+            self.ensure_room(layout.record_blocks(layout.PAYLOAD_BYTES + adopt.encoded_bytes))
         except BaseException:
             self._space.give_back(space)
             raise
-        if root is not None:
-            self.catalog.images[root.birth] = image
-        record = self.commit(layout.encode_operations(adopt, sequence, totals), session)
+        self.catalog.images[root.birth] = image
+        record = self.commit(layout.encode_operations([adopt], sequence, totals), session)
         self._space.commit(space)
         return record
 
@@ -188,12 +190,10 @@ class LogWriter:
             image=Image() if image is None else image,
         )  # fmt: skip
 
-    def _write_table(self, changes: Recent) -> tuple[Root | None, Image, list[Range]]:
+    def _write_table(self, changes: Recent, *, deletions: bool) -> tuple[Root | None, Image, list[Range]]:
         """Durable, and nothing refers to it yet. VolumeFull: nothing was taken."""
         image = Image()
-        keep = bool(self.catalog.tables)
-        # Where there is no table, a deletion has nothing to hide.
-        keys = sorted(changes if keep else [key for key, value in changes.items() if value is not None])
+        keys = sorted(changes if deletions else [key for key, value in changes.items() if value is not None])
         values = [changes[key] for key in keys]
         sizes = sum(map(len, keys)) + sum(map(len, filter(None, values)))
         # Leaves are not quite full, and inner nodes are few.
@@ -325,7 +325,8 @@ class LogWriter:
             return None
         self._moving = True
         try:
-            return self._write_table(self.catalog.recent)
+            # Where there is no table, a deletion has nothing to hide.
+            return self._write_table(self.catalog.recent, deletions=bool(self.catalog.tables))
         except VolumeFull:
             return None
         finally:
