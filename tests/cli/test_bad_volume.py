@@ -115,6 +115,14 @@ def test_a_member_given_twice(case: Case) -> None:
     assert (status, "given twice" in line) == (2, True)
 
 
+def test_a_namespace_given_by_two_addresses(case: Case) -> None:
+    with serving(NQN, "mem:16MiB", "mem:16MiB") as target:
+        again = target.uri().replace("127.0.0.1", "localhost")
+        status, line = case.refused("volume", "create", target.uri(), again)
+        assert (status, "given twice" in line) == (2, True)
+        assert case.run("volume", "create", target.uri(nsid=1), target.uri(nsid=2))[0] == 0
+
+
 def test_a_member_that_shrank(case: Case) -> None:
     with case.path("b").open("r+b") as file:
         size = 24 * MIB
@@ -300,6 +308,25 @@ def test_salvage_without_a_member(case: Case) -> None:
     assert (rescued / "x").read_bytes() == Volume.open(whole).read("x")
     assert case.run("volume", "salvage", *whole, "--to", str(rescued))[0] == 2
     assert "cannot be opened" in case.run("volume", "salvage", "file:/nowhere/b.img")[2]
+
+
+def test_a_listing_in_every_order(case: Case) -> None:
+    uri = case.uri("c")
+    with Volume.open([uri], write=True) as volume, volume.session(run_id="t") as session:
+        for name, size in (("b", 10), ("c", 5), ("a", 20)):
+            with session.transaction() as transaction:
+                transaction.put(name, bytes(size))
+
+    def names(*options: str) -> str:
+        listed = case.run("volume", "ls", uri, "--json", *options)[1].splitlines()
+        return "".join(json.loads(line)["name"] for line in listed)
+
+    assert (names(), names("--reverse")) == ("abcx", "xcba")
+    assert (names("--sort", "size"), names("--sort", "size", "--reverse")) == ("xabc", "cbax")
+    assert (names("--sort", "time"), names("--prefix", "b")) == ("acbx", "b")
+    (line,) = case.run("volume", "ls", uri, "--prefix", "a", "--long", "--json")[1].splitlines()
+    assert json.loads(line)["stored_bytes"] == 4096
+    assert case.run("volume", "ls", uri, "--prefix", "a", "--long")[1].split("\t")[2].strip() == "4.0 KiB"
 
 
 def test_names_from_media_move_no_cursor(case: Case) -> None:

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -205,6 +207,52 @@ def test_ctrl_c_is_130_and_leaves_nothing(tmp_path: Path) -> None:
     assert "Traceback" not in err
     with Volume.open([uri]) as volume:
         assert volume.list() == []
+
+
+def test_an_interrupted_copy_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a large file, in both directions."""
+    uri = f"file:{tmp_path}/disk.img"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "small").write_bytes(b"1")
+    with (folder / "large").open("wb") as file:
+        for _ in range(6):
+            file.write(os.urandom(64 << 20))
+    Volume.create([f"{uri}?create=1GiB"]).close()
+
+    def interrupted(*arguments: str, under_way: Callable[[], bool]) -> str:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace", "volume", "cp", "-r", *arguments, "-V", uri],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while not under_way():
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.002)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == 130, err
+        return err
+
+    def holds_it() -> bool:
+        with Volume.open([uri]) as volume:
+            writer = volume.info().writer
+            return writer is not None and writer.state == "active" and volume.info().quarantined_bytes > 0
+
+    assert interrupted(str(folder), ":x", under_way=holds_it) == "headrace: error: interrupted\n"
+    with Volume.open([uri]) as volume:
+        assert volume.list() == []
+    assert run("volume", "cp", "-r", str(folder), ":x", "-V", uri).returncode == 0
+    out = tmp_path / "out"
+    err = interrupted(":x", str(out), under_way=lambda: any(out.glob("*.partial")))
+    assert err == "headrace: error: interrupted\n"
+    assert [path.name for path in out.iterdir()] in ([], ["small"])
 
 
 def test_volume_commands_over_nvme_tcp() -> None:

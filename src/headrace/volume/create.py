@@ -130,7 +130,10 @@ def _identity(device: BlockDevice) -> str:
             return device.uri
         # A device node by what it stands for, a file by where it is.
         return f"{found.st_rdev}" if stat.S_ISBLK(found.st_mode) else f"{found.st_dev}:{found.st_ino}"
-    return device.uri
+    said = device.describe()
+    # A namespace has one name behind all its portals.
+    names = [str(said.get(key, "")) for key in ("uuid", "nguid")]
+    return next((name for name in names if name.strip("0")), device.uri)
 
 
 def area_bytes(smallest: int, wanted: int | None) -> int:

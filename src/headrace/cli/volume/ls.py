@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,32 +36,33 @@ def ls(
 
     Example: `headrace volume ls file:/data/a.img --prefix run/`
     """
+    import numpy as np
+
     from headrace.units import format_bytes
 
     write = sys.stdout.write
-    count = total = 0
     terminal = sys.stdout.isatty()
     with open_reading(members) as volume:
-        entries = iter(volume.list(prefix))
-        if sort is Sort.size:
-            entries = iter(sorted(entries, key=lambda entry: entry.length_bytes, reverse=not reverse))
-        elif sort is Sort.time:
-            entries = iter(sorted(entries, key=lambda entry: entry.created_s, reverse=not reverse))
-        elif reverse:
-            entries = iter(sorted(entries, key=lambda entry: entry.name, reverse=True))
-        for entry in entries:
-            count += 1
-            total += entry.length_bytes
+        # Arrays, not an object each: a volume may have a million.
+        found = volume.listing(prefix)
+        order = np.arange(len(found))
+        if sort is not Sort.name:
+            order = np.argsort(found.length_bytes if sort is Sort.size else found.created_ns, kind="stable")[::-1]
+        for index in order[::-1] if reverse else order:
+            name, length = found.name(int(index)), int(found.length_bytes[index])
             if json:
-                write(_as_json(entry))
-            elif terminal:
-                extra = "  ".join(_details(entry)) + "  " if long else ""
-                write(f"{format_bytes(entry.length_bytes):>10}  {extra}{shown(entry.name)}\n")
+                head = {"name": name, "length_bytes": length, "sequence": int(found.sequence[index]),
+                        "created_s": float(found.created_ns[index]) / 1e9}  # fmt: skip
+                write(_as_json(head, volume.stat(name) if long else None))
+                continue
+            details = _details(volume.stat(name)) if long else []
+            if terminal:
+                write("  ".join([f"{format_bytes(length):>10}", *details, shown(name)]) + "\n")
             else:
-                columns = [format_bytes(entry.length_bytes), str(entry.length_bytes)]
-                write("\t".join([*columns, *(_details(entry) if long else []), shown(entry.name)]) + "\n")
+                write("\t".join([format_bytes(length), str(length), *details, shown(name)]) + "\n")
     if terminal and not json:
-        write(f"{count:,} object{'' if count == 1 else 's'}, {format_bytes(total)}\n")
+        total = int(found.length_bytes.sum())
+        write(f"{len(found):,} object{'' if len(found) == 1 else 's'}, {format_bytes(total)}\n")
 
 
 def _details(entry: ObjectInfo) -> list[str]:
@@ -78,20 +79,14 @@ def _details(entry: ObjectInfo) -> list[str]:
     ]
 
 
-def _as_json(entry: ObjectInfo) -> str:
+def _as_json(head: dict[str, Any], entry: ObjectInfo | None) -> str:
     import json
 
-    return (
-        json.dumps(
-            {
-                "name": entry.name,
-                "length_bytes": entry.length_bytes,
-                "stored_bytes": entry.stored_bytes,
-                "sequence": entry.sequence,
-                "created_s": entry.created_s,
-                "checksum_block_bytes": entry.checksum_block_bytes,
-                "birth": entry.birth,
-            }
-        )
-        + "\n"
-    )
+    if entry is not None:
+        # 0 where the object is slices of blobs that others may share.
+        head |= {
+            "birth": entry.birth,
+            "checksum_block_bytes": entry.checksum_block_bytes,
+            "stored_bytes": entry.stored_bytes,
+        }
+    return json.dumps(head) + "\n"
