@@ -12,7 +12,8 @@ HERE = Path(__file__).parent
 KIB = 1 << 10
 STRIPE = 64 * KIB
 MEMBERS = 2
-MEMBER_BYTES = 1 << 20
+#: By version.
+MEMBER_BYTES = {1: 1 << 20, 2: 4 << 20}
 
 
 def pattern(seed: int, length: int) -> bytes:
@@ -29,11 +30,14 @@ EXPECTED = {
     "data/table": pattern(3, 80 * KIB),
     "data/streamed": pattern(4, 70 * KIB + 5),
 }
-#: What an image has besides, since version 2: many objects in one blob, one out of parts of others, and a new name.
+#: What an image has besides, since version 2: many objects in one blob, one out of parts of others, a new name; so many
+#: in one commit that it is a table, and so many commits that there are more tables, one of them with deletions.
 SINCE_2 = {
     **{f"many/{i}": pattern(5, 600)[100 * i : 100 * i + 90] for i in range(6)},
     "model/composed": b"header" + EXPECTED["run/step-1/striped"][1000:120_000] + EXPECTED["data/table"][5:],
     "model/renamed": pattern(6, 5000),
+    **{f"packed/{i:03}": pattern(7, 6600)[10 * i : 11 * i] for i in range(600)},
+    **{f"late/{i}": pattern(8, i) for i in range(150)},
 }
 
 
@@ -46,7 +50,7 @@ def main() -> None:
     path = HERE / f"version-{layout.VERSION}.xz"
     if path.exists():
         raise SystemExit(f"{path} is kept for good")
-    devices = [MemoryDevice(MEMBER_BYTES) for _ in range(MEMBERS)]
+    devices = [MemoryDevice(MEMBER_BYTES[layout.VERSION]) for _ in range(MEMBERS)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, name="kept")
     with volume.session("image") as session:
         with session.transaction() as tx:
@@ -63,6 +67,19 @@ def main() -> None:
         with session.transaction() as tx:
             tx.compose("model/composed", [b"header", ("run/step-1/striped", 1000, 119_000), ("data/table", 5, None)])
             tx.rename("model/new", "model/renamed")
+        with session.transaction() as tx:
+            numbers = range(600)
+            data = pattern(7, 6600)
+            tx.put_many([f"packed/{i:03}" for i in numbers], data, [*numbers], [10 * i for i in numbers])
+        for i in range(150):
+            with session.transaction() as tx:
+                tx.put(f"late/{i}", pattern(8, i), checksum_block_bytes=4096)
+                tx.put(f"later/{i}", b"")
+                if i:
+                    tx.delete(f"later/{i - 1}")
+        with session.transaction() as tx:
+            tx.delete("later/149")
+    assert {info.name: volume.read(info.name) for info in volume.list()} == expected(layout.VERSION)
     path.write_bytes(lzma.compress(b"".join(device.data for device in devices), preset=9))
 
 

@@ -20,9 +20,9 @@ IMAGES = Path(__file__).parent.parent / "images"
 
 def devices_of(version: int) -> list[MemoryDevice]:
     data = lzma.decompress((IMAGES / f"version-{version}.xz").read_bytes())
-    devices = [MemoryDevice(MEMBER_BYTES) for _ in range(MEMBERS)]
+    devices = [MemoryDevice(MEMBER_BYTES[version]) for _ in range(MEMBERS)]
     for index, device in enumerate(devices):
-        device.data[:] = data[index * MEMBER_BYTES : (index + 1) * MEMBER_BYTES]
+        device.data[:] = data[index * device.size_bytes : (index + 1) * device.size_bytes]
     return devices
 
 
@@ -40,6 +40,7 @@ def test_the_image_of_every_version_opens_and_reads(version: int) -> None:
     assert info.object_count == len(expected(version)) and info.used_bytes > 300_000
     assert state_of(volume) == expected(version)
     assert scrub(devices).clean
+    assert len(volume._catalog.tables) >= 2 * (version > 1)
 
 
 @pytest.mark.parametrize("version", [version for version in kept() if version < layout.VERSION])
