@@ -80,25 +80,25 @@ def commit(session: Session, first: int, count: int) -> list[float]:
 # ---- processes that open it ------------------------------------------------------------------------------------------
 
 
-def _resident() -> int:
-    """Most bytes that were resident so far."""
+def _resident(field: str) -> int:
+    """Bytes that are resident now ("VmRSS"), or were at most so far ("VmHWM")."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * KIB
-    raise RuntimeError("no VmHWM")
+    raise RuntimeError(f"no {field}")
 
 
 def look_up(uris: list[str], name: str) -> dict[str, float]:
     """Open and look one name up, as each of a thousand ranks does."""
     devices = [Counting(open_device(uri, read_only=True)) for uri in uris]
-    before = _resident()
+    before = _resident("VmRSS")
     started = time.perf_counter()
     found = name in Volume.open(devices)
     took = time.perf_counter() - started
     return {
         "found": found,
         "read": sum(device.read_bytes for device in devices),
-        "memory": _resident() - before,
+        "memory": _resident("VmHWM") - before,
         "seconds": took,
     }
 
@@ -107,11 +107,11 @@ def load(uris: list[str]) -> dict[str, float]:
     """The whole catalogue, as a session has it: every table in memory, space and slices counted."""
     volume = Volume.open(uris)
     gc.collect()
-    before = _resident()
+    before = _resident("VmRSS")
     started = time.perf_counter()
     volume._catalog.load_tables()
     usage_of(volume._catalog, volume.stripe_bytes)
-    return {"seconds": time.perf_counter() - started, "memory": _resident() - before}
+    return {"seconds": time.perf_counter() - started, "memory": _resident("VmHWM") - before}
 
 
 def list_range(uris: list[str], prefix: str) -> dict[str, float]:
