@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.testing import Crash, CrashDevice, MemoryDevice, Timeline
 from headrace.volume import Volume, commit, durable, layout, session
 from headrace.volume.changes import Outcome
-from tests.volume.support import KIB, Model, State, content, crash_volume, state_of, writing
+from tests.volume.support import KIB, Model, State, content, crash_volume, open_read, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
@@ -75,6 +75,45 @@ def every_crash(timeline: Timeline, model: Model, positions: range | None = None
         if crash.blocks_in_the_air:
             check(crash, crash.everything(), model, again=False)
             check(crash, crash.some(chance), model, again=True)
+
+
+def shared_work(timeline: Timeline, volume: Volume) -> Model:
+    """Objects that share blobs: packed, composed, renamed, and deleted before those that have bytes of them."""
+    model = Model()
+    timeline.begin()
+    a, many = content(1, 70 * KIB), content(2, 3000)
+    with writing(volume) as writer:
+        with model.transaction(writer, timeline) as tx:
+            model.put(tx, "a", a, checksum_block_bytes=4096)
+            tx.put_many([f"m/{i}" for i in range(10)], many, 300)
+            model.next.update({f"m/{i}": many[300 * i : 300 * i + 300] for i in range(10)})
+        with model.transaction(writer, timeline) as tx:
+            tx.compose("c", [("a", 100, 5000), b"new", ("m/3", 7, None)], checksum_block_bytes=4096)
+            model.next["c"] = a[100:5100] + b"new" + many[907:1200]
+            model.delete(tx, "a")
+        with model.transaction(writer, timeline) as tx:
+            tx.rename("m/0", "n")
+            model.next["n"] = model.next.pop("m/0")
+            tx.compose("d", [("c", 4990, 20)])
+            model.next["d"] = model.next["c"][4990:5010]
+            model.delete(tx, "c")
+        with model.transaction(writer, timeline) as tx:
+            assert tx.delete_prefix("m/") == 9
+            model.next = {name: data for name, data in model.next.items() if not name.startswith("m/")}
+            model.put(tx, "e", content(3, 9000))
+        with model.transaction(writer, timeline) as tx:
+            model.delete(tx, "n")
+            model.delete(tx, "d")
+        assert volume.info().used_bytes == 12 * KIB
+    return model
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_crash_at_any_write_leaves_shared_bytes_whole_and_none_lost(members: int) -> None:
+    timeline, volume = crash_volume(members)
+    model = shared_work(timeline, volume)
+    assert open_read(timeline.crash(len(timeline.events)).nothing()) == model.states[-1]
+    every_crash(timeline, model)
 
 
 @pytest.mark.parametrize(("members", "block_bytes"), [(1, 4096), (2, 4096), (2, 512), (3, 4096)])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
 
 def small_image(members: int) -> tuple[list[MemoryDevice], State]:
-    """Objects of all kinds: small, striped, with a table of their own, streamed, deleted."""
+    """Objects of all kinds: small, striped, with a table of their own, streamed, deleted, composed, packed."""
     devices = [MemoryDevice(1536 * KIB if members == 1 else 1024 * KIB) for _ in range(members)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, name="small")
     with writing(volume) as session:
@@ -34,6 +34,8 @@ def small_image(members: int) -> tuple[list[MemoryDevice], State]:
         with session.transaction() as tx:
             tx.delete("gone")
             tx.write_stream("streamed", [content(5, 20 * KIB), content(6, 5)])
+            tx.compose("composed", [("table", 5000, 60 * KIB), b"and new bytes"])
+            tx.put_many([f"many/{i}" for i in range(4)], content(7, 2800), 700)
     return devices, state_of(volume)
 
 
