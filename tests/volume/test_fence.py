@@ -17,7 +17,7 @@ from headrace.errors import (
     UsageError,
     WriterActive,
 )
-from headrace.testing import HostDevice, Quirks, SharedNamespace
+from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
 from headrace.units import MIB
 from headrace.volume import Session, Ticket, Volume, fence, heartbeat, layout
 from headrace.volume.log import LogReader
@@ -134,7 +134,7 @@ def test_a_zombie_is_refused_wherever_it_writes(world: World) -> None:
     tx = zombie.transaction()
     tx.put("late", b"x" * 200_000)
     grant = zombie.transaction().allocate("later", 100_000)
-    with world.open().session("run", heartbeat_s=BEAT) as session:
+    with world.open().session("run", heartbeat_s=60) as session:
         put(session, "new", b"y")
         before = [bytes(namespace.read(0, namespace.size_bytes)) for namespace in world.namespaces]
         conflicts = world.conflicts
@@ -238,6 +238,28 @@ def test_a_taker_that_was_stopped_between_two_members(world: World) -> None:
     assert state_of(world.open()) == {"x": b"x", "y": b"y"}
 
 
+def test_a_taker_that_lost_the_first_member_leaves_the_second_alone(world: World) -> None:
+    """Stopped behind its last report of member 0, it asks once more before it goes on."""
+    reports = 0
+
+    def stop(device: HostDevice, command: Command) -> None:
+        nonlocal reports
+        reports += command.verb == "report"
+        if reports == 4:  # Who held, before; two while it took; and this one.
+            world.namespaces[0].observer = None
+            winners.append(world.open().session("second", takeover="now", heartbeat_s=60))
+
+    winners: list[Session] = []
+    world.namespaces[0].observer = stop
+    judged = world.holders()[0]
+    with pytest.raises(WriterActive):
+        fence.take(world.devices(), judged=judged)
+    (winner,) = winners
+    assert winner.ticket is not None and world.holders() == [winner.ticket.key] * 2
+    put(winner, "x", b"x")
+    winner.close()
+
+
 def test_of_many_takers_one_wins(world: World) -> None:
     stopped(world.open().session("run", heartbeat_s=BEAT))
     results: list[object] = []
@@ -294,6 +316,64 @@ def test_a_predecessor_that_the_target_does_not_know_is_not_drained(world: World
         device.reservations.clear(key)
     with world.open().session("run", heartbeat_s=BEAT) as session:
         assert session.quarantined_bytes > 0
+
+
+def test_what_was_given_up_may_land_until_the_session_is_another_host(world: World) -> None:
+    """A write whose association was lost: its space is not used again before the target has confirmed, and a ghost that
+    lands later meets nobody."""
+
+    def lose(device: HostDevice, command: Command) -> Accident | None:
+        if command.verb == "write" and command.length >= 64 * KIB and not lost:
+            lost.append(command.offset)
+            return Accident(ghost="admitted")
+        return None
+
+    lost: list[int] = []
+    with world.open().session("run", heartbeat_s=60) as session:
+        for namespace in world.namespaces:
+            namespace.observer = lose
+        with session.transaction() as tx:
+            tx.put("x", b"x" * 200_000)
+            tx2 = session.transaction()
+        with session.transaction() as tx:
+            tx.delete("x")
+        key = session.ticket
+        assert lost and sum(len(namespace.ghosts) for namespace in world.namespaces) == 1
+        # Full but for that place: round and round.
+        for step in range(60):
+            with session.transaction() as tx:
+                tx.put(f"{step}", content(step, 300 * KIB))
+                if step:
+                    tx.delete(f"{step - 1}")
+        assert all(not namespace.overwrites for namespace in world.namespaces)
+        tx2.abort()
+        assert session.transaction().abort() is None and session.ticket != key
+        assert all(not namespace.ghosts for namespace in world.namespaces), "preempted and aborted"
+        with pytest.raises(UsageError, match="open transactions"):
+            session.transaction()
+            session.renew()
+        for transaction in list(session._transactions.values()):
+            transaction.abort()
+        assert session.renew()
+        assert len(world.namespaces[0].state.keys) == 1
+        put(session, "after", b"z" * 5000)
+    assert state_of(world.open())["after"] == b"z" * 5000
+    with world.open().session("next") as following:
+        assert following.quarantined_bytes == 0
+
+
+def test_grants_that_nobody_answered_are_free_after_a_renewal(world: World) -> None:
+    with world.open().session("run", heartbeat_s=60) as session:
+        tx = session.transaction()
+        grant = tx.allocate("x", 300 * KIB)
+        tx.abort()
+        free = session.free_bytes
+        assert session.quarantined_bytes >= 300 * KIB
+        assert session.renew() and session.quarantined_bytes == 0
+        assert session.free_bytes >= free + 300 * KIB
+        with pytest.raises(SessionLost):
+            world.open().write_grant(grant, bytes(300 * KIB))
+    assert session.volume.info().writer.state == "closed"  # type: ignore[union-attr]
 
 
 # ---- strengths ----

@@ -76,6 +76,8 @@ class LogWriter:
         self.catalog = catalog
         self.cursor = cursor
         self.broken: BaseException | None = None
+        #: Raises where another session has taken over: before an area that may be in force is made so, and after.
+        self.look: Callable[[], None] = lambda: None
         #: Generations that a move leaves out: those that a predecessor of unknown fate may be moving to.
         self.skip = 0
         area = reader.superblock.area_bytes
@@ -372,7 +374,9 @@ class LogWriter:
         header = AreaHeader(
             generation, self.reader.superblock.log_epoch, base, count, self.catalog.session, time.time_ns()
         )
+        self.look()
         self._write_header(area, header)
+        self.look()
         if say_so:
             self._append(layout.MOVED, b"", self.catalog.session)
         self.cursor = Cursor(area, header, block=block, sequence=base, previous=previous, durable=base, begin=block)

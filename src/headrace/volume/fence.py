@@ -62,6 +62,8 @@ STRENGTHS = (NONE, PROCESS, MACHINE, NODE, UNTIL_RESTART, PERSISTENT)
 
 TYPE = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
 _HELD_BY_ALL = (ReservationType.WRITE_EXCLUSIVE_ALL, ReservationType.EXCLUSIVE_ACCESS_ALL)
+#: Addresses of devices that lose associations, and tell what that leaves open.
+_FABRIC = ("nvme+tcp:", "shared-namespace:")
 #: Reports on one member; each further one means that somebody came in between.
 _ROUNDS = 16
 
@@ -327,6 +329,25 @@ def take(devices: Sequence[BlockDevice], *, judged: int | None, anybody: bool = 
     return fence
 
 
+def unsettled(devices: Sequence[BlockDevice]) -> list[tuple[int, int, int]]:
+    """(member, offset, bytes) where a command that was given up may still land, of associations with a target."""
+    return [
+        (member, one.offset, one.length)
+        for member, device in enumerate(devices)
+        if device.uri.startswith(_FABRIC)
+        for one in cast(Fenceable, device).unsettled()
+    ]
+
+
+def haunted(devices: Sequence[BlockDevice], space: Sequence[tuple[int, int, int]]) -> bool:
+    """May a command that was given up still land in this space?"""
+    return any(
+        member == other and start < offset + length and offset < start + count
+        for other, offset, length in unsettled(devices)
+        for member, start, count in space
+    )
+
+
 def _still_held(fence: Fence, index: int) -> None:
     if holder(fence.devices[index]) != fence.key:
         raise _stepped_back(fence.devices[index], "it is held by another session")
@@ -376,6 +397,7 @@ __all__ = [
     "Fence",
     "Ticket",
     "check",
+    "haunted",
     "holder",
     "in_force",
     "join",
@@ -383,5 +405,6 @@ __all__ = [
     "lost",
     "lost_if_fenced",
     "take",
+    "unsettled",
     "weakest",
 ]

@@ -110,3 +110,5 @@ class Receipt(Message):
     birth: int
     length_bytes: int
     roots: bytes
+    #: A copy of a write to this place was given up, and may still land: with the bytes that are there now.
+    haunted: bool = False

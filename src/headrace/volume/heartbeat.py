@@ -41,7 +41,7 @@ SETTLE_S = 0.05
 #: ever.
 _MAX_INTERVAL_S = 60.0
 #: Beats that are made beforehand: how long the GIL may be held, in intervals.
-_AHEAD = 512
+AHEAD = 512
 #: Looks for each missed beat that is wanted, before it is given up to tell.
 _MAX_LOOKS = 10
 
@@ -252,9 +252,10 @@ class Heart:
         if state is not None:
             self.check()
             with lost_if_fenced():
-                self._block.write(self._last()._replace(state=state, beat=self._last().beat + 1))
+                self._block.write(self.last()._replace(state=state, beat=self.last().beat + 1))
 
-    def _last(self) -> Heartbeat:
+    def last(self) -> Heartbeat:
+        """The last beat that may have been written."""
         return self._mine
 
     def halt(self) -> None:
@@ -316,7 +317,7 @@ class NativeHeart(Heart):
 
     def _feed(self) -> None:
         first = self._fed + 1
-        self._fed += _AHEAD
+        self._fed += AHEAD
         self._beat.feed([self._block.encode(self._mine._replace(beat=beat)) for beat in range(first, self._fed + 1)])
 
     def _tend(self) -> None:
@@ -341,7 +342,7 @@ class NativeHeart(Heart):
                 # It may come back. The heart waits.
                 time.sleep(min(self._mine.interval_ns / 1e9, 1.0))
 
-    def _last(self) -> Heartbeat:
+    def last(self) -> Heartbeat:
         return self._mine._replace(beat=self._mine.beat + self._beat.written())
 
     @property

@@ -15,14 +15,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.device import BlockDevice, lanes
-from headrace.errors import HeadraceError, SessionLost, UsageError, VolumeError
+from headrace.errors import DeviceError, HeadraceError, SessionLost, UsageError, VolumeError, WriterActive
 from headrace.volume import fence, heartbeat, layout
 from headrace.volume.catalog import Catalog
 from headrace.volume.changes import Changes, Outcome
@@ -66,6 +66,8 @@ class Session:
         self._reservations = Reservations()
         #: Something of this session may still be written by a command that nobody will ever answer for.
         self._outstanding = False
+        #: Where a command of a rank that was given up may still land.
+        self._haunted: list[Range] = []
         where = ", ".join(volume.uris)
         fence.check(volume.devices, unfenced=unfenced)
         # First who holds, then whether that one lives, then the take-over from exactly that one.
@@ -105,15 +107,7 @@ class Session:
         self._log = LogReader(volume.superblock, block.devices)
         # Tables do not change, and the volume reads them after this session, too.
         self._log.nodes = volume.log.nodes
-        on_lost = weakref.WeakMethod(self._on_lost)
-        self._beat = heartbeat.start_heart(
-            block,
-            mine,
-            fenced=self._fence.reserved,
-            on_lost=lambda lost: None if (told := on_lost()) is None else told(lost),
-        )
-        # A session that nobody holds any more must not look alive.
-        weakref.finalize(self, self._beat.abandon)
+        self._start_heart(block, mine)
         try:
             # What follows writes to the log: a claim that fails from here on may have left commands behind.
             with self.lost_if_fenced():
@@ -142,6 +136,7 @@ class Session:
             last is not None and last.session == catalog.session and self._fence.drained(last.key)
         )
         writer = LogWriter(self._log, catalog, cursor)
+        writer.look = self.look
         writer.adopt()
         if self.number <= catalog.session:
             # The heartbeat block was lost: the log knows better which numbers were used.
@@ -183,7 +178,11 @@ class Session:
         for member, end in usage.ends.items():
             spaces[member].cursor = end
         allocator = Allocator(
-            spaces, stripe_bytes=superblock.stripe_bytes, log_window=self._log_window, make_room=self._room_for_window
+            spaces,
+            stripe_bytes=superblock.stripe_bytes,
+            log_window=self._log_window,
+            make_room=self._room_for_window,
+            ghosts=self._ghosts,
         )
         allocator.quarantined_bytes = quarantined
         return allocator
@@ -211,6 +210,67 @@ class Session:
         except SessionLost as lost:
             self._lost = self._lost or lost
             raise
+
+    def _ghosts(self) -> list[Range]:
+        return self._haunted + fence.unsettled(self._fence.devices)
+
+    def haunt(self, space: Sequence[Range]) -> None:
+        """A rank wrote there, and a copy of its write may still land."""
+        with self._lock:
+            self._haunted += space
+
+    def renew(self) -> bool:
+        """Become another host, which preempts the one that this session was: no command of that can land any more, so
+        that all space is free which waited for one. True where the targets confirm that.
+
+        UsageError where a member keeps no reservations, or while transactions are open: their grants would be void.
+        """
+        with self._lock:
+            self.check()
+            if not self._fence.reserved:
+                raise UsageError("only targets with reservations can confirm that nothing is under way any more")
+            if self._transactions:
+                raise UsageError(
+                    "a session with open transactions cannot be renewed", next_step="commit or abort them first"
+                )
+            before = self._fence
+            try:
+                with self.lost_if_fenced():
+                    after = fence.take(self.volume.devices, judged=before.key)
+            except WriterActive as active:
+                self._lost = fence.lost(str(active))
+                raise self._lost from active
+            old = self._beat.last()
+            self._beat.halt()
+            with suppress(HeadraceError):
+                before.close()
+            # In place: tables that are being written go on with what the log writes with.
+            before.devices[:] = after.devices
+            after.devices = before.devices
+            self._fence = after
+            self.writing[:] = lanes(after.devices, "checkpoint")
+            block = HeartbeatBlock(self.volume.superblock, after.devices)
+            mine = old._replace(nonce=after.hostid.bytes, key=after.key, beat=old.beat + heartbeat.AHEAD)
+            with self.lost_if_fenced():
+                block.write(mine)
+            self._start_heart(block, mine)
+            if not after.drained(before.key):
+                return False
+            self._haunted.clear()
+            self._allocator.settle()
+            self._outstanding = False
+            return True
+
+    def _start_heart(self, block: HeartbeatBlock, mine: layout.Heartbeat) -> None:
+        on_lost = weakref.WeakMethod(self._on_lost)
+        self._beat = heartbeat.start_heart(
+            block,
+            mine,
+            fenced=self._fence.reserved,
+            on_lost=lambda lost: None if (told := on_lost()) is None else told(lost),
+        )
+        # A session that nobody holds any more must not look alive.
+        weakref.finalize(self, self._beat.abandon)
 
     def _log_window(self, ranges: list[Range]) -> None:
         self.look()
@@ -309,6 +369,11 @@ class Session:
         """
         with self._lock:
             self.look()
+            if not self._transactions and self._fence.reserved and self._ghosts():
+                # Nothing of ours is under way but what was given up: a good moment to rule that out. Where a target is
+                # away just now, it waits for the next one.
+                with suppress(DeviceError):
+                    self.renew()
             transaction = Transaction(self, self._next_transaction)
             self._transactions[transaction.number] = transaction
             self._next_transaction += 1

@@ -126,6 +126,7 @@ class Allocator:
         stripe_bytes: int,
         log_window: Callable[[list[Range]], None],
         make_room: Callable[[int], None] = lambda ranges: None,
+        ghosts: Callable[[], list[Range]] = list,
     ) -> None:
         self._free = list(members)
         self._pool = [FreeSpace() for _ in members]
@@ -134,6 +135,10 @@ class Allocator:
         self._freed: list[Range] = []
         self._log_window = log_window
         self._make_room = make_room
+        #: Where a command that was given up, and sent again, may still land.
+        self._ghosts = ghosts
+        #: What `quarantine` was told.
+        self._quarantined: list[Range] = []
         self.stripe_bytes = stripe_bytes
         self.quarantined_bytes = 0
         #: Of what is available, kept for the catalogue: it must be able to grow by deletions, and to be merged.
@@ -296,10 +301,7 @@ class Allocator:
         if not window:
             if not self._freed:
                 return False
-            for member, start, freed in self._freed:
-                self._free[member].add(start, start + freed)
-            self._freed.clear()
-            return self._extend(length)
+            return self._use_freed() and self._extend(length)
         try:
             self._log_window(merge([*self._reach(), *window]))
         except BaseException:
@@ -309,6 +311,27 @@ class Allocator:
         for member, start, taken in window:
             self._pool[member].add(start, start + taken)
         return True
+
+    def _use_freed(self) -> bool:
+        """Make free what was freed, but for what a late command may still hit; False where nothing is left."""
+        haunted = [FreeSpace() for _ in self._free]
+        for member, start, length in merge(self._ghosts()):
+            haunted[member].add(start, start + length)
+        left: list[Range] = []
+        used = False
+        for member, start, length in self._freed:
+            space = FreeSpace([(start, start + length)])
+            for low, high in haunted[member].ranges():
+                space.remove(low, high)
+            for low, high in space.ranges():
+                self._free[member].add(low, high)
+                used = True
+            hit = FreeSpace([(start, start + length)])
+            for low, high in space.ranges():
+                hit.remove(low, high)
+            left += [(member, low, high - low) for low, high in hit.ranges()]
+        self._freed = left
+        return used
 
     def _reach(self) -> list[Range]:
         """Where writes may land without another window."""
@@ -363,8 +386,16 @@ class Allocator:
             self._free[member].add(start, start + length)
 
     def quarantine(self, ranges: Iterable[Range]) -> None:
-        """Space that a late write may still hit: not used again by this session, and it stays in what is logged."""
-        self.quarantined_bytes += sum(length for _, _, length in ranges)
+        """Space that a late write may still hit: not used again before `settle`, and it stays in what is logged."""
+        held = list(ranges)
+        self._quarantined += held
+        self.quarantined_bytes += sum(length for _, _, length in held)
+
+    def settle(self) -> None:
+        """Nothing that this session ever sent can land any more: what it quarantined is free, to be used last."""
+        held, self._quarantined = self._quarantined, []
+        self.quarantined_bytes -= sum(length for _, _, length in held)
+        self.free(held)
 
 
 class TableSpace:

@@ -256,6 +256,8 @@ class Transaction:
                 )
             data, table = grant.data_extents(), grant.table_extents()
             allocation.written(data=data, table=table, roots=np.frombuffer(receipt.roots, "<u4"))
+            if receipt.haunted:
+                self._session.haunt(allocation.space)
 
     def put(self, name: str, data: Buffer, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> None:
         """One object from this process's memory, which is the caller's again when this returns.

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -621,7 +621,10 @@ class Volume:
         # What was joined is there for writing alone; else it goes beside what is read.
         devices = self._join(Ticket.from_json(grant.ticket)) if grant.ticket else lanes(self.devices, "checkpoint")
         with fence.lost_if_fenced():
-            return write_grant(devices, grant, buffer)
+            receipt = write_grant(devices, grant, buffer)
+        table = grant.table_extents()
+        space = grant.data_extents().used() + ([] if table is None else table.used())
+        return replace(receipt, haunted=fence.haunted(devices, space))
 
     def check_writable(self) -> None:
         if self._closed:
