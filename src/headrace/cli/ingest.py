@@ -57,6 +57,12 @@ def ingest(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take the volume over from a job whose heart has stopped beating.")
     ] = False,
+    unfenced: Annotated[
+        bool,
+        typer.Option(
+            "--unfenced", help="Write where the target has no reservations, too: nothing keeps an old writer out there."
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tokenize a corpus into a volume: NAME.bin and NAME.idx (Megatron's layout), NAME.tokenizer.json, NAME.json.
@@ -85,7 +91,9 @@ def ingest(
     )
     with (
         Volume.open(members, write=True) as volume,
-        volume.session(run_id="headrace ingest", takeover="if-dead" if takeover else "refuse") as session,
+        volume.session(
+            run_id="headrace ingest", takeover="if-dead" if takeover else "refuse", unfenced=unfenced
+        ) as session,
         _Progress() as progress,
     ):
         report = run(opened, session, name, options, progress=progress.show)

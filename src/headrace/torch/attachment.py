@@ -29,6 +29,7 @@ class Attachment:
         *,
         run_id: str | None = None,
         takeover: str = "refuse",
+        unfenced: bool = False,
         session: Session | None = None,
     ) -> None:
         self._given = volume if isinstance(volume, Volume) else None
@@ -40,6 +41,7 @@ class Attachment:
                 raise UsageError("a volume has at least one member", found=repr(volume))
         self._run_id = run_id
         self._takeover = takeover
+        self._unfenced = unfenced
         self._given_session = session
         self._held = _Held()
         self._closed = False
@@ -59,7 +61,7 @@ class Attachment:
         """The one writing session, begun now if it was not yet. WriterActive where another job holds the volume."""
         if self._given_session is not None and not self._closed:
             return self._given_session
-        return self._held.begin(self.open(writable=True), self._run_id, self._takeover)
+        return self._held.begin(self.open(writable=True), self._run_id, self._takeover, self._unfenced)
 
     def renew(self) -> None:
         """After a failure of the device or the session: close what is our own, so that the next use opens it afresh.
@@ -88,7 +90,7 @@ class Attachment:
                 "this volume was opened from devices and has no address to be opened again by",
                 next_step="construct the writer with the address of the volume",
             )
-        return {"uris": uris, "run_id": self._run_id, "takeover": self._takeover}
+        return {"uris": uris, "run_id": self._run_id, "takeover": self._takeover, "unfenced": self._unfenced}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._given = None
@@ -97,6 +99,7 @@ class Attachment:
         self._uris = state["uris"]
         self._run_id = state["run_id"]
         self._takeover = state["takeover"]
+        self._unfenced = state["unfenced"]
         self._held = _held_by_process((os.getpid(), self._uris, self._run_id))
 
 
@@ -117,7 +120,7 @@ class _Held:
                 self._writable = writable
             return self._volume
 
-    def begin(self, volume: Volume, run_id: str | None, takeover: str) -> Session:
+    def begin(self, volume: Volume, run_id: str | None, takeover: str, unfenced: bool) -> Session:
         with self._lock:
             if self._session is not None:
                 try:
@@ -127,7 +130,7 @@ class _Held:
                     lost, self._session = self._session, None
                     lost.close()
             if self._session is None:
-                self._session = volume.session(run_id=run_id or "", takeover=takeover)
+                self._session = volume.session(run_id=run_id or "", takeover=takeover, unfenced=unfenced)
             return self._session
 
     def close(self) -> None:

@@ -75,6 +75,8 @@ class WriterOptions:
     #: "if-dead". A process that lives but is stopped for some seconds looks dead, and loses the volume. A dead
     #: predecessor of the same `run_id` is taken over from in either case.
     takeover: Literal["refuse", "if-dead"] = "refuse"
+    #: Write where a target has no reservations, too: nothing keeps a writer out there that was taken over from.
+    unfenced: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.stall_s <= self.deadline_s:
@@ -165,7 +167,11 @@ class VolumeWriter(StorageWriter):
         self.last_save: SaveReport | None = None
         self._run, self._id = _parse_path(path)
         self._attachment = Attachment(
-            volume, run_id=run_id or self._run, takeover=self.options.takeover, session=session
+            volume,
+            run_id=run_id or self._run,
+            takeover=self.options.takeover,
+            unfenced=self.options.unfenced,
+            session=session,
         )
         self._staging = Staging()
         self._stager: LastingStager | None = None
