@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from headrace.device.reference import U8
 from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, ObjectNotFound, VolumeDamaged
+from headrace.volume.many import read_many
 from headrace.volume.objects import ObjectInfo
 from headrace.volume.transfer import VolumeTransfer
 from headrace.volume.volume import Volume
@@ -15,15 +17,50 @@ from headrace.volume.volume import Volume
 #: Read at a time, and how many such reads are under way.
 _PIECE_BYTES = 8 << 20
 _UNDER_WAY = 4
+#: Objects up to this are read many at once.
+_SMALL_BYTES = 1 << 20
+_MANY = 2048
 
 
 def verify_objects(
     volume: Volume, entries: Iterable[ObjectInfo]
 ) -> Iterator[tuple[ObjectInfo, int, HeadraceError | None]]:
-    """(object, bytes read now, what is wrong) for each piece that was read, in order; of a damaged object once.
+    """(object, bytes read now, what is wrong) for each piece that was read; of a damaged object once.
 
     An object that was deleted meanwhile counts as read. Raises DeviceError where a device fails for good.
     """
+    buffer = np.empty(_PIECE_BYTES, np.uint8)
+    pack: list[ObjectInfo] = []
+    size = 0
+    for entry in entries:
+        if entry.length_bytes > _SMALL_BYTES:
+            yield from _large(volume, [entry])
+            continue
+        if size + entry.length_bytes > _PIECE_BYTES or len(pack) == _MANY:
+            yield from _small(volume, pack, buffer)
+            pack, size = [], 0
+        pack.append(entry)
+        size += entry.length_bytes
+    yield from _small(volume, pack, buffer)
+
+
+Verdicts = Iterator[tuple[ObjectInfo, int, HeadraceError | None]]
+
+
+def _small(volume: Volume, pack: list[ObjectInfo], buffer: U8) -> Verdicts:
+    lengths = [entry.length_bytes for entry in pack]
+    try:
+        read_many(volume, pack, (np.cumsum([0, *lengths])[:-1]).tolist(), buffer)
+    except (ChecksumMismatch, VolumeDamaged, ObjectNotFound):
+        # One by one, to find out which.
+        yield from _large(volume, pack)
+    else:
+        for entry in pack:
+            yield entry, entry.length_bytes, None
+
+
+def _large(volume: Volume, entries: Iterable[ObjectInfo]) -> Verdicts:
+    """In order."""
     waiting: deque[tuple[ObjectInfo, int, VolumeTransfer, int]] = deque()
     buffers = [np.empty(_PIECE_BYTES, np.uint8) for _ in range(_UNDER_WAY)]
     free = list(range(_UNDER_WAY))
