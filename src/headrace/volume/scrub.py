@@ -32,7 +32,7 @@ from headrace.volume.layout import (
     TablesChanged,
     Totals,
 )
-from headrace.volume.layout.table import Child, Node
+from headrace.volume.scrub_tables import read_table
 
 #: Read at once.
 _PIECE = 1 << 20
@@ -326,8 +326,12 @@ def _log(superblock: Superblock, read: _Reader, report: ScrubReport) -> _State:
         if record.sequence <= durable:
             _follow(state, record, superblock, report)
     values: dict[bytes, bytes | None] = {}
+
+    def bad(what: str, member: int, offset: int, fatal: bool) -> None:
+        report.findings.append(Finding(what=what, member=member, offset=offset, fatal=fatal))
+
     for root in reversed(state.roots):
-        values.update(_table(superblock, root, read, report))
+        values.update(read_table(superblock, root, read, bad))
     values.update(state.recent)
     state.values = {key: value for key, value in values.items() if value is not None}
     return state
@@ -390,77 +394,6 @@ def _area(superblock: Superblock, copy: int, read: _Reader) -> tuple[int, int, l
         if record is not None:
             found.append((block, record))
     return generation, area, found
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
-def _table(superblock: Superblock, root: Root, read: _Reader, report: ScrubReport) -> dict[bytes, bytes | None]:
-    """What a table says, from the top down; a finding for each node that a copy lacks."""
-    result: dict[bytes, bytes | None] = {}
-    counted = deleted = 0
-    whole = True
-    waiting = [(root.top, root.height - 1)]
-    while waiting:
-        child, level = waiting.pop()
-        node = _node(superblock, root, child, read, report)
-        if node is None:
-            whole = False
-            continue
-        if node.level != level:
-            raise VolumeDamaged("a node of a table is on another level", where=f"table {root.birth:#x}")
-        keys = node.keys()
-        if level:
-            children = [node.child(index) for index in range(node.count)]
-            waiting += [(one, level - 1) for one in reversed(children)]
-            continue
-        if result and next(reversed(result)) >= keys[0]:
-            raise VolumeDamaged("the keys of a table do not ascend", where=f"table {root.birth:#x}")
-        values = node.values()
-        counted += len(keys)
-        deleted += values.count(None)
-        result.update(zip(keys, values, strict=True))
-    if whole and (counted, deleted) != (root.entry_count, root.deleted_count):
-        raise VolumeDamaged("a table has another count of keys than the log says", where=f"table {root.birth:#x}")
-    return result
-
-
-def _node(superblock: Superblock, root: Root, child: Child, read: _Reader, report: ScrubReport) -> Node | None:
-    """From the first good copy; every copy is read."""
-    good: bytes | None = None
-    bad: list[tuple[int, int, int]] = []
-    for copy, rows in enumerate(root.copies):
-        parts: list[bytes] = []
-        first = 0
-        place = (0, 0)
-        for member, _, offset, length in rows.tolist():
-            low, high = max(child.place, first), min(child.place + child.blocks, first + length // ALIGN)
-            if low < high:
-                place = place if parts else (member, offset + (low - first) * ALIGN)
-                try:
-                    parts.append(read(member, offset + (low - first) * ALIGN, (high - low) * ALIGN))
-                except DeviceError:
-                    parts.append(b"")
-            first += length // ALIGN
-        data = b"".join(parts)
-        identity = superblock.volume_id + struct.pack("<QQ", root.birth, child.place)
-        if crc32c(data, crc32c(identity)) == child.crc:
-            good = data if good is None else good
-        else:
-            bad.append((copy, *place))
-    for copy, member, offset in bad:
-        what = f"copy {copy} of a node of table {root.birth:#x} does not match its checksum"
-        report.findings.append(Finding(what=what, member=member, offset=offset, fatal=good is None))
-    if good is None:
-        return None
-    try:
-        node = Node(good)
-        node.check()
-    except ValueError as error:
-        raise VolumeDamaged(
-            "a node of a table makes no sense", where=f"table {root.birth:#x}", found=str(error)
-        ) from error
-    return node
 
 
 # ---- space and objects -----------------------------------------------------------------------------------------------
