@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from headrace.device import BlockDevice, lanes, submit_read
 from headrace.device.protocol import Buffer
-from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeDamaged, VolumeError, VolumeTooOld
+from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import fence, layout, members
@@ -28,15 +28,14 @@ from headrace.volume.extents import I64, U32, Pieces, spread
 from headrace.volume.fence import Ticket
 from headrace.volume.grant import Grant, Receipt
 from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
+from headrace.volume.info import VolumeInfo, members_of, quarantined_bytes, writer_of
 from headrace.volume.layout import ObjectValue, Superblock
 from headrace.volume.listing import Listing, listing_of
 from headrace.volume.log import Cursor, Followed, LogReader
 from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
 from headrace.volume.session import Session
-from headrace.volume.space import count_space
 from headrace.volume.tables import TableDamaged
 from headrace.volume.transfer import VolumeTransfer, explain
-from headrace.volume.usage import usage_of
 from headrace.volume.write import buffer_bytes, write_grant
 
 #: `Volume.list` hides the builtin inside of the class.
@@ -49,60 +48,6 @@ Devices: TypeAlias = list[BlockDevice]
 _LOOKS = 8
 #: Objects, and blobs with their extents, that are kept decoded.
 _DECODED = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemberInfo:
-    index: int
-    uri: str
-    id: str
-    size_bytes: int
-    data_bytes: int
-    log_copy: bool
-    volatile_cache: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriterInfo:
-    """Who wrote last, or writes now (`state` "active"; whether its heart beats is not said here)."""
-
-    state: str
-    session: int
-    run_id: str
-    host: str
-    pid: int
-    started_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class VolumeInfo:
-    """One committed state of a volume. Sizes in bytes."""
-
-    id: str
-    name: str
-    version: int
-    created_s: float
-    members: list[MemberInfo]
-    stripe_bytes: int
-    log_bytes: int
-    #: For objects and their checksum tables, on all members together.
-    capacity_bytes: int
-    used_bytes: int
-    #: Neither used nor free: what late writes may still hit. Of the session that this `Volume` has open; else what the
-    #: next session would have to leave alone: the windows of the last one, unless that ended with nothing under way.
-    quarantined_bytes: int
-    free_bytes: int
-    #: Of the free bytes, what is kept for reservations of the session that this `Volume` has open.
-    reserved_bytes: int
-    object_count: int
-    #: Of the last commit.
-    sequence: int
-    #: What keeps out a writer that was taken over from, now, on the worst member: "persistent", "until-restart",
-    #: "node", "machine", "process" or "none" (`headrace.volume.fence`).
-    fence: str
-    writer: WriterInfo | None
-    #: Copies of structures that are damaged while the other is good; the next session mends them.
-    warnings: list[str]
 
 
 _open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()
@@ -360,46 +305,25 @@ class Volume:
 
     def info(self) -> VolumeInfo:
         """Sizes, sequence, writer. Reads the heartbeat block."""
-        superblock = self.superblock
+        superblock, session = self.superblock, self._session
         heartbeat = HeartbeatBlock(superblock, self.devices).read()
-        session = self._session
         with self.lock:
             count, used = self._catalog.totals
             used += self._catalog.table_bytes
             sequence = self._catalog.sequence
             findings = [*self._cursor.findings, *self.log.nodes.findings]
-            quarantined = self._quarantined_bytes(heartbeat)
+            if session is None:
+                quarantined = quarantined_bytes(superblock, self._catalog, self._cursor.waiting, heartbeat)
+            else:
+                quarantined = session.quarantined_bytes
+                used += session.building_bytes
         capacity = sum(member.data_end - member.data_offset for member in superblock.members)
-        if session is not None:
-            quarantined = session.quarantined_bytes
-            used += session.building_bytes
-        writer = None
-        if heartbeat is not None:
-            writer = WriterInfo(
-                state="active" if heartbeat.state == layout.ACTIVE else "closed",
-                session=heartbeat.session,
-                run_id=heartbeat.run_id,
-                host=heartbeat.host,
-                pid=heartbeat.pid,
-                started_s=heartbeat.started_ns / 1e9,
-            )
         return VolumeInfo(
             id=self.id,
             name=self.name,
             version=superblock.version,
             created_s=superblock.created_ns / 1e9,
-            members=[
-                MemberInfo(
-                    index=index,
-                    uri=device.uri,
-                    id=member.id.hex(),
-                    size_bytes=member.size_bytes,
-                    data_bytes=member.data_end - member.data_offset,
-                    log_copy=index in superblock.log_member,
-                    volatile_cache=device.volatile_cache,
-                )
-                for index, (device, member) in enumerate(zip(self.devices, superblock.members, strict=True))
-            ],
+            members=members_of(superblock, self.devices),
             stripe_bytes=superblock.stripe_bytes,
             log_bytes=superblock.area_bytes,
             capacity_bytes=capacity,
@@ -410,32 +334,8 @@ class Volume:
             object_count=count,
             sequence=sequence,
             fence=fence.weakest([fence.in_force(device) for device in self.devices]),
-            writer=writer,
+            writer=writer_of(heartbeat),
             warnings=[*self._warnings, *findings],
-        )
-
-    def _quarantined_bytes(self, heartbeat: layout.Heartbeat | None) -> int:
-        """What the next session could not hand out, as it would find it: the last one's windows, unless that ended
-        and left nothing under way."""
-        catalog = Catalog()
-        catalog.session = self._catalog.session
-        catalog.windows = {number: [*ranges] for number, ranges in self._catalog.windows.items()}
-        for record in self._cursor.waiting:
-            # No marker follows a window that was opened last; the next session adopts it all the same.
-            if record.kind in (layout.SESSION, layout.WINDOW):
-                catalog.apply(record)
-        if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= catalog.session:
-            return 0
-        windows = catalog.windows.get(catalog.session, [])
-        return (
-            count_space(
-                self.superblock,
-                usage_of(self._catalog, self.stripe_bytes).ranges(),
-                windows,
-                self._catalog.table_space(),
-            )[1]
-            if windows
-            else 0
         )
 
     # ---- reading ----
@@ -704,6 +604,3 @@ def _leaves(stored: StoredObject, start: int, count: int) -> UsageError:
         expected=f"within {stored.length_bytes} bytes",
         found=f"{count} bytes from {start}",
     )
-
-
-__all__ = ["MemberInfo", "Volume", "VolumeError", "VolumeInfo", "WriterInfo"]

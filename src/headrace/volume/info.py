@@ -1,0 +1,117 @@
+"""What `Volume.info` says: one committed state of a volume, its members, and who wrote last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.device import BlockDevice
+from headrace.volume import layout
+from headrace.volume.catalog import Catalog
+from headrace.volume.layout import Record, Superblock
+from headrace.volume.space import count_space
+from headrace.volume.usage import usage_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberInfo:
+    index: int
+    uri: str
+    id: str
+    size_bytes: int
+    data_bytes: int
+    log_copy: bool
+    volatile_cache: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterInfo:
+    """Who wrote last, or writes now (`state` "active"; whether its heart beats is not said here)."""
+
+    state: str
+    session: int
+    run_id: str
+    host: str
+    pid: int
+    started_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeInfo:
+    """One committed state of a volume. Sizes in bytes."""
+
+    id: str
+    name: str
+    version: int
+    created_s: float
+    members: list[MemberInfo]
+    stripe_bytes: int
+    log_bytes: int
+    #: For objects and their checksum tables, on all members together.
+    capacity_bytes: int
+    used_bytes: int
+    #: Neither used nor free: what late writes may still hit. Of the session that this `Volume` has open; else what the
+    #: next session would have to leave alone: the windows of the last one, unless that ended with nothing under way.
+    quarantined_bytes: int
+    free_bytes: int
+    #: Of the free bytes, what is kept for reservations of the session that this `Volume` has open.
+    reserved_bytes: int
+    object_count: int
+    #: Of the last commit.
+    sequence: int
+    #: What keeps out a writer that was taken over from, now, on the worst member: "persistent", "until-restart",
+    #: "node", "machine", "process" or "none" (`headrace.volume.fence`).
+    fence: str
+    writer: WriterInfo | None
+    #: Copies of structures that are damaged while the other is good; the next session mends them.
+    warnings: list[str]
+
+
+def members_of(superblock: Superblock, devices: Sequence[BlockDevice]) -> list[MemberInfo]:
+    return [
+        MemberInfo(
+            index=index,
+            uri=device.uri,
+            id=member.id.hex(),
+            size_bytes=member.size_bytes,
+            data_bytes=member.data_end - member.data_offset,
+            log_copy=index in superblock.log_member,
+            volatile_cache=device.volatile_cache,
+        )
+        for index, (device, member) in enumerate(zip(devices, superblock.members, strict=True))
+    ]
+
+
+def writer_of(heartbeat: layout.Heartbeat | None) -> WriterInfo | None:
+    if heartbeat is None:
+        return None
+    return WriterInfo(
+        state="active" if heartbeat.state == layout.ACTIVE else "closed",
+        session=heartbeat.session,
+        run_id=heartbeat.run_id,
+        host=heartbeat.host,
+        pid=heartbeat.pid,
+        started_s=heartbeat.started_ns / 1e9,
+    )
+
+
+def quarantined_bytes(
+    superblock: Superblock, catalog: Catalog, waiting: Sequence[Record], heartbeat: layout.Heartbeat | None
+) -> int:
+    """What the next session could not hand out, as it would find it: the last one's windows, unless that ended and left
+    nothing under way. `waiting`: records that no marker has followed yet.
+    """
+    as_found = Catalog()
+    as_found.session = catalog.session
+    as_found.windows = {number: [*ranges] for number, ranges in catalog.windows.items()}
+    for record in waiting:
+        # No marker follows a window that was opened last; the next session adopts it all the same.
+        if record.kind in (layout.SESSION, layout.WINDOW):
+            as_found.apply(record)
+    if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= as_found.session:
+        return 0
+    windows = as_found.windows.get(as_found.session, [])
+    if not windows:
+        return 0
+    used = usage_of(catalog, superblock.stripe_bytes).ranges()
+    return count_space(superblock, used, windows, catalog.table_space())[1]
