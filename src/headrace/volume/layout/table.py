@@ -59,13 +59,12 @@ def node_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
 def encode_node(level: int, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bytes:
     """A value of None: the key is deleted."""
     key_ends = list(accumulate(map(len, keys)))
-    position, value_ends = 0, []
-    for value in values:
-        if value is None:
-            value_ends.append(position | DELETED)
-        else:
-            position += len(value)
-            value_ends.append(position)
+    value_ends = list(accumulate(0 if value is None else len(value) for value in values))
+    position = value_ends[-1]
+    if None in values:
+        value_ends = [
+            end if value is not None else end | DELETED for end, value in zip(value_ends, values, strict=True)
+        ]
     body = b"".join(
         [
             _NODE.pack(_NODE_MAGIC, level, 0, len(key_ends), key_ends[-1], position),
