@@ -191,6 +191,11 @@ class Fence:
         """Can no command of the session with this key reach any member any more?"""
         return bool(key) and self.reserved and all(key in keys for keys in self._drained)
 
+    @property
+    def unsettled(self) -> bool:
+        """May a command of this process whose association was lost still land, though it was sent again?"""
+        return any(cast(Fenceable, device).unsettled() for device in self._own)
+
     def ticket(self, volume_id: bytes, session: int) -> Ticket | None:
         """None where no member keeps reservations: then every process writes as itself."""
         if not self._own:

@@ -139,6 +139,8 @@ class Session:
         writer.look = self.look
         writer.adopt()
         if self.number <= catalog.session:
+            # Who was stopped since its claim has been followed by another one, and says that it is lost.
+            self._beat.check()
             # The heartbeat block was lost: the log knows better which numbers were used.
             raise VolumeError(
                 "the heartbeat block is older than the log",
@@ -340,7 +342,7 @@ class Session:
                 transaction.abort()
             self._closed = True
             self._writer.close()
-            outstanding = self._outstanding or self._writer.broken is not None
+            outstanding = self._outstanding or self._writer.broken is not None or self._fence.unsettled
             self.volume.end_session(self._writer)
         try:
             self._beat.stop(None if self._lost is not None else CLOSED_OUTSTANDING if outstanding else CLOSED)
