@@ -102,15 +102,24 @@ class HostDevice:
             )
         )
         if accident.ghost is not None:
-            self.namespace.ghosts.append(
-                Ghost(
-                    host=self.hostid,
-                    device=self,
-                    offset=command.offset,
-                    data=command.data,
-                    admitted=accident.ghost == "admitted",
-                )
-            )
+            self.leave_ghost(command, admitted=accident.ghost == "admitted")
+
+    def may_write(self) -> bool:
+        """Would a write that is sent now be let to the medium?"""
+        with self.namespace.lock:
+            return not self._closed and self._allowed(Command(verb="write"))
+
+    def show_early(self, command: Command) -> None:
+        """A write that is under way: reads give its bytes, and it is not durable, whatever it asks for."""
+        with self.namespace.lock:
+            if self._controller.alive:
+                self.namespace.write(self._controller, command.offset, command.data, fua=False)
+
+    def leave_ghost(self, command: Command, *, admitted: bool) -> None:
+        """A write of a process that died: sent, never answered."""
+        self.namespace.ghosts.append(
+            Ghost(host=self.hostid, device=self, offset=command.offset, data=command.data, admitted=admitted)
+        )
 
     def lose(self, *, cache_lost: bool = True) -> None:
         """This device's association is lost. It finds out, and connects again, with its next command."""

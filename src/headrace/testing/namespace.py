@@ -129,6 +129,8 @@ class SharedNamespace:
         self.conflicts = 0
         #: Called before every command, without a lock. What it raises is what the command raises, undone.
         self.observer: Callable[[HostDevice, Command], Accident | None] | None = None
+        #: Told of every write that was let to the medium, and whose it was.
+        self.on_write: Callable[[UUID], None] | None = None
         self.lock = threading.RLock()
         #: Places whose bytes change while older commands may live, by design, and that `overwrites` leaves out.
         self.volatile_places: list[tuple[int, int]] = []
@@ -196,6 +198,8 @@ class SharedNamespace:
         """A command of a living association is carried out."""
         with self.lock:
             self._watch(controller.host, offset, data)
+            if self.on_write is not None:
+                self.on_write(controller.host)
             self._put(controller, offset, data, durable=fua or not self.volatile_cache)
 
     def _put(self, controller: Controller | None, offset: int, data: bytes, *, durable: bool) -> None:

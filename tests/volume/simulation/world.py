@@ -1,0 +1,418 @@
+"""Who does the next device command, and what happens to it.
+
+Every process of the world is an `Actor`: a thread with devices of its own, that stops before each device command until
+the world lets it go on. One runs at a time, so a seed gives the same run again. What a world does between two commands:
+stop an actor for a while (a zombie), kill it, lose a controller, restart a target, let a ghost land, cut the power (in
+a copy: the world goes on).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace.errors import CommandFailed, HeadraceError
+from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
+from headrace.units import MIB
+from tests.volume.simulation.chain import Chain, Violation
+
+#: Real time that a step may take: more means that an actor waits for something that is not a device.
+STEP_S = 60.0
+
+
+#: What the targets of a world may be.
+TARGETS = (
+    Quirks(),
+    Quirks(),
+    Quirks(forgets=True),
+    Quirks(fences_without_draining=True),
+    Quirks(refuses_abort=True),
+    Quirks(forgets=True, fences_without_draining=True),
+)
+
+
+class Killed(BaseException):
+    """SIGKILL, as a process would not feel it: whatever it does to clean up reaches no device."""
+
+
+class Actor:
+    """One process. `script(actor)` runs in a thread of its own, when the world lets it."""
+
+    def __init__(self, world: World, name: str, script: Callable[[Actor], None]) -> None:
+        self.world = world
+        self.name = name
+        self.chance = random.Random(world.chance.getrandbits(64))
+        self.hostid = uuid.UUID(int=self.chance.getrandbits(128))
+        #: The command that it is about to do; None before the first and at a pause.
+        self.command: tuple[HostDevice, Command] | None = None
+        self.done = False
+        self.killed = False
+        #: Step until which it is stopped.
+        self.asleep_until = 0
+        #: A read of it failed since it set this to false.
+        self.disturbed = False
+        self.failure: BaseException | None = None
+        #: All devices that it ever used.
+        self._used: set[HostDevice] = set()
+        #: Number of its job.
+        self.job = int(name.rpartition(" ")[2])
+        self._script = script
+        self._fate: Accident | BaseException | None = None
+        self._gate = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def devices(self, hostid: uuid.UUID | None = None) -> list[HostDevice]:
+        """Handles of its own on all members."""
+        return [namespace.connect(hostid or self.hostid) for namespace in self.world.namespaces]
+
+    def _run(self) -> None:
+        self._gate.acquire()
+        try:
+            if not self.killed:
+                self.world.current[threading.get_ident()] = self
+                self._script(self)
+        except Killed:
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.world.current.pop(threading.get_ident(), None)
+            self.done = True
+            self.command = None
+            self.world.back.release()
+
+    def writing(self) -> tuple[HostDevice, Command] | None:
+        """The write that it is about to do, and that would be let to the medium."""
+        if self.command is None or self.command[1].verb != "write" or not self.command[0].may_write():
+            return None
+        return self.command
+
+    def arrive(self, device: HostDevice, command: Command) -> Accident | None:
+        """Before a device command, on the actor's thread: stop until it is this one's turn."""
+        self.command = (device, command)
+        self._used.add(device)
+        self.world.job_of[device] = self.job
+        self.world.job_of_host[device.hostid] = self.job
+        fate = self._wait()
+        if isinstance(fate, BaseException):
+            raise fate
+        return fate
+
+    def pause(self) -> None:
+        """Time passes without a device command."""
+        self.command = None
+        self._wait()
+
+    def _wait(self) -> Accident | BaseException | None:
+        if not self.killed:
+            self.world.back.release()
+            self._gate.acquire()
+        if self.killed:
+            raise Killed
+        fate, self._fate = self._fate, None
+        return fate
+
+    def step(self, fate: Accident | BaseException | None = None) -> None:
+        """On the world's thread: let it do its command, up to the next one."""
+        self._fate = fate
+        self._gate.release()
+        if not self.world.back.acquire(timeout=STEP_S):
+            raise Violation(f"{self.name} waits for something that is no device")
+
+    def kill(self) -> None:
+        if not self.done:
+            self.killed = True
+            self.step()
+        for device in sorted(self._used, key=lambda one: (one.uri, one.hostid)):
+            device.lose(cache_lost=self.chance.random() < 0.5)
+
+
+@dataclass(kw_only=True)
+class Weather:
+    """How often, of one step, things happen; each world has its own."""
+
+    lose_answer: float = 0.0
+    #: Of those: the caller is told.
+    given_up: float = 0.2
+    fail_command: float = 0.0
+    restart: float = 0.0
+    stop: float = 0.0
+    kill: float = 0.0
+    land: float = 0.0
+    early: float = 0.0
+    cut: float = 0.02
+    ghosts: bool = True
+    #: Also of writes that the host sent again, and that succeeded. Not survived yet: space and log areas are used again
+    #: without asking `device.unsettled()`.
+    resent_ghosts: bool = False
+    #: Also at targets that do not drain. Not survived yet: which of the two log areas a session of unknown fate may
+    #: still write to is not known, as it may have been moving.
+    undrained_ghosts: bool = False
+    #: Late commands to the log are no matter.
+    data_only: bool = False
+
+    @classmethod
+    def of(cls, chance: random.Random) -> Weather:
+        def rate(most: float) -> float:
+            return chance.choice((0.0, most / 10, most / 3, most))
+
+        return cls(
+            lose_answer=rate(0.05),
+            fail_command=rate(0.01),
+            restart=rate(0.01),
+            stop=rate(0.05),
+            kill=rate(0.005),
+            land=rate(0.05),
+            early=rate(0.05),
+            cut=chance.choice((0.0, 0.005, 0.03)),
+            ghosts=chance.random() < 0.7,
+        )
+
+
+@dataclass
+class World:
+    seed: int
+    members: int = 2
+    block_bytes: int = 4096
+    trace: bool = False
+    #: In place of what the seed would choose.
+    storm: tuple[Weather, Quirks] | None = None
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.quirks = self.chance.choice(TARGETS)
+        self.weather = Weather.of(self.chance)
+        if self.storm is not None:
+            self.weather, self.quirks = self.storm
+        self.weather = replace(self.weather)
+        # Small, so that space is used again.
+        size_bytes = self.chance.choice((1, 1, 2)) * MIB
+        self.namespaces = [
+            SharedNamespace(size_bytes, block_bytes=self.block_bytes, quirks=self.quirks) for _ in range(self.members)
+        ]
+        for namespace in self.namespaces:
+            namespace.observer = self._observe
+            namespace.on_write = self._wrote
+        self.chain = Chain()
+        self.actors: list[Actor] = []
+        self.current: dict[int, Actor] = {}
+        self.back = threading.Semaphore(0)
+        self.steps = 0
+        #: Sessions that are on their way in.
+        self.opening: set[Actor] = set()
+        #: Of sessions, in the order in which they opened.
+        self._sessions: list[int] = []
+        self.calm = False
+        self.log = [f"targets: {self.quirks}"]
+        #: What happened, to see that a run was worth something.
+        self.counts: dict[str, int] = {}
+        #: Called with copies of the namespaces as a power cut leaves them, and the last state that must be there.
+        self.after_cut: Callable[[list[SharedNamespace], int], None] | None = None
+        self.job_of: dict[HostDevice, int] = {}
+        self.job_of_host: dict[uuid.UUID, int] = {}
+        self._late: int | None = None
+        self._lengths: set[int] = set()
+
+    # ---- for actors ----
+
+    def spawn(self, name: str, script: Callable[[Actor], None]) -> Actor:
+        actor = Actor(self, name, script)
+        self.actors.append(actor)
+        return actor
+
+    def fresh_length(self, chance: random.Random, most: int) -> int:
+        while True:
+            length = chance.randrange(1, most)
+            if length not in self._lengths:
+                self._lengths.add(length)
+                return length
+
+    def opened(self, number: int) -> None:
+        """Job `number` has a session. What one before its predecessor had under way is taken for gone by now, also
+        where no target says so (`docs/volume-format.md`, "Ghosts")."""
+        oldest = self._sessions[-1] if self._sessions else 0
+        self._sessions.append(number)
+        for namespace in self.namespaces:
+            namespace.ghosts = [ghost for ghost in namespace.ghosts if self.job_of.get(ghost.device, 0) >= oldest]
+
+    def _wrote(self, host: uuid.UUID) -> None:
+        job = self.job_of_host.get(host)
+        if job in self._sessions[:-1]:
+            self._late = job
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def say(self, text: str) -> None:
+        line = f"{self.steps:5} {text}"
+        self.log.append(line)
+        if self.trace:
+            print(line, flush=True)
+
+    def _observe(self, device: HostDevice, command: Command) -> Accident | None:
+        actor = self.current.get(threading.get_ident())
+        return None if actor is None else actor.arrive(device, command)
+
+    @property
+    def _ghosts(self) -> bool:
+        drains = not (self.quirks.fences_without_draining or self.quirks.refuses_abort)
+        return self.weather.ghosts and (drains or self.weather.undrained_ghosts)
+
+    # ---- one step ----
+
+    def alive(self, prefix: str = "") -> list[Actor]:
+        return [actor for actor in self.actors if not actor.done and actor.name.startswith(prefix)]
+
+    def _awake(self) -> list[Actor]:
+        return [actor for actor in self.alive() if self.calm or actor.asleep_until <= self.steps]
+
+    def step(self, last: Actor | None = None) -> Actor | None:
+        """One command of somebody, and perhaps a misfortune before it. Returns who it was."""
+        self.steps += 1
+        if not self.calm:
+            self._misfortune()
+        awake = self._awake()
+        if not awake:
+            for actor in self.alive():
+                actor.asleep_until = 0
+            awake = self._awake()
+        if not awake:
+            return None
+        # Mostly the same again, so that the others see it at every distance, and not only in lockstep.
+        actor = last if last in awake and self.chance.random() < 0.8 else self.chance.choice(awake)
+        assert actor is not None
+        fate = self._fate_of(actor)
+        self.say(f"{actor.name} {_words(self, actor.command)}{'' if fate is None else f'   !! {fate!r}'}")
+        actor.step(fate)
+        self._check(actor)
+        return actor
+
+    def _fate_of(self, actor: Actor) -> Accident | BaseException | None:
+        if self.calm or actor.command is None:
+            return None
+        device, command = actor.command
+        chance, weather = self.chance, self.weather
+        if chance.random() < weather.fail_command and command.verb in ("read", "write", "flush"):
+            self.count("failed command")
+            actor.disturbed |= command.verb == "read"
+            return CommandFailed(f"{command.verb} failed", where=device.uri, found="Internal Error")
+        if chance.random() < weather.lose_answer:
+            self.count("lost answer")
+            ghost = chance.choice((None, "admitted", "unchecked")) if self._ghosts else None
+            given_up = chance.random() < weather.given_up
+            if not given_up and not weather.resent_ghosts:
+                ghost = None
+            actor.disturbed |= given_up and command.verb == "read"
+            return Accident(
+                landed=chance.random() < 0.5,
+                ghost=ghost,
+                given_up=given_up,
+                cache_lost=chance.random() < 0.7,
+            )
+        return None
+
+    def _misfortune(self) -> None:
+        chance, weather = self.chance, self.weather
+        if chance.random() < weather.stop and (awake := self._awake()):
+            actor = chance.choice(awake)
+            actor.asleep_until = self.steps + chance.choice((3, 30, 300))
+            self.say(f"{actor.name} is stopped until {actor.asleep_until}")
+        if chance.random() < weather.kill and (alive := self.alive()):
+            actor = chance.choice(alive)
+            self.say(f"{actor.name} is killed before {_words(self, actor.command)}")
+            self.count("killed")
+            self.leave_behind(actor)
+            actor.kill()
+            self._check(actor)
+        if chance.random() < weather.restart:
+            several = chance.choice((chance.sample(self.namespaces, 1), self.namespaces))
+            for namespace in several:
+                self.say(f"target of member {self.namespaces.index(namespace)} restarts")
+                self.count("restart")
+                namespace.restart(caches_lost=chance.random() < 0.8, ghosts_lost=chance.random() < 0.7)
+        if chance.random() < weather.early:
+            # A write under way may be read before it is durable, and be lost after all.
+            for actor in self.alive():
+                if (write := actor.writing()) is not None:
+                    device, command = write
+                    self.say(f"{actor.name}: what it writes is seen already")
+                    device.show_early(command)
+        if chance.random() < weather.land:
+            for index, namespace in enumerate(self.namespaces):
+                if namespace.ghosts:
+                    ghost = chance.choice(namespace.ghosts)
+                    landed = namespace.land(ghost)
+                    self.count("ghost landed" if landed else "ghost refused")
+                    self.say(f"ghost at member {index} {ghost.offset}+{len(ghost.data)} landed: {landed}")
+        if chance.random() < weather.cut and self.after_cut is not None:
+            self.count("power cut")
+            self.cut()
+
+    def leave_behind(self, actor: Actor) -> None:
+        """What a dead process had under way may still land."""
+        if (write := actor.writing()) is None or not self._ghosts:
+            return
+        device, command = write
+        if self.chance.random() < 0.5:
+            device.leave_ghost(command, admitted=self.chance.random() < 0.5)
+
+    def cut(self) -> None:
+        """Look at what is left if the power fails now, whatever was under way having done any part of its work."""
+        assert self.after_cut is not None
+        in_flight: dict[int, list[tuple[int, bytes]]] = {}
+        for actor in self.alive():
+            if (write := actor.writing()) is not None:
+                device, command = write
+                in_flight.setdefault(self.namespaces.index(device.namespace), []).append((command.offset, command.data))
+        choose = self.chance.choice((lambda count: 0, lambda count: count - 1, self.chance.randrange))
+        left = []
+        for index, namespace in enumerate(self.namespaces):
+            writes = in_flight.get(index, [])
+            left.append(namespace.power_cut(choose, in_flight=self.chance.choice([None, *writes])))
+        self.after_cut(left, self.chain.last)
+
+    def _check(self, actor: Actor) -> None:
+        if actor.failure is not None:
+            raise actor.failure
+        if self._late is not None:
+            raise Violation(f"session of job {self._late} wrote after {self._sessions[-1]} had taken over")
+        for index, namespace in enumerate(self.namespaces):
+            if namespace.overwrites:
+                found = namespace.overwrites[0]
+                raise Violation(
+                    f"{actor.name} wrote other bytes to member {index} offset {found.offset}, "
+                    f"where an older command of host {found.ghost.host} may still land"
+                )
+
+    # ---- the end ----
+
+    def end(self) -> None:
+        """Kill whoever is left."""
+        for actor in self.alive():
+            actor.kill()
+        for namespace in self.namespaces:
+            namespace.observer = None
+
+    def settle(self, limit: int) -> None:
+        """No more misfortune: everybody wakes up and comes to an end."""
+        self.calm = True
+        for _ in range(limit):
+            if self.step() is None:
+                return
+        raise Violation(f"these do not come to an end: {[actor.name for actor in self.alive()]}")
+
+
+def _words(world: World, what: tuple[HostDevice, Command] | None) -> str:
+    if what is None:
+        return "goes on"
+    device, command = what
+    member = world.namespaces.index(device.namespace)
+    fua = " fua" if command.fua else ""
+    return f"{command.verb}{fua} member {member} {command.offset}+{command.length}"
+
+
+__all__ = ["Actor", "HeadraceError", "Killed", "Weather", "World"]
