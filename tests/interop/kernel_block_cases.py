@@ -14,13 +14,22 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace.device import KernelReservations, NativeDevice, ReservationType, kernel_reservations, new_key, open_device
-from headrace.errors import CommandFailed, DeviceGone, ReservationConflict, UsageError
+from headrace.errors import (
+    CommandFailed,
+    DeviceGone,
+    HeadraceError,
+    ReservationConflict,
+    SessionLost,
+    UsageError,
+    WriterActive,
+)
 from headrace.volume import Volume
 
 BLOCK = 4096
@@ -102,15 +111,24 @@ def write_and_compare(device: NativeDevice, offset: int) -> None:
 
 def volume_on(path: str) -> None:
     data = DATA.tobytes()
-    with (
-        Volume.create(path, name="in the guest") as volume,
-        volume.session(run_id="guest") as session,
-        session.transaction() as tx,
-    ):
-        tx.put("numbers", data)
-        tx.put("more", data[:5000])
+    with Volume.create(path, name="in the guest") as volume, volume.session(run_id="guest") as session:
+        assert session.fence == "node"
+        with session.transaction() as tx:
+            tx.put("numbers", data)
+            tx.put("more", data[:5000])
     with Volume.open(path) as volume:
+        assert volume.info().fence == "node"
         assert volume.read("numbers") == data and volume.read("more") == data[:5000]
+
+
+def clear(device: NativeDevice) -> None:
+    """Nobody is registered any more; the session of a volume stays so."""
+    kept = kernel(device)
+    own = kept.report().of(kept.hostid or uuid.UUID(int=0))
+    key = new_key()
+    kept.register(key, replace=own.key if own else None)
+    kept.clear(key)
+    assert kept.report().registered == 0
 
 
 def stays_failed(device: NativeDevice, kind: type[Exception], says: str) -> None:
@@ -142,7 +160,26 @@ def volume_over_tcp() -> None:
 
 
 @case
+def volume_taken_over() -> None:
+    """By a session outside, over NVMe/TCP, whose host is not this node."""
+    with Volume.open(tcp.uri, write=True) as volume:
+        first = volume.session(run_id="guest")
+        # The same node again: the key of the session before is replaced by its successor's.
+        with pytest.raises(WriterActive, match="a process of this machine"):
+            Volume.open(tcp.uri, write=True).session(run_id="guest", takeover="now")
+        with first.transaction() as tx:
+            tx.put("before", DATA.tobytes())
+        outside("take-volume")
+        with pytest.raises(SessionLost), first.transaction() as tx:
+            tx.put("late", DATA.tobytes())
+        with suppress(HeadraceError):
+            first.close()
+    outside("volume-is-whole")
+
+
+@case
 def reserved() -> None:
+    clear(tcp)
     kept = kernel(tcp)
     assert SHARED in kept.capabilities.types and kept.capabilities.persist
     kept.register(KEY)
@@ -232,6 +269,7 @@ def fenced_over_rdma() -> None:
     own, other = new_key(), new_key()
     uri = f"nvme+tcp://10.0.2.15:4421/{RDMA_NQN}"
     with open_device(path) as device, open_device(uri, hostid=uuid.uuid4()) as rival:
+        clear(device)
         kept = kernel(device)
         kept.register(own)
         kept.acquire(own, SHARED)

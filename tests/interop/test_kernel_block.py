@@ -80,6 +80,20 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 assert volume.name == "in the guest"
                 assert volume.read("numbers") == DATA.tobytes()
 
+        def take_volume() -> None:
+            with (
+                Volume.open(target.uri(), write=True) as volume,
+                volume.session(run_id="outside", takeover="now") as session,
+                session.transaction() as tx,
+            ):
+                assert volume.read("before") == DATA.tobytes()
+                tx.put("outside", b"o" * 10_000)
+
+        def volume_is_whole() -> None:
+            with Volume.open(target.uri()) as volume:
+                assert "late" not in volume
+                assert volume.read("outside") == b"o" * 10_000 and volume.read("before") == DATA.tobytes()
+
         def refused() -> None:
             assert at(0, 4096) == b"h" * 4096
             with pytest.raises(ReservationConflict):
@@ -120,6 +134,8 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             outside={
                 "bytes": same_bytes,
                 "volume": same_volume,
+                "take-volume": take_volume,
+                "volume-is-whole": volume_is_whole,
                 "refused": refused,
                 "preempt": preempt,
                 "nothing-of-it": nothing_of_it,

@@ -261,9 +261,13 @@ impl BlockDevice for MediaDevice {
         {
             let mut queue = self.inner.queue();
             if !queue.closed {
+                let count = requests.len().min(queue.running.len());
                 queue.waiting.extend(requests);
                 drop(queue);
-                self.inner.changed.notify_all();
+                // As many as there is work for. Who else waits on it is `close`, and then nothing is queued any more.
+                for _ in 0..count {
+                    self.inner.changed.notify_one();
+                }
                 return;
             }
         }

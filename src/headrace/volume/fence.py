@@ -28,6 +28,7 @@ from uuid import UUID, uuid4
 from headrace.device import (
     BlockDevice,
     FileLock,
+    KernelReservations,
     Reservations,
     ReservationType,
     UnsettledRange,
@@ -59,6 +60,9 @@ PROCESS = "process"
 NONE = "none"
 #: Weakest first. A volume is fenced as well as the worst of its members.
 STRENGTHS = (NONE, PROCESS, MACHINE, NODE, UNTIL_RESTART, PERSISTENT)
+
+#: What `kind_of` says of a device with reservations: of a host, which a session is, or of the whole node.
+_RESERVED = (NODE, UNTIL_RESTART)
 
 TYPE = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
 _HELD_BY_ALL = (ReservationType.WRITE_EXCLUSIVE_ALL, ReservationType.EXCLUSIVE_ACCESS_ALL)
@@ -96,21 +100,28 @@ class Ticket(Message):
 
 
 def kind_of(device: BlockDevice) -> str:
-    """What could keep other writers away from this device: a strength (UNTIL_RESTART for all reservations)."""
+    """What could keep other writers away from this device: a strength (UNTIL_RESTART for all of a host)."""
     said: dict[str, Any] = device.describe()
     if "rescap" in said:
         return UNTIL_RESTART if TYPE in cast(Fenceable, device).reservations.capabilities.types else NONE
-    return {"memory": PROCESS, "file": MACHINE, "block": MACHINE}.get(said.get("transport", ""), NONE)
+    if said.get("transport") == "block":
+        if not said["reservations"]["problem"] and TYPE in cast(Fenceable, device).reservations.capabilities.types:
+            return NODE
+        # A file of this machine is behind a loop device; behind others there may be a network.
+        return MACHINE if str(said["kernel"].get("name", "")).startswith("loop") else NONE
+    return {"memory": PROCESS, "file": MACHINE}.get(said.get("transport", ""), NONE)
 
 
 def in_force(device: BlockDevice) -> str:
     """What does keep other writers away from this device now. DeviceError."""
     kind = kind_of(device)
-    if kind != UNTIL_RESTART:
+    if kind not in _RESERVED:
         return kind
     report = cast(Fenceable, device).reservations.report()
     if report.type is not TYPE or not report.holders:
         return NONE
+    if kind == NODE:
+        return NODE
     return PERSISTENT if report.persistent else UNTIL_RESTART
 
 
@@ -120,7 +131,7 @@ def weakest(strengths: Sequence[str]) -> str:
 
 def holder(device: BlockDevice) -> int | None:
     """The key under which the device is held; None: nobody holds it, or it keeps no reservations."""
-    if kind_of(device) != UNTIL_RESTART:
+    if kind_of(device) not in _RESERVED:
         return None
     report = cast(Fenceable, device).reservations.report()
     return report.holders[0].key if report.type is not None and report.holders else None
@@ -184,8 +195,10 @@ class Fence:
 
     @property
     def reserved(self) -> bool:
-        """Does the target itself refuse the writes of whoever is not this session, on every member?"""
-        return all(strength in (NODE, UNTIL_RESTART, PERSISTENT) for strength in self.strengths)
+        """Does the target itself refuse the writes of whoever is not this session, on every member?
+
+        Not where it refuses those of other nodes only: an older session on this one may still write."""
+        return all(strength in (UNTIL_RESTART, PERSISTENT) for strength in self.strengths)
 
     def drained(self, key: int) -> bool:
         """Can no command of the session with this key reach any member any more?"""
@@ -233,7 +246,8 @@ class Fence:
 
     def _open(self, device: BlockDevice) -> None:
         kind = kind_of(device)
-        if kind == MACHINE:
+        if kind in (MACHINE, NODE):
+            # Reservations of a node do not keep its own processes apart.
             lock = lock_file(device.uri)
             if lock is None:
                 raise WriterActive(
@@ -242,7 +256,7 @@ class Fence:
                     next_step="end it, also where it is only stopped",
                 )
             self._locks.append(lock)
-        if kind == UNTIL_RESTART:
+        if kind in _RESERVED:
             device = cast(Fenceable, device).as_host(self.hostid)
             self._own.append(device)
             self._hostnqn = getattr(device, "hostnqn", "")
@@ -253,7 +267,10 @@ class Fence:
         """Become the holder of one member; `judged`: the key that must hold it until then, where it is the `first`."""
         device = cast(Fenceable, self.devices[index])
         reservations = device.reservations
-        self._register(device)
+        if self.strengths[index] == NODE:
+            self._register_node(device, judged, first=first)
+        else:
+            self._register(device)
         drained: set[int] = set()
         failed: set[int] = set()
         for _ in range(_ROUNDS):
@@ -267,7 +284,8 @@ class Fence:
             foreign = sorted(keys - {self.key}, key=lambda key: key in holders)
             if not foreign and report.type is TYPE and self.key in holders:
                 self._drained.append(drained - failed)
-                self.strengths[index] = PERSISTENT if report.persistent else UNTIL_RESTART
+                if self.strengths[index] != NODE:
+                    self.strengths[index] = PERSISTENT if report.persistent else UNTIL_RESTART
                 return
             if not holders:
                 with suppress(ReservationConflict):
@@ -295,6 +313,25 @@ class Fence:
             # What it offers it may not be able to do now (no file to keep it in): `strength` tells.
             reservations.register(self.key)
 
+    def _register_node(self, device: Fenceable, judged: int | None, *, first: bool) -> None:
+        """This node may have the key of an older session of its own, and hold with it: to replace that very key is a
+        compare-and-swap, too."""
+        kept = cast(KernelReservations, device.reservations)
+        report = kept.report()
+        own = report.of(kept.hostid) if kept.hostid is not None else None
+        if own is not None and first and own.holds and own.key != judged:
+            raise _stepped_back(device, "it is held by another session of this node than a moment before")
+        try:
+            if own is None:
+                kept.register(self.key)
+            else:
+                kept.register(self.key, replace=own.key)
+        except ReservationConflict:
+            if own is not None or kept.hostid is not None:
+                raise _stepped_back(device, "this node was registered by another session") from None
+            # A disk that tells no names: what this node had is replaced, whatever it was.
+            kept.register(self.key, ignore_existing=True)
+
     def _preempt(self, reservations: Reservations, victim: int, drained: set[int], failed: set[int]) -> None:
         """The answer is not trusted: the next report says what became of it. But only success means drained."""
         try:
@@ -318,7 +355,7 @@ def take(devices: Sequence[BlockDevice], *, judged: int | None, anybody: bool = 
     try:
         for device in devices:
             fence._open(device)
-        reserved = [index for index, kind in enumerate(fence.strengths) if kind == UNTIL_RESTART]
+        reserved = [index for index, kind in enumerate(fence.strengths) if kind in _RESERVED]
         for index in reserved:
             if index != reserved[0]:
                 # Who was stopped between two members finds out before it disturbs its successor there.
@@ -375,10 +412,13 @@ def join(devices: Sequence[BlockDevice], ticket: Ticket) -> list[BlockDevice]:
     own: list[BlockDevice] = []
     try:
         for device in devices:
-            if kind_of(device) == UNTIL_RESTART:
+            found = kind_of(device)
+            if found in _RESERVED:
                 opened = cast(Fenceable, device).as_host(hostid, hostnqn=ticket.hostnqn or None)
                 own.append(opened)
                 with lost_if_fenced():
+                    if found == NODE:
+                        cast(KernelReservations, opened.reservations).join(ticket.key, kind)
                     opened.guard_writes(ticket.key, kind)
                 joined.append(opened)
             else:
