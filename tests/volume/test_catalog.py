@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from headrace.errors import VolumeDamaged
+from headrace.errors import CommandFailed, SessionLost, VolumeDamaged
 from headrace.testing import CrashDevice, Timeline
 from headrace.units import MIB
 from headrace.volume import Volume, commit, compact, layout
@@ -16,6 +17,7 @@ from headrace.volume.changes import count_slices
 from headrace.volume.compact import FAN_IN, MANY_TABLES, choose
 from headrace.volume.objects import Range, blobs_of, objects_of, space_of
 from headrace.volume.scrub import scrub
+from headrace.volume.tables import Merge
 from headrace.volume.tables import build as building
 from headrace.volume.usage import usage_of
 from tests.volume.support import KIB, STRIPE, Model, content, state_of, writing
@@ -301,3 +303,29 @@ def test_a_listing_says_what_the_list_says_and_columns_count_what_objects_use() 
         assert sorted(one for one in zip(*map(np.ndarray.tolist, usage.ranges()), strict=True) if one[2]) == used
         assert dict(usage.slices) == count_slices(objects_of(reader._catalog)) != {}
         assert usage.newest == max(blob.birth for blob in blobs)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_merge_that_cannot_be_logged_takes_no_commit_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit before it is a fact. The log is broken, and the next commit says so."""
+    _, volume = small_volume()
+
+    def fail(*_: object) -> None:
+        raise CommandFailed("write fault", where="here")
+
+    acknowledged = 0
+    with suppress(SessionLost), writing(volume) as session:
+        replace = session._writer._replace
+
+        def broken(merge: Merge) -> None:
+            monkeypatch.setattr(commit, "write_through", fail)
+            replace(merge)
+
+        assert session._writer._compaction is not None
+        session._writer._compaction._replace = broken
+        for i in range(1000):
+            with session.transaction() as tx:
+                tx.put(f"{i}", b"", checksum_block_bytes=4096)
+            acknowledged += 1
+    assert 0 < acknowledged < 1000
+    assert len(Volume.open(volume.devices).list()) == acknowledged

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headrace.errors import DeviceError, VolumeFull
+from headrace.errors import DeviceError, VolumeDamaged, VolumeFull
 from headrace.volume.tables import Builder, Merge, Table
 
 #: So many neighbours become one, or more.
@@ -120,6 +120,10 @@ class Compaction:
             return True
         except DeviceError:
             self._give_up(merge, failed=True)
+            return True
+        except VolumeDamaged:
+            # No copy of what it reads is good: a look-up will say so, to whom it matters.
+            self._give_up(merge, failed=False)
             return True
         except BaseException:
             self._give_up(merge, failed=True)
