@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headrace.device import ReservationType, new_key
+from headrace.device import ReservationType, new_key, open_device
 from headrace.errors import (
     HeadraceError,
     NotFenced,
@@ -460,3 +460,26 @@ def test_a_session_that_nobody_holds_any_more_stops_beating(world: World) -> Non
     first = block.read()
     time.sleep(6 * BEAT)
     assert first is not None and first.state == layout.ACTIVE and block.read() == first
+
+
+def test_without_a_fence_the_native_heart_stops_where_the_block_is_anothers() -> None:
+    with open_device("mem:8MiB") as device:
+        volume = Volume.create(devices=[device], stripe_bytes=STRIPE)
+        old = volume.session("run", heartbeat_s=BEAT)
+        assert isinstance(old._beat, heartbeat.NativeHeart) and old.fence == "process"
+        # Damaged, it is its own to write again.
+        block = heartbeat.HeartbeatBlock(volume.superblock, volume.devices)
+        for place, offset in block.places:
+            place.write(offset, bytes(4096))
+        deadline = time.monotonic() + 20
+        while block.read() is None and time.monotonic() < deadline:
+            time.sleep(BEAT)
+        assert block.read() is not None and old._lost is None
+        with Volume.open([device], write=True).session("other", takeover="now", heartbeat_s=60) as session:
+            while old._lost is None and time.monotonic() < deadline:
+                time.sleep(BEAT)
+            with pytest.raises(SessionLost, match="'other'"):
+                old.check()
+            time.sleep(3 * BEAT)
+            found = block.read()
+            assert found is not None and found.session == session.number
