@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from headrace.errors import VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume, commit
+from headrace.volume import Volume, commit, compact, layout
 from headrace.volume.scrub import scrub
 from headrace.volume.session import Session
 from tests.volume.support import KIB, STRIPE, state_of, writing
@@ -71,3 +74,60 @@ def test_a_deletion_of_what_a_move_writes_as_a_table_meanwhile(volume: Volume, m
                 tx.delete(name)
         assert moved
         check(volume, {names(16)[15]: names(16)[15].encode()})
+
+
+def test_space_that_has_two_owners_is_no_session(volume: Volume) -> None:
+    """Deleting one of them would hand out the bytes of the other."""
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("one", b"1" * 9000)
+            tx.put("other", b"2" * 9000)
+        one, other = (
+            layout.ObjectValue.decode(session.catalog.get(layout.object_key(name)) or b"", name)
+            for name in ("one", "other")
+        )
+        assert one.blob is not None and other.blob is not None
+        twice = replace(other, blob=replace(other.blob, columns=one.blob.columns))
+        writer = session._writer
+        put = layout.Operation(layout.PUT, layout.object_key("other"), twice.encode())
+        writer.commit(layout.encode_operations([put], twice.sequence, session.catalog.totals), session.number)
+    again = Volume.open(volume.devices, write=True)
+    with pytest.raises(VolumeDamaged, match="two owners"), writing(again):
+        pass
+    assert again.read("one") == b"1" * 9000
+
+
+def test_a_merge_that_the_log_has_no_room_for_fails_no_commit(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "LEAST_BYTES", 64 * KIB)
+    refused = []
+    with writing(volume) as session:
+        append = session._writer.append
+
+        def full(kind: int, payload: bytes, number: int) -> layout.Record:
+            if kind == layout.TABLES_CHANGED:
+                refused.append(payload)
+                raise VolumeFull("the volume's catalog is full")
+            return append(kind, payload, number)
+
+        monkeypatch.setattr(session._writer, "append", full)
+        for i in range(8):
+            with session.transaction() as tx:
+                for name in names(20):
+                    tx.put(f"{i}/{name}", b"")
+        # What it had taken is free again.
+        assert refused and session._writer._compaction is not None
+        out = sum(space.total for space in session._allocator._out)
+        assert out == session._writer._compaction.space_bytes
+        expected = {f"{i}/{name}": b"" for i in range(8) for name in names(20)}
+        check(volume, expected)
+
+
+def test_bytes_that_no_object_has_take_no_space(volume: Volume) -> None:
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("first", b"")
+        before = session.free_bytes
+        with session.transaction() as tx:
+            tx.put_many(["a", "b"], bytes(100_000), 0)
+        assert session.free_bytes == before
+        check(volume, {"first": b"", "a": b"", "b": b""})

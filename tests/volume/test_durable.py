@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from headrace.errors import DeviceError, HeadraceError, VolumeError
+from headrace.errors import DeviceError, HeadraceError
 from headrace.testing import CrashDevice, MemoryDevice, Timeline
 from headrace.units import MIB
 from headrace.volume import Volume, durable, transaction
@@ -154,6 +156,27 @@ def test_an_object_whose_flush_failed_is_not_committed(monkeypatch: pytest.Monke
             patch.setattr(transaction, "KEPT_BYTES", 100)
             patch.setattr(durable, "flush_all", failing)
             tx.put("x", BIG)
-        with pytest.raises(VolumeError, match="'x'"):
+        with pytest.raises(DeviceError, match="earlier flush"):
             tx.commit()
     assert timeline.events and open_read(timeline.devices) == {}
+
+
+def test_whoever_flushes_waits_for_a_flush_that_has_its_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a commit goes ahead of the flush of its objects, which another thread has begun."""
+    began, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(devices: object) -> None:
+        began.set()
+        assert go.wait(60)
+        ended.set()
+
+    monkeypatch.setattr(durable, "flush_all", slow)
+    unflushed = durable.Unflushed()
+    unflushed.write(transaction.Allocation("x", 1), [], lambda: None, kept_bytes=1)
+    first = threading.Thread(target=unflushed.flush)
+    first.start()
+    assert began.wait(60)
+    threading.Timer(0.05, go.set).start()
+    unflushed.flush()
+    assert ended.is_set()
+    first.join()

@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from headrace.errors import VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.layout.table import DELETED, Node
 from headrace.volume.tables import Table
@@ -70,6 +71,9 @@ def columns_of_leaves(leaves: Sequence[Node]) -> tuple[Columns, npt.NDArray[np.b
         value_start.append(np.concatenate(([base + leaf.values_at], ends[:-1])))
         deleted.append(values >= DELETED)
         base += len(leaf.data)
+        inside = key_ends[-1] <= base - len(leaf.data) + leaf.values_at and ends[-1] <= base
+        if not inside or bool(np.any(key_end[-1] <= key_start[-1])) or bool(np.any(value_end[-1] < value_start[-1])):
+            raise VolumeDamaged("a node of a table makes no sense", found="its entries contradict each other")
     data = np.frombuffer(b"".join(leaf.data for leaf in leaves), np.uint8)
     return (
         Columns(*(data, *map(np.concatenate, (key_start, key_end, value_start, value_end)))),

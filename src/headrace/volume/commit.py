@@ -290,7 +290,7 @@ class LogWriter:
         if self._lacking(payload_bytes, growing):
             flushed = self._flush()
             if flushed is not None:
-                self._move(flushed, say_so=True)
+                self._move_to(flushed, say_so=True)
         lacking = self._lacking(payload_bytes, growing)
         if lacking:
             raise VolumeFull(
@@ -340,7 +340,9 @@ class LogWriter:
         `say_so`: append MOVED to the old area. Not after a predecessor of unknown fate, whose late write may hit that
         block.
         """
-        flushed = self._flush()
+        self._move_to(self._flush(), say_so=say_so)
+
+    def _move_to(self, flushed: tuple[Root | None, Image, list[Range]] | None, *, say_so: bool) -> None:
         try:
             self._move(flushed, say_so=say_so)
         except VolumeFull:

@@ -74,7 +74,8 @@ class Compaction:
         return sum(length for merge in self._merges for _, _, length in merge.builder.space())
 
     def work(self, tables: Callable[[], Sequence[Table]], added_bytes: int) -> None:
-        """After a commit of so many bytes. What fails is given up; errors of the log are raised."""
+        """After a commit of so many bytes, which is a fact: so what fails is given up. Where the log cannot be written
+        any more, the next commit says so."""
         added = max(added_bytes, LEAST_BYTES)
         self._pause = max(0, self._pause - added)
         self._begin(tables())
@@ -115,6 +116,7 @@ class Compaction:
             if not merge.step():
                 return False
             merge.root = merge.builder.finish()
+            self._replace(merge)
         except VolumeFull:
             self._give_up(merge, failed=False)
             return True
@@ -129,7 +131,6 @@ class Compaction:
             self._give_up(merge, failed=True)
             raise
         self._merges.remove(merge)
-        self._replace(merge)
         self._dead.extend(merge.tables)
         return True
 

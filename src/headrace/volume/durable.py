@@ -91,6 +91,9 @@ class Unflushed:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
+        self._flushing = threading.Lock()
+        #: Of a flush, which may have been for any write that had begun by then.
+        self._failed: BaseException | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -110,28 +113,39 @@ class Unflushed:
 
     def flush(self) -> None:
         """Make durable what was written before this call; what a lost association may have taken along is written
-        again. Where it fails, nothing of it is known to be durable.
+        again. Where it fails, nothing of it is known to be durable, and no later flush makes up for it.
         """
-        with self._lock:
-            left, self._waiting = self._waiting, []
-        try:
-            for _ in range(ATTEMPTS):
-                if not left:
-                    return
-                flush_all(list({id(device): device for waiting in left for device in waiting.devices}.values()))
-                left = [waiting for waiting in left if lost_since(waiting.devices, waiting.before)]
+        # Whoever comes while another thread flushes waits for that: it may have taken the caller's writes along.
+        with self._flushing:
+            if self._failed is not None:
+                raise DeviceError(
+                    "an earlier flush of these writes failed",
+                    found=str(self._failed) or type(self._failed).__name__,
+                    next_step="abort, and write all of it again",
+                ) from self._failed
+            with self._lock:
+                left, self._waiting = self._waiting, []
+            try:
+                self._flush(left)
+            except BaseException as error:
+                self._failed = error
                 for waiting in left:
-                    waiting.before = [device.loss_count() for device in waiting.devices]
                     waiting.space.begin()
-                    waiting.write()
-                    waiting.space.end()
-        except BaseException:
+                raise
+
+    def _flush(self, left: list[_Waiting]) -> None:
+        """Takes out of `left` what is durable."""
+        for _ in range(ATTEMPTS):
+            if not left:
+                return
+            flush_all(list({id(device): device for waiting in left for device in waiting.devices}.values()))
+            left[:] = [waiting for waiting in left if lost_since(waiting.devices, waiting.before)]
             for waiting in left:
+                waiting.before = [device.loss_count() for device in waiting.devices]
                 waiting.space.begin()
-            raise
+                waiting.write()
+                waiting.space.end()
         if left:
-            for waiting in left:
-                waiting.space.begin()
             raise _gave_up([device for waiting in left for device in waiting.devices])
 
 

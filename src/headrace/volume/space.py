@@ -425,16 +425,35 @@ def count_space(
     member, offset, length = used
     if len(member) and int(member.max()) >= len(superblock.members):
         raise VolumeDamaged("no such member", where="a blob", found=str(int(member.max())))
+    if np.any(length < 0):
+        raise VolumeDamaged("a blob makes no sense", found=f"{int(length.min()) % (1 << 64)} bytes of space")
     spaces = []
     for index, one in enumerate(superblock.members):
         mine = np.flatnonzero((member == index) & (length > 0))
-        spaces.append(FreeSpace.without(one.data_offset, one.data_end, offset[mine], length[mine]))
+        starts, sizes = offset[mine], length[mine]
+        room = one.data_end - one.data_offset
+        inside = not np.any((sizes > room) | (starts < one.data_offset) | (starts > one.data_end - sizes))
+        spaces.append(FreeSpace.without(one.data_offset, one.data_end, starts, sizes))
+        if not inside or room - spaces[-1].total != sum(sizes.tolist()):
+            raise _used_twice(index)
     for index, start, size in tables:
+        total = spaces[index].total
         spaces[index].remove(start, start + size)
+        if total - spaces[index].total != size:
+            raise _used_twice(index)
     before = sum(space.total for space in spaces)
     for index, start, size in windows:
         spaces[index].remove(start, start + size)
     return spaces, before - sum(space.total for space in spaces)
+
+
+def _used_twice(member: int) -> VolumeDamaged:
+    """Deleting one owner would hand out the other's bytes, or the log's: nobody may write here."""
+    return VolumeDamaged(
+        "space has two owners, or lies outside of a member's data",
+        where=f"member {member}",
+        next_step="read what can be read into a new volume (`headrace volume salvage`)",
+    )
 
 
 def _space_of(rows: list[tuple[int, list[tuple[int, int]]]], stripe_bytes: int) -> list[Range]:

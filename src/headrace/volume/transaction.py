@@ -293,6 +293,10 @@ class Transaction:
         if not listed:
             return
         starts, sizes = ranges_of(len(listed), lengths, offsets, len(view))
+        if not sizes.any():
+            # Nothing would refer to the bytes: their space would be nobody's.
+            data = b""
+            view = contiguous(data, "")
         keys = keys_of(listed)
         if not ascending(keys):
             order = sorted(range(len(keys)), key=keys.__getitem__)

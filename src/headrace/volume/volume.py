@@ -279,13 +279,25 @@ class Volume:
         with self.lock:
             stored = self._decoded.get(name)
             if stored is None:
-                value = ObjectValue.decode(self._value(name), name)
-                stored = self._decoded[name] = StoredObject(name, value, self._blob, self.stripe_bytes)
+                stored = self._decoded[name] = self._whole(name)
                 while len(self._decoded) > _DECODED:
                     self._decoded.popitem(last=False)
         if not isinstance(what, str) and what.sequence != stored.value.sequence:
             raise ObjectNotFound("the object was replaced", where=f"object {name!r}", next_step="read it by name")
         return stored
+
+    def _whole(self, name: str) -> StoredObject:
+        """An object and its blobs out of one state: looking for a blob may make this reader follow the log. Holds the
+        lock."""
+        for _ in range(_LOOKS):
+            sequence = self._catalog.sequence
+            try:
+                value = ObjectValue.decode(self._value(name), name)
+                return StoredObject(name, value, self._blob, self.stripe_bytes)
+            except VolumeDamaged:
+                if self._catalog.sequence == sequence:
+                    raise
+        raise VolumeDamaged("the log moves faster than it can be read", next_step="try again")
 
     def _blob(self, birth: int) -> StoredBlob:
         """A blob that has a key. Holds the lock."""

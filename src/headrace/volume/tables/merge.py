@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
+from headrace.errors import VolumeDamaged
 from headrace.volume.layout import ALIGN
 from headrace.volume.layout.table import Node, Root
 from headrace.volume.tables.build import Builder
@@ -64,6 +65,9 @@ def merged(sources: Sequence[Iterator[Batch]]) -> Iterator[Batch]:
         for cursor in reversed(cursors):
             if cursor.keys[0] <= bound:
                 found.update(zip(*cursor.take(bound), strict=True))
+        if not found:
+            # What is sorted always has something up to the bound; else this would go on for ever.
+            raise VolumeDamaged("a table of the catalogue makes no sense", found="its keys do not ascend")
         keys = sorted(found)
         yield keys, [found[key] for key in keys]
         cursors = [cursor for cursor in cursors if cursor.keys]

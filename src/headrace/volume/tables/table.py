@@ -15,7 +15,7 @@ import numpy as np
 from headrace.device import BlockDevice
 from headrace.errors import DeviceError, VolumeDamaged
 from headrace.volume.layout import ALIGN
-from headrace.volume.layout.table import TABLE_COPIES, Child, Node, Root, node_crc
+from headrace.volume.layout.table import MAX_NODE_BYTES, TABLE_COPIES, Child, Node, Root, node_crc
 
 #: Nodes that are kept, of all tables together, in bytes as they stand on the members.
 CACHE_BYTES = 8 << 20
@@ -150,8 +150,7 @@ class Table:
 
     def _node_bytes(self, child: Child) -> bytes:
         """A node from whichever copy has it. TableDamaged, or DeviceError where none can be read."""
-        if child.place + child.blocks > self.root.blocks:
-            raise VolumeDamaged("a node of a table lies outside of it", where=f"table {self.birth:#x}")
+        self._inside(child)
         bad: list[int] = []
         errors: list[DeviceError] = []
         for copy in range(TABLE_COPIES):
@@ -208,6 +207,20 @@ class Table:
             )  # fmt: skip
         return node
 
+    def _inside(self, child: Child) -> Child:
+        """Checked before anything is allocated for it."""
+        if not 1 <= child.blocks <= MAX_NODE_BYTES // ALIGN or child.place + child.blocks > self.root.blocks:
+            raise VolumeDamaged("a node of a table lies outside of it", where=f"table {self.birth:#x}")
+        return child
+
+    def _tree(self, blocks: int) -> int:
+        """Nodes of a tree are there once: so many blocks of them are no more than the table has."""
+        if blocks > self.root.blocks:
+            raise VolumeDamaged(
+                "a table makes no sense", where=f"table {self.birth:#x}", found="a node has several parents"
+            )
+        return blocks
+
     # ---- keys ----
 
     def get(self, key: bytes) -> tuple[bool, bytes | None]:
@@ -225,8 +238,12 @@ class Table:
     def leaves(self, first: bytes = b"", end: bytes | None = None) -> Iterator[Node]:
         """Leaves in order, from the one that `first` would be in to the one before `end`. Read when asked for."""
 
+        seen = 0
+
         def walk(child: Child, level: int, first: bytes) -> Iterator[Node]:
+            nonlocal seen
             node = self._below(self.node(child), level)
+            seen = self._tree(seen + child.blocks)
             if level == 0:
                 yield node
                 return
@@ -246,11 +263,14 @@ class Table:
         #: Every node by its place: what a piece is checked against.
         nodes: list[Child] = [self.root.top]
         level = [self.root.top]
+        seen = self.root.top.blocks
         for height in range(self.root.height - 1, 0, -1):
             below: list[Child] = []
             for child in level:
                 node = self._below(self.node(child), height)
-                below.extend(node.child(index) for index in range(node.count))
+                children = [self._inside(node.child(index)) for index in range(node.count)]
+                seen = self._tree(seen + sum(found.blocks for found in children))
+                below.extend(children)
             nodes.extend(below)
             level = below
         nodes.sort()
@@ -260,8 +280,6 @@ class Table:
             while stop < len(nodes) and size < LOAD_BYTES and nodes[stop].place == nodes[start].place + size // ALIGN:
                 size += nodes[stop].blocks * ALIGN
                 stop += 1
-            if not size:
-                raise VolumeDamaged("a node of a table makes no sense", where=f"table {self.birth:#x}")
             image.add(nodes[start].place, self._verified(nodes[start:stop]))
             start = stop
         return image
@@ -269,8 +287,6 @@ class Table:
     def _verified(self, nodes: Sequence[Child]) -> bytes:
         """Nodes that stand one after another; a bad one is read from the other copy."""
         first, blocks = nodes[0].place, sum(node.blocks for node in nodes)
-        if first + blocks > self.root.blocks:
-            raise VolumeDamaged("a node of a table lies outside of it", where=f"table {self.birth:#x}")
         try:
             data = self._read(0, first, blocks)
         except DeviceError:
