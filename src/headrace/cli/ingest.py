@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 #: Stands for the text that comes with the running Python. No file of this name can be meant: paths come as `./stdlib:`.
 PYTHON_TEXT = "stdlib:"
-
-#: Seconds between two lines of progress where no terminal is.
-_LINE_EVERY_S = 5.0
 
 
 def ingest(
@@ -132,41 +129,23 @@ def _show(report: IngestReport, json: bool) -> None:
 
 
 class _Progress:
-    """On standard error: a bar on a terminal, else a line now and then."""
+    """The bar of all commands; where there is none, a line at the begin of each phase, too."""
 
     def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
+        from headrace.cli.progress import Progress
+
+        self._progress = Progress("reading the corpus")
         self._phase = ""
-        self._last_s = 0.0
 
     def __enter__(self) -> _Progress:
-        import sys
-
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            console = Console(stderr=True)
-            self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
-            self._task = self._bar.add_task("reading the corpus", total=1.0)
-            self._bar.start()
+        self._progress.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def __exit__(self, *exc: object) -> None:
+        self._progress.__exit__(*exc)
 
     def show(self, now: IngestProgress) -> None:
-        import sys
-        import time
-
         from headrace.dataset.ingest_text import describe_progress
 
-        if self._bar is not None:
-            self._bar.update(self._task, completed=now.fraction, description=describe_progress(now))
-            return
-        moment = time.monotonic()
-        if now.phase != self._phase or moment - self._last_s >= _LINE_EVERY_S:
-            self._phase, self._last_s = now.phase, moment
-            print(describe_progress(now), file=sys.stderr, flush=True)
+        self._progress.show(now.fraction, describe_progress(now), now=now.phase != self._phase)
+        self._phase = now.phase
