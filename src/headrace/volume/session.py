@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.device import BlockDevice, lanes
-from headrace.errors import DeviceError, HeadraceError, SessionLost, UsageError, VolumeError, WriterActive
+from headrace.errors import DeviceError, HeadraceError, SessionLost, UsageError, VolumeError, VolumeFull, WriterActive
 from headrace.volume import fence, heartbeat, layout
 from headrace.volume.catalog import Catalog
 from headrace.volume.changes import Changes, Outcome
@@ -38,7 +38,7 @@ from headrace.volume.log import LogReader
 from headrace.volume.objects import Range, space_of
 from headrace.volume.reserve import Reservation, Reservations
 from headrace.volume.space import Allocator, TableSpace, count_space
-from headrace.volume.transaction import Allocation, Transaction, may_still_be_written
+from headrace.volume.transaction import COMMITTED, Allocation, Transaction, may_still_be_written
 from headrace.volume.usage import usage_of
 
 if TYPE_CHECKING:
@@ -536,27 +536,36 @@ class Session:
                 self._writer.ensure_room(layout.record_blocks(self._writer.bounded(payload_bytes)))
             reserved = self._reservations.changes(catalog, outcome.changes)
             transaction.committing = True
-            with self.lost_if_fenced():
-                record = commit_records(self._writer, outcome, sequence, self.number)
-            with self.volume.lock:
-                catalog.apply(record)
-                self.volume.forget_objects()
-            for allocation in transaction.allocations.values():
-                self._allocator.commit(allocation.space)
-            freed: list[Range] = []
-            for blob in outcome.gone:
-                space = space_of(blob, self.volume.stripe_bytes)
-                if blob.birth in self._pins:
-                    self._parked[blob.birth] = space
-                else:
-                    self._allocator.free(space)
-                    freed += space
-            self._reservations.committed(reserved)
-            self._deallocator.freed(freed)
-            for birth, count in outcome.counts.items():
-                self._counts[birth] = count
-                if not count:
-                    del self._counts[birth]
+            try:
+                with self.lost_if_fenced():
+                    record = commit_records(self._writer, outcome, sequence, self.number)
+                with self.volume.lock:
+                    catalog.apply(record)
+                    self.volume.forget_objects()
+                for allocation in transaction.allocations.values():
+                    self._allocator.commit(allocation.space)
+                    allocation.state = COMMITTED
+                freed: list[Range] = []
+                for blob in outcome.gone:
+                    space = space_of(blob, self.volume.stripe_bytes)
+                    if blob.birth in self._pins:
+                        self._parked[blob.birth] = space
+                    else:
+                        self._allocator.free(space)
+                        freed += space
+                self._reservations.committed(reserved)
+                self._deallocator.freed(freed)
+                for birth, count in outcome.counts.items():
+                    self._counts[birth] = count
+                    if not count:
+                        del self._counts[birth]
+            except (VolumeFull, DeviceError):
+                # Nothing was recorded, or the log knows that it is broken.
+                raise
+            except BaseException as error:
+                # Ctrl-C between the record and what follows from it: log and memory say different things from now on.
+                self._writer.broken = self._writer.broken or error
+                raise
             # Whoever took the volume over before the marker was durable may have read the log without this commit. Only
             # one whose claim comes after this look is sure to find it, so only now is it acknowledged.
             self.look()
@@ -604,6 +613,8 @@ class Session:
         """What becomes of the space of an aborted transaction."""
         with self._lock:
             for allocation in allocations:
+                if allocation.state == COMMITTED:
+                    continue
                 if may_still_be_written(allocation):
                     self._allocator.quarantine(allocation.space)
                     self._outstanding = True

@@ -41,6 +41,8 @@ GRANTED = "granted"
 QUIET = "quiet"
 #: All of it is written, and nothing is under way.
 WRITTEN = "written"
+#: It is in the catalogue.
+COMMITTED = "committed"
 
 
 @dataclass
@@ -469,7 +471,8 @@ class Transaction:
         if self.committing:
             # The record may be durable: its space belongs to whoever reads the log next.
             for allocation in self.allocations.values():
-                allocation.state = GRANTED
+                if allocation.state != COMMITTED:
+                    allocation.state = GRANTED
         self._session.settle(self.allocations.values())
 
     @property
