@@ -6,11 +6,14 @@ More of it, and one seed again: `python -m tests.volume.simulation --help`.
 from __future__ import annotations
 
 import random
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from headrace.errors import HeadraceError
 from headrace.testing import Quirks
+from tests.volume.processes import Rounds
 from tests.volume.simulation.chain import Chain, Violation, content
 from tests.volume.simulation.rules import RULES, STORMS, without
 from tests.volume.simulation.run import run
@@ -113,3 +116,17 @@ def test_a_session_that_opened_without_it_excludes_it() -> None:
     with pytest.raises(Violation, match="nobody committed"):
         chain.observed("r", {"x": 1}, 0)
     assert len({content(length) for length in range(1, 100)}) == 99
+
+
+@pytest.mark.slow
+def test_processes_are_killed() -> None:
+    """A few rounds of `python -m tests.volume.processes`."""
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = Rounds(Path(folder), random.SystemRandom().randrange(1 << 31))
+        try:
+            for _ in range(3):
+                rounds.run(2.0)
+            assert rounds.counts["looks"] and rounds.counts["commits"]
+        finally:
+            rounds.close()
+            print(rounds.counts, rounds.ends)

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.device import crc32c, reference
 from headrace.testing import Quirks, namespace
-from headrace.volume import durable, fence, heartbeat
+from headrace.volume import deallocate, durable, fence, heartbeat
 from tests.volume.simulation.actors import Job, rank, reader, world, writer
 from tests.volume.simulation.chain import Violation
 from tests.volume.simulation.world import Actor, Weather, World
@@ -72,6 +72,7 @@ def determined(seed: int) -> Iterator[None]:
             (reference, "crc32c_rows", rows),
             (durable, "threading", with_thread(_Inline)),
             (heartbeat, "threading", with_thread(_Idle)),
+            (deallocate, "threading", with_thread(_Idle)),
             (heartbeat, "time", clock),
             (heartbeat, "wait_for_silence", lambda block, seen, missed: True),
         ]:
