@@ -74,6 +74,7 @@ def test_what_it_says_of_itself(loops: Loops) -> None:
         assert (said["transport"], said["direct"], said["writes_through"]) == ("block", True, True)
         assert said["engine"] in ("io_uring", "pread") and said["oldest_call_s"] is None
         assert lanes([device], "checkpoint") == [device]
+        assert device.unsettled() == []
 
 
 @pytest.mark.parametrize("engine", ["pread", "io_uring"])

@@ -202,7 +202,11 @@ class NativeDevice:
         return [PathInfo.from_native(said) for said in json.loads(_native.paths(self.handle))]
 
     def unsettled(self) -> list[UnsettledRange]:
-        """Ranges whose fate is unknown: see `UnsettledRange`. At most 1024; beyond that, neighbours are merged."""
+        """Ranges whose fate is unknown: see `UnsettledRange`. At most 1024; beyond that, neighbours are merged.
+
+        A block device of the kernel names none: its first write of unknown fate fails, and ends all writing there."""
+        if isinstance(self._address, BlockAddress):
+            return []
         return [
             UnsettledRange(offset=offset, length=length, path=path, generation=generation, age_s=age_s)
             for offset, length, path, generation, age_s in _native.unsettled(self.handle)
