@@ -12,7 +12,7 @@ from headrace.units import MIB
 from headrace.volume import Volume, commit, compact, layout
 from headrace.volume.scrub import scrub
 from headrace.volume.session import Session
-from tests.volume.support import KIB, STRIPE, state_of, writing
+from tests.volume.support import KIB, STRIPE, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
@@ -131,3 +131,25 @@ def test_bytes_that_no_object_has_take_no_space(volume: Volume) -> None:
             tx.put_many(["a", "b"], bytes(100_000), 0)
         assert session.free_bytes == before
         check(volume, {"first": b"", "a": b"", "b": b""})
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_tables_leave_what_was_deleted_to_its_readers(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as there is other space: on one member, too, where both copies of a table stand."""
+    monkeypatch.setattr(commit, "BULK_BYTES", 3 * KIB)
+    devices = [MemoryDevice(16 * MIB) for _ in range(members)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=256 * KIB)
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("read", content(1, 100_000))
+        reader = Volume.open(devices)
+        read = reader.stored("read")
+        with session.transaction() as tx:
+            tx.delete("read")
+        freed = list(session._allocator._freed)
+        for i in range(6):
+            with session.transaction() as tx:
+                tx.put_many([f"{i}/{name}" for name in names(20)], b"", 0)
+        assert session.catalog.tables and freed
+        assert set(freed) <= set(session._allocator._freed)
+        assert reader.read("read") == content(1, 100_000) and read.length_bytes == 100_000

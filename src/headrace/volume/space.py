@@ -241,6 +241,9 @@ class Allocator:
                 taken = min(size, fronts[0][2], fronts[1][2])
                 pair = [(member, start, taken) for member, start, _ in fronts]
                 self._turn = (fronts[1][0] + 1) % len(self._pool)
+            elif len(self._pool) == 1 and self._pool[0].front(size) and (split := self._halves(0, size, size)):
+                # There is no other member to wait for; a window would only use up what readers may still look at.
+                pair = split
             elif self._extend(2 * size):
                 continue
             elif len(fronts) == 1 and (split := self._halves(fronts[0][0], size, least)):
