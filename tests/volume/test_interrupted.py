@@ -63,3 +63,32 @@ def test_after_it_the_objects_keep_their_space(volume: Volume, monkeypatch: pyte
                 break
         assert session.free_bytes < 300_000 and state_of(volume) == expected
     assert scrub(volume.devices).clean
+
+
+@pytest.mark.parametrize("where", ["_write_header", "_write"])
+def test_a_session_does_not_go_on_where_the_log_is_not(
+    volume: Volume, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written, and then interrupted: in the header of a move, or in any record."""
+    expected: dict[str, bytes] = {}
+    with writing(volume) as session:
+        writer = session._writer
+        write = getattr(writer, where)
+
+        def interrupted(*args: object) -> None:
+            write(*args)
+            raise KeyboardInterrupt
+
+        # As the target of a move has it, where nothing but the log keeps others out.
+        monkeypatch.setattr(session, "_look_at_log", lambda: None)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(writer, where, interrupted)
+            for i in range(40):
+                with session.transaction() as tx:
+                    tx.put(f"{i}", b"1")
+                expected[f"{i}"] = b"1"
+        with pytest.raises(SessionLost), session.transaction() as tx:
+            tx.put("after", b"2")
+    found = state_of(Volume.open(volume.devices))
+    assert found.items() >= expected.items() and len(found) <= len(expected) + 1
+    assert scrub(volume.devices).clean

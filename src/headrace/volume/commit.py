@@ -28,8 +28,8 @@ with much in it is written as a table, and its record says only where that is. S
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from headrace.errors import SessionLost, VolumeFull
@@ -133,11 +133,22 @@ class LogWriter:
             kind, cursor.sequence + 1, cursor.durable, cursor.header.generation, session, cursor.previous, payload
         )
         data, crc = record.encode(self._volume_id, cursor.block)
-        self._write(cursor.area, cursor.block, data)
-        cursor.block += record.blocks
-        cursor.sequence = record.sequence
-        cursor.previous = crc
+        with self._or_broken():
+            self._write(cursor.area, cursor.block, data)
+            cursor.block += record.blocks
+            cursor.sequence = record.sequence
+            cursor.previous = crc
         return record._replace(crc=crc)
+
+    @contextmanager
+    def _or_broken(self) -> Iterator[None]:
+        """What is written and what is remembered of it go together: Ctrl-C in between must not let the session go on at
+        a place where the log is not."""
+        try:
+            yield
+        except BaseException as error:
+            self.broken = self.broken or error
+            raise
 
     def mark(self, session: int) -> None:
         """Say that everything so far is durable on every copy, which it is: this is what readers wait for."""
@@ -377,16 +388,17 @@ class LogWriter:
             generation, self.reader.superblock.log_epoch, base, count, self.catalog.session, time.time_ns()
         )
         self.look()
-        self._write_header(area, header)
-        self.look()
-        if say_so:
-            self._append(layout.MOVED, b"", self.catalog.session)
-        self.cursor = Cursor(area, header, block=block, sequence=base, previous=previous, durable=base, begin=block)
-        if flushed is not None and self._space is not None:
-            root, image, space = flushed
-            with self._lock:
-                self.catalog.flushed(None if root is None else Table(root, self.catalog.store, image))
-            self._space.commit(space)
+        with self._or_broken():
+            self._write_header(area, header)
+            self.look()
+            if say_so:
+                self._append(layout.MOVED, b"", self.catalog.session)
+            self.cursor = Cursor(area, header, block=block, sequence=base, previous=previous, durable=base, begin=block)
+            if flushed is not None and self._space is not None:
+                root, image, space = flushed
+                with self._lock:
+                    self.catalog.flushed(None if root is None else Table(root, self.catalog.store, image))
+                self._space.commit(space)
 
     def _write_header(self, area: int, header: AreaHeader) -> None:
         self._write(area, 0, header.encode(self._volume_id, area))
