@@ -174,10 +174,19 @@ class Rounds:
         self._stack.close()
 
     def run(self, seconds: float) -> None:
-        chance = self.chance
         self.counts["rounds"] += 1
         readers = [start("reader", self.uris) for _ in range(READERS)]
         job = start("coordinator", self.uris, "--number", self.counts["rounds"])
+        try:
+            self._round(job, readers, seconds)
+        finally:
+            for process in (job, *readers):
+                # Its ranks end with it.
+                process.kill()
+                process.wait()
+
+    def _round(self, job: subprocess.Popen[str], readers: list[subprocess.Popen[str]], seconds: float) -> None:
+        chance = self.chance
         said: list[str] = []
         follower = threading.Thread(target=_collect, args=(job, said))
         follower.start()
