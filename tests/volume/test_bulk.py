@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.errors import VolumeDamaged, VolumeFull
+from headrace.errors import ObjectNotFound, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume, commit, compact, layout
@@ -153,3 +153,26 @@ def test_tables_leave_what_was_deleted_to_its_readers(members: int, monkeypatch:
         assert session.catalog.tables and freed
         assert set(freed) <= set(session._allocator._freed)
         assert reader.read("read") == content(1, 100_000) and read.length_bytes == 100_000
+
+
+def test_a_reader_that_learns_of_a_deletion_between_an_object_and_its_blob(volume: Volume) -> None:
+    """That is no damage: the object is not there any more."""
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put_many(["a", "b"], content(1, 2000), 1000)
+        reader = Volume.open(volume.devices)
+        value = reader._value
+
+        def deleted_meanwhile(name: str) -> bytes:
+            found = value(name)
+            reader._value = value  # type: ignore[method-assign]
+            with session.transaction() as tx:
+                tx.delete_prefix("a")
+                tx.delete_prefix("b")
+            # As a look into a table that was replaced does.
+            assert reader.refresh()
+            return found
+
+        reader._value = deleted_meanwhile  # type: ignore[method-assign]
+        with pytest.raises(ObjectNotFound):
+            reader.stored("a")
