@@ -10,6 +10,7 @@ import pytest
 
 from headrace.device import ReservationType, new_key, open_device
 from headrace.errors import (
+    DeviceError,
     HeadraceError,
     NotFenced,
     ReservationConflict,
@@ -20,6 +21,7 @@ from headrace.errors import (
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
 from headrace.units import MIB
 from headrace.volume import Session, Ticket, Volume, fence, heartbeat, layout
+from headrace.volume.heartbeat import HeartbeatBlock
 from headrace.volume.log import LogReader
 from tests.volume.support import KIB, STRIPE, content, state_of
 
@@ -483,3 +485,18 @@ def test_without_a_fence_the_native_heart_stops_where_the_block_is_anothers() ->
             time.sleep(3 * BEAT)
             found = block.read()
             assert found is not None and found.session == session.number
+
+
+def test_a_renewal_whose_block_cannot_be_written_leaves_a_heart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(block: HeartbeatBlock, mine: object) -> None:
+        raise DeviceError("the target is away")
+
+    with world.open().session("run", heartbeat_s=60) as session:
+        before = session._beat
+        with monkeypatch.context() as patch, pytest.raises(DeviceError):
+            patch.setattr(HeartbeatBlock, "write", away)
+            session.renew()
+        assert session._beat is not before
+        put(session, "x", b"x")
+        assert session.renew()
+    assert state_of(world.open()) == {"x": b"x"}

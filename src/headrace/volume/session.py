@@ -253,9 +253,12 @@ class Session:
             self.writing[:] = lanes(after.devices, "checkpoint")
             block = HeartbeatBlock(self.volume.superblock, after.devices)
             mine = old._replace(nonce=after.hostid.bytes, key=after.key, beat=old.beat + heartbeat.AHEAD)
-            with self.lost_if_fenced():
-                block.write(mine)
-            self._start_heart(block, mine)
+            try:
+                with self.lost_if_fenced():
+                    block.write(mine)
+            finally:
+                # Also where a target is away just now: a session whose heart stands still gets taken over.
+                self._start_heart(block, mine)
             if not after.drained(before.key):
                 return False
             self._haunted.clear()
