@@ -7,6 +7,7 @@ table, allocation, commit. One Python process, and the target in another.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -237,8 +238,15 @@ def small_objects(rig: Rig, at_least: float) -> Iterator[Figure]:
     """Many objects of 4 KiB in one transaction, over one object of the same bytes."""
     count = min(rig.scale.small_objects, rig.scale.object_bytes // SMALL)
     data = rig.data[: count * SMALL]
-    names = [f"small/{number:06d}" for number in range(count)]
     lengths = np.full(count, SMALL, np.int64)
+    turns = itertools.count()
+
+    def fresh() -> list[str]:
+        """Names that never were, as the samples of another step have."""
+        turn = next(turns)
+        return [f"small/{turn:03d}/{number:06d}" for number in range(count)]
+
+    names = fresh()
 
     def many() -> None:
         with rig.session.transaction() as transaction:
@@ -247,6 +255,7 @@ def small_objects(rig: Rig, at_least: float) -> Iterator[Figure]:
     def end_many() -> None:
         with rig.session.transaction() as transaction:
             transaction.delete_prefix("small/")
+        names[:] = fresh()
 
     ours = Timed(count / 1e3, many, end_many)
     peer = Timed(count / 1e3, lambda: rig.put("one", data), lambda: rig.delete("one"))

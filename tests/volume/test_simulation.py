@@ -61,7 +61,7 @@ def test_a_rule_that_is_off_is_missed(rule: str) -> None:
 
 def test_the_first_copy_of_a_write_that_was_sent_again_hits_nothing() -> None:
     """It lands after the object is deleted; `device.unsettled()` names the place, which is not used before."""
-    for seed in range(12):
+    for seed in range(4):
         run(seed, storm=(Weather(lose_answer=0.05, given_up=0.0, land=0.05, resent_ghosts=True), Quirks()))
 
 
