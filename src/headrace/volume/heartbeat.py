@@ -19,6 +19,7 @@ import secrets
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -231,7 +232,7 @@ def claim(block: HeartbeatBlock, mine: Heartbeat, *, where: str, fenced: bool) -
     return mine
 
 
-class Heart:
+class Heart(ABC):
     """Beats until it is stopped, or finds that the volume is another's: then `on_lost` is called, once."""
 
     def __init__(self, block: HeartbeatBlock, mine: Heartbeat, *, on_lost: Callable[[SessionLost], None]) -> None:
@@ -258,13 +259,13 @@ class Heart:
         """The last beat that may have been written."""
         return self._mine
 
+    @abstractmethod
     def halt(self) -> None:
         """Wait for the beat under way, and begin no other."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abandon(self) -> None:
         """Begin no other beat; wait for nothing."""
-        raise NotImplementedError
 
 
 class HeartbeatThread(Heart):
