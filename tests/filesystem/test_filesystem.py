@@ -89,6 +89,12 @@ def test_directories_are_names(fs: HeadraceFileSystem) -> None:
         fs.rmdir("a")
 
 
+def test_to_know_a_directory_nothing_is_listed(fs: HeadraceFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs.pipe({"a/x": b"1", "a/y": b"2", "ab": b"3"})
+    monkeypatch.setattr(Volume, "list", lambda *_: pytest.fail("all of it was listed"))
+    assert fs.isdir("a") and fs.isdir("") and not fs.isdir("ab") and not fs.exists("b")
+
+
 def test_files_go_in_and_out(fs: HeadraceFileSystem, tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     content = {"one": _bytes(5), "sub/two": _bytes(20_000_001, 2), "sub/three": b""}

@@ -122,12 +122,15 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         volume.refresh()
         return volume.list(name + "/" if name else "")
 
+    def _is_directory(self, name: str) -> bool:
+        return not name or self.volume.any(name + "/")
+
     def info(self, path: str, **kwargs: Any) -> Entry:
         name = object_name(path)
         found = self._object(name)
         if found is not None:
             return file_entry(found)
-        if not name or self._below(name):
+        if self._is_directory(name):
             return directory_entry(name)
         raise FileNotFoundError(f"there is no object {name!r} and none below it in {self.volume!r}")
 
@@ -351,8 +354,10 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def rmdir(self, path: str) -> None:
         """Nothing: the last object of a directory took it along. OSError where there are any."""
-        if self._below(object_name(path)):
-            raise OSError(f"the directory {object_name(path)!r} is not empty")
+        name = object_name(path)
+        self.volume.refresh()
+        if self.volume.any(name + "/" if name else ""):
+            raise OSError(f"the directory {name!r} is not empty")
 
     def _selected(self, name: str, recursive: bool) -> list[str]:
         if self._object(name) is not None:
@@ -384,11 +389,11 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     _rm = rm_file
 
-    def _moves(self, path1: str, path2: str, recursive: bool) -> list[tuple[str, str]]:
+    def _moves(self, path1: str, path2: str) -> list[tuple[str, str]]:
         old, new = object_name(path1), object_name(path2)
-        names = self._selected(old, recursive)
+        names = self._selected(old, recursive=True)
         if names == [old]:
-            if path2.endswith("/") or (self._object(new) is None and self._below(new)):
+            if path2.endswith("/") or (self._object(new) is None and self._is_directory(new)):
                 new = f"{new}/{old.rpartition('/')[2]}".lstrip("/")
             return [(old, new)]
         if new == old or new.startswith(old + "/"):
@@ -398,7 +403,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
         """An object, or all that is below a directory, under another name: one commit, and no data move."""
         # As `mv` of every system: a directory moves with what is in it, asked or not.
-        moves = [(old, new) for old, new in self._moves(path1, path2, True) if old != new]
+        moves = [(old, new) for old, new in self._moves(path1, path2) if old != new]
         with as_os_errors(), self.writing.one_commit() as transaction:
             for old, new in moves:
                 replace(transaction, new)

@@ -220,6 +220,12 @@ class Volume:
         with self.lock:
             return self._looked(lambda: [info_of(name, value) for name, value in objects_of(self._catalog, prefix)])
 
+    def any(self, prefix: str) -> bool:
+        """Is there an object whose name begins with `prefix`? Reads as far as the first."""
+        self._check_open()
+        with self.lock:
+            return self._looked(lambda: next(objects_of(self._catalog, prefix), None) is not None)
+
     def listing(self, prefix: str = "") -> Listing:
         """Objects whose name begins with `prefix` as arrays, by name: for many at once. Reads only that range."""
         self._check_open()
