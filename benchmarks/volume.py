@@ -25,7 +25,7 @@ from headrace.device import Batch, BlockDevice, open_device, read_batch, submit_
 from headrace.testing.serve import ServeProcess, serving
 from headrace.units import GIB, KIB, MIB
 from headrace.volume import Session, Volume
-from headrace.volume.durable import flush_all
+from headrace.volume.data.durable import flush_all
 
 SUITE = "volume"
 NQN = "nqn.2024-01.headrace:benchmark-volume"

@@ -26,7 +26,7 @@ from headrace.device.protocol import Buffer
 from headrace.testing import MemoryDevice
 from headrace.units import KIB, MIB
 from headrace.volume import Session, Volume
-from headrace.volume.usage import usage_of
+from headrace.volume.catalog.usage import usage_of
 
 SUITE = "volume-scale"
 MEMBERS = 2

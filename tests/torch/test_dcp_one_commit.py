@@ -14,7 +14,7 @@ from headrace.errors import CheckpointFailed, ObjectExists, ObjectNotFound
 from headrace.testing import MemoryDevice
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions
 from headrace.volume import Volume
-from headrace.volume.commit import LogWriter
+from headrace.volume.catalog.commit import LogWriter
 
 MIB = 1 << 20
 

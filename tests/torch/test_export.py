@@ -14,7 +14,7 @@ from headrace.checkpoint import CheckpointId, delete_checkpoints
 from headrace.errors import CheckpointFailed, ObjectExists, ObjectNotFound, UsageError
 from headrace.torch import VolumeWriter, export_model, load_model
 from headrace.volume import Volume
-from headrace.volume.scrub import scrub
+from headrace.volume.repair.scrub import scrub
 from tests.torch.crew import Crew, Rank
 
 STEP = "run/step-00000001"

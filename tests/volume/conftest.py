@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.device import crc32c, reference
-from headrace.volume import heartbeat
+from headrace.volume.writing import heartbeat
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from headrace.device import BlockDevice
 from headrace.errors import VolumeDamaged, WriterActive
 from headrace.testing.loop import LoopDevice
 from headrace.units import MIB
-from headrace.volume import Volume, fence
+from headrace.volume import Volume
+from headrace.volume.writing import fence
 
 pytestmark = pytest.mark.skipif(bool(LoopDevice.problem()), reason=LoopDevice.problem() or "there are loop devices")
 

@@ -9,9 +9,10 @@ import pytest
 from headrace.errors import ObjectNotFound, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume, commit, compact, layout
-from headrace.volume.scrub import scrub
-from headrace.volume.session import Session
+from headrace.volume import Volume, layout
+from headrace.volume.catalog import commit, compact
+from headrace.volume.repair.scrub import scrub
+from headrace.volume.writing.session import Session
 from tests.volume.support import KIB, STRIPE, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

@@ -12,14 +12,15 @@ import pytest
 from headrace.errors import CommandFailed, SessionLost, VolumeDamaged
 from headrace.testing import CrashDevice, Timeline
 from headrace.units import MIB
-from headrace.volume import Volume, commit, compact, layout
-from headrace.volume.changes import count_slices
-from headrace.volume.compact import FAN_IN, MANY_TABLES, choose
-from headrace.volume.objects import Range, blobs_of, objects_of, space_of
-from headrace.volume.scrub import scrub
-from headrace.volume.tables import Merge
-from headrace.volume.tables import build as building
-from headrace.volume.usage import usage_of
+from headrace.volume import Volume, layout
+from headrace.volume.catalog import commit, compact
+from headrace.volume.catalog.changes import count_slices
+from headrace.volume.catalog.compact import FAN_IN, MANY_TABLES, choose
+from headrace.volume.catalog.tables import Merge
+from headrace.volume.catalog.tables import build as building
+from headrace.volume.catalog.usage import usage_of
+from headrace.volume.data.objects import Range, blobs_of, objects_of, space_of
+from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, Model, content, state_of, writing
 from tests.volume.test_crash import check, every_crash, missed
 

@@ -8,8 +8,9 @@ import pytest
 from headrace.errors import ChecksumMismatch, ObjectExists, ObjectNotFound, UsageError, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Session, Volume, changes
-from headrace.volume.scrub import scrub
+from headrace.volume import Session, Volume
+from headrace.volume.catalog import changes
+from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -233,7 +234,7 @@ def test_what_cannot_be_composed() -> None:
 
 
 def test_an_object_with_too_many_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.volume import compose
+    from headrace.volume.writing import compose
 
     monkeypatch.setattr(compose, "MAX_SLICES", 10)
     _, volume = small()

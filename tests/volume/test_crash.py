@@ -12,8 +12,11 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.testing import Crash, CrashDevice, MemoryDevice, Timeline
-from headrace.volume import Volume, commit, durable, layout, session
-from headrace.volume.changes import Outcome
+from headrace.volume import Volume, layout
+from headrace.volume.catalog import commit
+from headrace.volume.catalog.changes import Outcome
+from headrace.volume.data import durable
+from headrace.volume.writing import session
 from tests.volume.support import KIB, Model, State, content, crash_volume, open_read, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

@@ -15,7 +15,7 @@ from headrace.errors import ChecksumMismatch, HeadraceError
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume
 from headrace.volume.layout import ALIGN
-from headrace.volume.scrub import scrub
+from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, State, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

@@ -9,7 +9,9 @@ import pytest
 from headrace.errors import DeviceError, HeadraceError
 from headrace.testing import CrashDevice, MemoryDevice, Timeline
 from headrace.units import MIB
-from headrace.volume import Volume, durable, transaction
+from headrace.volume import Volume
+from headrace.volume.data import durable
+from headrace.volume.writing import transaction
 from tests.volume.support import KIB, content, crash_volume, open_read, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

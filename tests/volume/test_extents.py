@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import VolumeDamaged
-from headrace.volume.extents import Extents, column_bytes, make_runs
-from headrace.volume.space import Allocator, FreeSpace
+from headrace.volume.data.extents import Extents, column_bytes, make_runs
+from headrace.volume.space.allocator import Allocator, FreeSpace
 from tests.volume.support import KIB, STRIPE
 
 BLOCK = 4096

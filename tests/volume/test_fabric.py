@@ -13,7 +13,7 @@ import pytest
 
 from headrace.testing.serve import free_port
 from headrace.volume import Volume
-from headrace.volume.scrub import scrub
+from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, content, state_of
 
 NQN = "nqn.2026-01.io.headrace:volume-test"

@@ -20,9 +20,10 @@ from headrace.errors import (
 )
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
 from headrace.units import MIB
-from headrace.volume import Session, Ticket, Volume, fence, heartbeat, layout
-from headrace.volume.heartbeat import HeartbeatBlock
-from headrace.volume.log import LogReader
+from headrace.volume import Session, Ticket, Volume, layout
+from headrace.volume.catalog.log import LogReader
+from headrace.volume.writing import fence, heartbeat
+from headrace.volume.writing.heartbeat import HeartbeatBlock
 from tests.volume.support import KIB, STRIPE, content, state_of
 
 BEAT = 0.05

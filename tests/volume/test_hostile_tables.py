@@ -8,11 +8,11 @@ import pytest
 from headrace.errors import VolumeDamaged
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume.columns import live
+from headrace.volume.catalog.columns import live
+from headrace.volume.catalog.tables import NodeStore, Table, merged
+from headrace.volume.catalog.tables.merge import batches
 from headrace.volume.layout import ALIGN, EXTENT
 from headrace.volume.layout.table import Child, Root, encode_child, encode_node, node_crc
-from headrace.volume.tables import NodeStore, Table, merged
-from headrace.volume.tables.merge import batches
 
 ID = b"0123456789abcdef"
 

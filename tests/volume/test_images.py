@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import VolumeTooOld
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
-from headrace.volume.scrub import scrub
+from headrace.volume.repair.scrub import scrub
 from tests.images.make import MEMBER_BYTES, MEMBERS, expected
 from tests.volume.support import state_of
 

@@ -8,7 +8,7 @@ from headrace.errors import HeadraceError, SessionLost
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume
-from headrace.volume.scrub import scrub
+from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.extents import make_runs
+from headrace.volume.data.extents import make_runs
 from headrace.volume.layout import (
     ALIGN,
     AreaHeader,

@@ -8,9 +8,10 @@ from headrace.device.protocol import Buffer
 from headrace.errors import CommandFailed, HeadraceError, ObjectNotFound, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume, log
+from headrace.volume import Volume
+from headrace.volume.catalog import log
 from headrace.volume.layout import ALIGN
-from headrace.volume.scrub import scrub
+from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, Model, content, crash_volume, open_read, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

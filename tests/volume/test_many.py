@@ -8,8 +8,8 @@ import pytest
 from headrace.errors import ChecksumMismatch, ObjectNotFound
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume
-from headrace.volume.check import verify_objects
 from headrace.volume.many import read_many
+from headrace.volume.repair.check import verify_objects
 from tests.volume.support import KIB, STRIPE, State, content, writing
 
 

@@ -11,8 +11,9 @@ from headrace.device import crc32c, open_device
 from headrace.errors import HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeFull, VolumeTooNew
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume, layout, members
+from headrace.volume import Volume, layout
 from headrace.volume.layout import SUPERBLOCK_BYTES, superblock_offsets
+from headrace.volume.media import members
 from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else")

@@ -13,8 +13,8 @@ from headrace.errors import ChecksumMismatch, UsageError
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume
-from headrace.volume.checksums import ChecksumCache, table_page_bytes
-from headrace.volume.scrub import scrub
+from headrace.volume.data.checksums import ChecksumCache, table_page_bytes
+from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else")

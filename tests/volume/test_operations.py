@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.errors import VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Session, Transaction, Volume, heartbeat
-from headrace.volume.compose import Part
-from headrace.volume.scrub import scrub
+from headrace.volume import Session, Transaction, Volume
+from headrace.volume.repair.scrub import scrub
+from headrace.volume.writing import heartbeat
+from headrace.volume.writing.compose import Part
 from tests.volume.support import KIB, STRIPE, State, content
 
 NAMES = st.sampled_from(["a", "b", "dir/c", "dir/d"])

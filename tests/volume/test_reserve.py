@@ -10,8 +10,10 @@ import pytest
 from headrace.errors import DeviceError, ObjectNotFound, UsageError, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Session, Volume, deallocate, reserve
-from headrace.volume.scrub import scrub
+from headrace.volume import Session, Volume
+from headrace.volume.repair.scrub import scrub
+from headrace.volume.space import deallocate
+from headrace.volume.writing import reserve
 from tests.volume.support import KIB, STRIPE, content, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import HeadraceError, NotAVolume
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
-from headrace.volume.salvage import Salvage, look
+from headrace.volume.repair.salvage import Salvage, look
 from tests.volume.support import KIB, STRIPE, State, content, writing
 
 ALIGN = layout.ALIGN

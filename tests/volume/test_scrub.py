@@ -11,8 +11,8 @@ import pytest
 from headrace.device.protocol import Buffer
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
-from headrace.volume import scrub as module
-from headrace.volume.scrub import Finding, ScrubProgress, scrub
+from headrace.volume.repair import scrub as module
+from headrace.volume.repair.scrub import Finding, ScrubProgress, scrub
 from tests.volume.support import KIB, STRIPE, content, writing
 
 

@@ -32,9 +32,11 @@ from headrace.errors import (
 )
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Grant, Receipt, Volume, commit, heartbeat, layout, stream
-from headrace.volume import session as session_module
-from headrace.volume.catalog import merge
+from headrace.volume import Grant, Receipt, Volume, layout
+from headrace.volume.catalog import commit
+from headrace.volume.catalog.catalog import merge
+from headrace.volume.writing import heartbeat, stream
+from headrace.volume.writing import session as session_module
 from tests.volume.support import KIB, STRIPE, content, open_read, state_of, writing
 
 BEAT = 0.05

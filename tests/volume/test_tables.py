@@ -14,6 +14,9 @@ from headrace.device.protocol import Buffer
 from headrace.errors import CommandFailed, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
+from headrace.volume.catalog.tables import Builder, Merge, NodeStore, Table, TableDamaged, merged
+from headrace.volume.catalog.tables.build import Range
+from headrace.volume.catalog.tables.merge import batches
 from headrace.volume.layout import ALIGN
 from headrace.volume.layout.table import (
     MAX_NODE_BYTES,
@@ -25,9 +28,6 @@ from headrace.volume.layout.table import (
     encode_child,
     encode_node,
 )
-from headrace.volume.tables import Builder, Merge, NodeStore, Table, TableDamaged, merged
-from headrace.volume.tables.build import Range
-from headrace.volume.tables.merge import batches
 
 ID = bytes(range(16))
 Content = dict[bytes, bytes | None]

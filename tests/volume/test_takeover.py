@@ -10,7 +10,7 @@ from headrace.errors import CommandFailed, SessionLost, WriterActive
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume, layout
-from headrace.volume import session as session_module
+from headrace.volume.writing import session as session_module
 from tests.volume.support import KIB, STRIPE, open_read, state_of
 
 BEAT = 0.05

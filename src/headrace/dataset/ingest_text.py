@@ -34,7 +34,7 @@ from headrace.dataset.tokenizer import TextTokenizer, load_tokenizer, train_toke
 from headrace.errors import DatasetError, ObjectExists, UsageError
 from headrace.units import KIB, MIB, format_bytes
 from headrace.volume import Session
-from headrace.volume.names import check_name
+from headrace.volume.data.names import check_name
 
 #: Checksum block of `.bin` and `.idx`: reads of single windows verify hardly more than they want.
 CHECKSUM_BLOCK_BYTES = 4 * KIB

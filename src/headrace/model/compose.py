@@ -14,7 +14,7 @@ from headrace.model.dtypes import little_endian_bytes, safetensors_dtype
 from headrace.model.header import Header, build, tensor_bytes
 from headrace.model.write import CHECKSUM_BLOCK_BYTES, RawTensor
 from headrace.volume import ObjectInfo, Transaction
-from headrace.volume.write import buffer_bytes
+from headrace.volume.writing.write import buffer_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,13 @@ from headrace.device import BlockDevice, FileAddress, parse_address
 from headrace.errors import NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
 from headrace.settings import check_text
 from headrace.units import format_bytes
-from headrace.volume import fence, layout
-from headrace.volume.durable import write_through
-from headrace.volume.foreign import foreign_signature
-from headrace.volume.heartbeat import INTERVAL_S, new_heartbeat
+from headrace.volume import layout
+from headrace.volume.data.durable import write_through
 from headrace.volume.layout import ALIGN, RESERVED_BYTES, AreaHeader, Member, Record, Superblock, align_up
-from headrace.volume.members import read_superblock
+from headrace.volume.media.foreign import foreign_signature
+from headrace.volume.media.members import read_superblock
+from headrace.volume.writing import fence
+from headrace.volume.writing.heartbeat import INTERVAL_S, new_heartbeat
 
 MIN_STRIPE = 64 << 10
 MIN_AREA = 128 << 10

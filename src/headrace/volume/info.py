@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from headrace.device import BlockDevice
 from headrace.volume import layout
-from headrace.volume.catalog import Catalog
+from headrace.volume.catalog.catalog import Catalog
+from headrace.volume.catalog.usage import usage_of
 from headrace.volume.layout import Record, Superblock
-from headrace.volume.space import count_space
-from headrace.volume.usage import usage_of
+from headrace.volume.space.allocator import count_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class VolumeInfo:
     #: Of the last commit.
     sequence: int
     #: What keeps out a writer that was taken over from, now, on the worst member: "persistent", "until-restart",
-    #: "node", "machine", "process" or "none" (`headrace.volume.fence`).
+    #: "node", "machine", "process" or "none" (`headrace.volume.writing.fence`).
     fence: str
     writer: WriterInfo | None
     #: Copies of structures that are damaged while the other is good; the next session mends them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.volume.extents import used_space
-from headrace.volume.objects import StoredBlob
+from headrace.volume.data.extents import used_space
+from headrace.volume.data.objects import StoredBlob
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume

@@ -15,9 +15,9 @@ import numpy as np
 from headrace.device import read_batch
 from headrace.device.reference import U8
 from headrace.errors import ObjectNotFound
-from headrace.volume.extents import I64, Pieces, spread
+from headrace.volume.data.extents import I64, Pieces, spread
+from headrace.volume.data.objects import ObjectInfo, StoredBlob
 from headrace.volume.layout import OBJECT_BYTES, ObjectHead
-from headrace.volume.objects import ObjectInfo, StoredBlob
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume

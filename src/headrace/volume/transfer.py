@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import ChecksumMismatch, DeviceTimeout, HeadraceError, ObjectNotFound
-from headrace.volume.extents import I64, Pieces
-from headrace.volume.objects import StoredObject
+from headrace.volume.data.extents import I64, Pieces
+from headrace.volume.data.objects import StoredObject
 
 if TYPE_CHECKING:
     from headrace.device import Transfer

@@ -19,24 +19,26 @@ from headrace.device.protocol import Buffer
 from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
-from headrace.volume import fence, layout, members
-from headrace.volume.catalog import Catalog
-from headrace.volume.checksums import ChecksumCache
-from headrace.volume.commit import LogWriter
+from headrace.volume import layout
+from headrace.volume.catalog.catalog import Catalog
+from headrace.volume.catalog.commit import LogWriter
+from headrace.volume.catalog.listing import Listing, listing_of
+from headrace.volume.catalog.log import Cursor, Followed, LogReader
+from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.create import create as create_on
-from headrace.volume.extents import I64, U32, Pieces, spread
-from headrace.volume.fence import Ticket
-from headrace.volume.grant import Grant, Receipt
-from headrace.volume.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
+from headrace.volume.data.checksums import ChecksumCache
+from headrace.volume.data.extents import I64, U32, Pieces, spread
+from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
 from headrace.volume.info import VolumeInfo, members_of, quarantined_bytes, writer_of
 from headrace.volume.layout import ObjectValue, Superblock
-from headrace.volume.listing import Listing, listing_of
-from headrace.volume.log import Cursor, Followed, LogReader
-from headrace.volume.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
-from headrace.volume.session import Session
-from headrace.volume.tables import TableDamaged
+from headrace.volume.media import members
 from headrace.volume.transfer import VolumeTransfer, explain
-from headrace.volume.write import buffer_bytes, write_grant
+from headrace.volume.writing import fence
+from headrace.volume.writing.fence import Ticket
+from headrace.volume.writing.grant import Grant, Receipt
+from headrace.volume.writing.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
+from headrace.volume.writing.session import Session
+from headrace.volume.writing.write import buffer_bytes, write_grant
 
 #: `Volume.list` hides the builtin inside of the class.
 Addresses: TypeAlias = list[str]

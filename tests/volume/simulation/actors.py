@@ -20,7 +20,7 @@ from headrace.testing import Quirks, SharedNamespace
 from headrace.units import KIB
 from headrace.volume import Grant, Receipt, Session, Transaction, Volume
 from headrace.volume.layout import ALIGN
-from headrace.volume.scrub import scrub
+from headrace.volume.repair.scrub import scrub
 from tests.volume.simulation.chain import State, Violation, content
 from tests.volume.simulation.world import Actor, Weather, World
 

@@ -11,7 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.testing import HostDevice, Quirks
-from headrace.volume import commit, durable, fence, log, session
+from headrace.volume.catalog import commit, log
+from headrace.volume.data import durable
+from headrace.volume.writing import fence, session
 from tests.volume.simulation.world import Weather
 
 

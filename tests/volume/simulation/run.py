@@ -17,7 +17,9 @@ import numpy as np
 
 from headrace.device import crc32c, reference
 from headrace.testing import Quirks, namespace
-from headrace.volume import deallocate, durable, fence, heartbeat
+from headrace.volume.data import durable
+from headrace.volume.space import deallocate
+from headrace.volume.writing import fence, heartbeat
 from tests.volume.simulation.actors import Job, rank, reader, world, writer
 from tests.volume.simulation.chain import Violation
 from tests.volume.simulation.world import Actor, Weather, World

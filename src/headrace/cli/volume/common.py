@@ -42,7 +42,7 @@ def addresses_of(given: Sequence[str] | None) -> list[str]:
     """The members that were given, else those of HEADRACE_VOLUME. UsageError where there are neither."""
     from headrace.errors import UsageError
     from headrace.settings import volume_addresses
-    from headrace.volume.members import addresses
+    from headrace.volume.media.members import addresses
 
     text = volume_addresses()
     if given:

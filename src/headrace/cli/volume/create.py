@@ -45,7 +45,7 @@ def create(
     from headrace.cli.volume.info import show_info
     from headrace.volume import Volume
     from headrace.volume.create import plan_volume
-    from headrace.volume.members import close_all, open_all
+    from headrace.volume.media.members import close_all, open_all
 
     stripe_bytes = parse_size("--stripe", stripe)
     log_bytes = None if log is None else parse_size("--log", log)

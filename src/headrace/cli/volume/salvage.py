@@ -12,7 +12,7 @@ from headrace.cli.volume.common import AsJson, Members, addresses_of, shown
 
 if TYPE_CHECKING:
     from headrace.device import BlockDevice
-    from headrace.volume.salvage import Salvage, SalvagedObject
+    from headrace.volume.repair.salvage import Salvage, SalvagedObject
 
 
 def salvage(
@@ -36,8 +36,8 @@ def salvage(
     from headrace.cli.progress import Progress, speed
     from headrace.errors import DeviceError, UsageError, VolumeDamaged
     from headrace.units import format_bytes
-    from headrace.volume.members import close_all
-    from headrace.volume.salvage import look
+    from headrace.volume.media.members import close_all
+    from headrace.volume.repair.salvage import look
 
     if to is not None and to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UsageError("the folder is there, and not empty", where=str(to), next_step="give a new one")
@@ -97,7 +97,7 @@ def _open(uris: list[str]) -> tuple[list[BlockDevice], list[str]]:
 
 def _take(found: Salvage, one: SalvagedObject, to: Path | None) -> dict[str, Any]:
     """Read an object, into a file where `to` is given; what of it is good."""
-    from headrace.volume.salvage import summary
+    from headrace.volume.repair.salvage import summary
 
     row: dict[str, Any] = {
         "name": one.name, "length_bytes": one.length_bytes, "doubtful": one.doubtful, "lost_bytes": 0, "why": "",

@@ -12,7 +12,7 @@ from headrace.cli.sizes import parse_size
 from headrace.cli.volume.common import AsJson, Members, addresses_of, shown
 
 if TYPE_CHECKING:
-    from headrace.volume.scrub import Finding, ScrubProgress, ScrubReport
+    from headrace.volume.repair.scrub import Finding, ScrubProgress, ScrubReport
 
 #: Seconds between two notes of how far it is.
 _NOTE_EVERY_S = 5.0
@@ -47,8 +47,8 @@ def scrub(
     from headrace.cli.output import print_json
     from headrace.errors import UsageError, VolumeDamaged
     from headrace.units import format_bytes
-    from headrace.volume.members import close_all, open_all
-    from headrace.volume.scrub import scrub as run
+    from headrace.volume.media.members import close_all, open_all
+    from headrace.volume.repair.scrub import scrub as run
 
     bytes_per_s = None if rate is None else parse_size("--rate", rate)
     if bytes_per_s == 0:

@@ -73,7 +73,7 @@ def _who(writer: WriterInfo) -> str:
 
 def _beats(volume: Volume) -> tuple[bool, float]:
     """Did the heart of the holder beat while we looked, and how long that was in seconds."""
-    from headrace.volume.heartbeat import HeartbeatBlock
+    from headrace.volume.writing.heartbeat import HeartbeatBlock
 
     block = HeartbeatBlock(volume.superblock, volume.devices)
     first = block.read()

@@ -30,7 +30,7 @@ def verify(
     from headrace.cli.progress import Progress, speed
     from headrace.errors import VolumeDamaged
     from headrace.units import format_bytes
-    from headrace.volume.check import verify_objects
+    from headrace.volume.repair.check import verify_objects
 
     started = time.monotonic()
     with open_reading(members) as volume, Progress("verifying") as progress:

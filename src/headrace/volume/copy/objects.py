@@ -14,15 +14,15 @@ from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, Object
 from headrace.volume import layout
 from headrace.volume.copy.files import ItemError
 from headrace.volume.copy.plan import CopyOptions, Item
-from headrace.volume.durable import ATTEMPTS, flush_all, lost_since
-from headrace.volume.grant import Receipt
+from headrace.volume.data.durable import ATTEMPTS, flush_all, lost_since
 from headrace.volume.many import read_many
-from headrace.volume.write import members_of, write_extents, write_table
+from headrace.volume.writing.grant import Receipt
+from headrace.volume.writing.write import members_of, write_extents, write_table
 
 if TYPE_CHECKING:
-    from headrace.volume.session import Session
-    from headrace.volume.transaction import Transaction
     from headrace.volume.volume import Volume
+    from headrace.volume.writing.session import Session
+    from headrace.volume.writing.transaction import Transaction
 
 #: Bytes with one checksum, of packed files: a reader of one of them reads little else.
 _PACKED_BLOCK = 4096

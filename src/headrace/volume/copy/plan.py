@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headrace.errors import ObjectNotFound, UsageError
-from headrace.volume.names import check_name
+from headrace.volume.data.names import check_name
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume

@@ -33,8 +33,8 @@ from headrace.volume.copy.plan import (
 )
 
 if TYPE_CHECKING:
-    from headrace.volume.session import Session
     from headrace.volume.volume import Volume
+    from headrace.volume.writing.session import Session
 
 #: Files up to this travel in packs; longer ones in pieces.
 PACKED_BYTES = 1 << 20

@@ -1,0 +1,1 @@
+"""What the volume holds: an ordered map in immutable tables, and a log of what came since."""

@@ -1,0 +1,296 @@
+"""Reading the log: which area is in force, and record after record from either copy.
+
+Both copies of the log hold the same bytes at the same places. A record is taken from the first copy that has it whole;
+a place where neither has one is the end. The end moves only forwards, so following the log is one small read there.
+
+Believing: a record is a fact only once a later one says that it was durable (`durable`); until then a power cut may
+still take it back, and a reader that had shown it would see a commit vanish. `follow` hands out facts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from headrace.device import BlockDevice
+from headrace.errors import DeviceError, VolumeDamaged
+from headrace.volume import layout
+from headrace.volume.catalog.catalog import Catalog
+from headrace.volume.catalog.tables import NodeStore
+from headrace.volume.layout import ALIGN, AreaHeader, Record, RecordHead, Superblock
+
+#: Blocks read at once where records are expected, and where probably nothing new is.
+_AHEAD_BLOCKS = 16
+_TAIL_BLOCKS = 4
+#: Where a record is missing, a later one is looked for in so many blocks: more than a commit ever takes.
+_BEHIND_BLOCKS = 40
+#: Blocks read at once where a session makes sure that nothing stands behind the end.
+_SCAN_BLOCKS = 256
+#: A reader starts over when the writer moves to the other area under it; each move means a whole area was filled.
+_LOAD_ATTEMPTS = 20
+
+
+def believed(record: Record, durable: int) -> bool:
+    """The marker rule: is `record` a fact, now that `durable` is known to be the highest durable sequence?"""
+    return record.sequence <= durable
+
+
+class Followed(Enum):
+    """What following the log found."""
+
+    SAME = "nothing new"
+    NEW = "new commits"
+    MOVED = "the writer went on in the other area: load again"
+
+
+@dataclass
+class Cursor:
+    """A place in the log: the next record goes to `block` of `area`."""
+
+    area: int
+    header: AreaHeader
+    block: int = 1
+    sequence: int = 0
+    previous: int = 0
+    #: Highest sequence known to be durable on all copies.
+    durable: int = 0
+    #: Snapshot records still to come; they all carry the base sequence, and the log proper counts on from it.
+    snapshot_left: int = 0
+    #: Where the snapshot ends and the log proper begins.
+    begin: int = 1
+    #: Look at each record on all copies, not only on the first that has it: what a session does when it opens.
+    every_copy: bool = False
+    #: Read, valid, not yet believed.
+    waiting: list[Record] = field(default_factory=list)
+    #: What one copy lacked and the other had.
+    findings: list[str] = field(default_factory=list)
+
+
+class LogReader:
+    """The log copies of one volume, for reading."""
+
+    def __init__(self, superblock: Superblock, devices: Sequence[BlockDevice]) -> None:
+        self.superblock = superblock
+        self.devices = devices
+        #: Nodes of the catalogue's tables.
+        self.nodes = NodeStore(devices, superblock.volume_id)
+        self._chunks: list[tuple[int, bytes] | None] = [None] * layout.LOG_COPIES
+
+    def device(self, copy: int) -> BlockDevice:
+        return self.devices[self.superblock.log_member[copy]]
+
+    def _read(self, copy: int, offset: int, length: int) -> bytes:
+        buffer = np.empty(length, np.uint8)
+        self.device(copy).read_into(offset, buffer)
+        return buffer.tobytes()
+
+    # ---- headers ----
+
+    def header(self, area: int) -> tuple[AreaHeader | None, list[str]]:
+        """The area's header from whichever copy has it, and what is wrong with the other."""
+        found: list[AreaHeader | None] = []
+        problems = []
+        errors = []
+        for copy in range(layout.LOG_COPIES):
+            try:
+                data = self._read(copy, self.superblock.area_offset(copy, area), ALIGN)
+                found.append(AreaHeader.decode(data, self.superblock.volume_id, area))
+            except DeviceError as error:
+                errors.append(error)
+                found.append(None)
+        if len(errors) == layout.LOG_COPIES:
+            raise errors[0]
+        best = max((header for header in found if header is not None), default=None, key=lambda h: h.generation)
+        for copy, header in enumerate(found):
+            if best is not None and header != best:
+                problems.append(f"log copy {copy}: the header of area {area} is missing or old")
+        return best, problems
+
+    def start(self) -> Cursor:
+        """The beginning of the area in force. Raises VolumeDamaged where no copy of any area has a header."""
+        best: Cursor | None = None
+        for area in (0, 1):
+            header, problems = self.header(area)
+            if header is not None and (best is None or header.generation > best.header.generation):
+                best = Cursor(
+                    area,
+                    header,
+                    sequence=header.base_sequence,
+                    durable=header.base_sequence,
+                    snapshot_left=header.snapshot_records,
+                )
+                best.findings.extend(problems)
+        if best is None:
+            raise VolumeDamaged(
+                "no copy of the log has a valid header", where=", ".join(device.uri for device in self.devices[:2])
+            )
+        return best
+
+    def newer(self, cursor: Cursor) -> bool:
+        """Has the writer moved on to the other area?"""
+        header, _ = self.header(1 - cursor.area)
+        return header is not None and header.generation > cursor.header.generation
+
+    # ---- records ----
+
+    def forget_chunks(self) -> None:
+        """What was read ahead may have changed."""
+        self._chunks = [None] * layout.LOG_COPIES
+
+    def _blocks(self, copy: int, area: int, block: int, count: int, ahead: int) -> bytes:
+        """`count` blocks of an area, out of the chunk that was read ahead or from the device."""
+        chunk = self._chunks[copy]
+        if chunk is not None:
+            first, data = chunk
+            start = (block - first) * ALIGN
+            if first <= block and start + count * ALIGN <= len(data):
+                return data[start : start + count * ALIGN]
+        length = min(max(count, ahead), self.superblock.area_blocks - block)
+        data = self._read(copy, self.superblock.area_offset(copy, area) + block * ALIGN, length * ALIGN)
+        self._chunks[copy] = (block, data)
+        return data[: count * ALIGN]
+
+    def _record_of(self, copy: int, cursor: Cursor, ahead: int) -> Record | None:
+        """The next record as this copy has it; None where it has none."""
+        block, room = cursor.block, self.superblock.area_blocks - cursor.block
+        if room < 1:
+            return None
+        head = RecordHead.decode(self._blocks(copy, cursor.area, block, 1, ahead), self.superblock.volume_id, block)
+        if (
+            head is None
+            or head.generation != cursor.header.generation
+            or head.previous != cursor.previous
+            or head.sequence != cursor.sequence + (0 if cursor.snapshot_left else 1)
+            or head.blocks > room
+        ):
+            return None
+        data = self._blocks(copy, cursor.area, block, head.blocks, ahead)
+        return head.with_payload(data[layout.RECORD_BYTES : layout.RECORD_BYTES + head.payload_bytes])
+
+    def next(self, cursor: Cursor, ahead: int = _AHEAD_BLOCKS) -> Record | None:
+        """The record at the cursor, which moves behind it; None at the end. DeviceError where no copy can be read."""
+        record = None
+        errors: list[DeviceError] = []
+        lacking = []
+        for copy in range(layout.LOG_COPIES):
+            found = None
+            try:
+                found = self._record_of(copy, cursor, ahead)
+            except DeviceError as error:
+                errors.append(error)
+            if found is None:
+                lacking.append(copy)
+            record = record or found
+            if record is not None and not cursor.every_copy:
+                break
+        if record is None:
+            if len(errors) == layout.LOG_COPIES:
+                raise errors[0]
+            return None
+        for copy in lacking:
+            cursor.findings.append(f"log copy {copy}: no valid record at block {cursor.block} of area {cursor.area}")
+        cursor.block += record.blocks
+        cursor.previous = record.crc
+        cursor.sequence = record.sequence
+        cursor.durable = max(cursor.durable, record.durable)
+        if cursor.snapshot_left:
+            cursor.snapshot_left -= 1
+            cursor.begin = cursor.block
+        return record
+
+    def load(self, *, every_copy: bool = False) -> tuple[Catalog, Cursor]:
+        """The catalog and the cursor behind the last valid record of the area in force.
+
+        `every_copy`: also find what single copies lack, which costs reading them all.
+        """
+        for _ in range(_LOAD_ATTEMPTS):
+            self.forget_chunks()
+            cursor = self.start()
+            cursor.every_copy = every_copy
+            catalog = Catalog(self.superblock.version, self.nodes)
+            for index in range(cursor.header.snapshot_records):
+                record = self.next(cursor)
+                if record is None:
+                    if self.newer(cursor):
+                        break
+                    raise VolumeDamaged(
+                        "the catalog is damaged on every log copy",
+                        where=f"area {cursor.area}, block {cursor.block}",
+                        expected=f"{cursor.header.snapshot_records} snapshot records",
+                        found=str(index),
+                    )
+                catalog.apply(record)
+            else:
+                if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:
+                    continue
+                end = cursor.block
+                if not self._more(cursor, self.superblock.area_blocks if every_copy else _BEHIND_BLOCKS):
+                    return catalog, cursor
+                # A writer may have gone on meanwhile; else a record at the end is destroyed, and not torn.
+                if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:
+                    continue
+                if cursor.block == end:
+                    raise VolumeDamaged(
+                        "a record of the log is damaged on every log copy, and there are later ones",
+                        where=f"area {cursor.area}, block {cursor.block}",
+                        expected=f"record {cursor.sequence + 1}",
+                    )
+                return catalog, cursor
+        raise VolumeDamaged("the log moves faster than it can be read", next_step="try again")
+
+    def _more(self, cursor: Cursor, blocks: int) -> bool:
+        """Is there a later record of this area in the `blocks` behind the cursor? Nothing is ever written behind a
+        record that is not durable, so behind a torn one there is none.
+        """
+        first, end = cursor.block + 1, min(cursor.block + 1 + blocks, self.superblock.area_blocks)
+        for block in range(first, end, _SCAN_BLOCKS):
+            count = min(_SCAN_BLOCKS, end - block)
+            for copy in range(layout.LOG_COPIES):
+                offset = self.superblock.area_offset(copy, cursor.area) + block * ALIGN
+                try:
+                    data = self._read(copy, offset, count * ALIGN)
+                except DeviceError:
+                    continue
+                for index in range(count):
+                    head = RecordHead.decode(
+                        data[index * ALIGN : index * ALIGN + layout.RECORD_BYTES],
+                        self.superblock.volume_id,
+                        block + index,
+                    )
+                    if head is not None and head.generation == cursor.header.generation:
+                        return True
+                break
+        return False
+
+    def follow(self, cursor: Cursor, catalog: Catalog, ahead: int = _TAIL_BLOCKS) -> Followed:
+        """Apply every record that has become a fact.
+
+        The records are read first, then the other area's header: a record that a fenced-off writer appended after the
+        log had moved is then never applied, because the move is seen.
+        """
+        before = catalog.sequence
+        moved = False
+        while True:
+            record = self.next(cursor, ahead)
+            if record is None:
+                break
+            moved |= record.kind == layout.MOVED
+            cursor.waiting.append(record)
+        self.forget_chunks()
+        if self.newer(cursor):
+            return Followed.MOVED
+        if moved:
+            raise VolumeDamaged(
+                "the log moved to an area that has no valid header on any copy",
+                where=f"area {1 - cursor.area}",
+                expected=f"a generation after {cursor.header.generation}",
+            )
+        cursor.every_copy = False
+        while cursor.waiting and believed(cursor.waiting[0], cursor.durable):
+            # Raises before it is taken off, so that no record is ever left out.
+            catalog.apply(cursor.waiting[0])
+            del cursor.waiting[0]
+        return Followed.NEW if catalog.sequence != before else Followed.SAME

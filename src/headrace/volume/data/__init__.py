@@ -1,0 +1,1 @@
+"""The bytes of objects: where they lie, what their checksums are, when they are durable."""

@@ -1,0 +1,179 @@
+"""Objects as readers have them: which blob, and which bytes of it, each byte of an object is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from headrace.errors import VolumeDamaged
+from headrace.volume import layout
+from headrace.volume.data.extents import I64, Extents, Pieces, spread, used_space
+from headrace.volume.layout import Blob, ObjectHead, ObjectValue
+
+#: (member, offset, bytes)
+Range = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectInfo:
+    """One committed object. Name and `sequence` together name its content for good: objects never change."""
+
+    name: str
+    length_bytes: int
+    #: Sequence of the transaction that committed it; a new object of the same name has another.
+    sequence: int
+    #: Wall clock of the writer, seconds since 1970.
+    created_s: float
+    #: Of the blob that is this object's own: its number, its checksum blocks, and its space on the members, checksum
+    #: table included. All 0 where the object is slices of blobs that others may share.
+    birth: int = 0
+    checksum_block_bytes: int = 0
+    stored_bytes: int = 0
+
+
+def info_of(name: str, value: bytes) -> ObjectInfo:
+    """From what the catalogue has of it. VolumeDamaged."""
+    head = ObjectHead.decode(value, name)
+    birth, block_bytes, stored_bytes = layout.peek_blob(value) if head.flags & layout.INLINE else (0, 0, 0)
+    return ObjectInfo(
+        name=name,
+        length_bytes=head.length_bytes,
+        sequence=head.sequence,
+        created_s=head.created_ns / 1e9,
+        birth=birth,
+        checksum_block_bytes=block_bytes,
+        stored_bytes=stored_bytes,
+    )
+
+
+def space_of(blob: Blob, stripe_bytes: int) -> list[Range]:
+    """Everything on the members that belongs to the blob, its checksum table included."""
+    return used_space(blob.runs, blob.columns, stripe_bytes) + used_space(
+        blob.table_runs, blob.table_columns, stripe_bytes
+    )
+
+
+class StoredBlob:
+    """A blob with its extents, ready to be read. Immutable."""
+
+    def __init__(self, blob: Blob, stripe_bytes: int) -> None:
+        self.entry = blob
+        self.data = Extents(
+            blob.runs,
+            blob.columns,
+            length_bytes=blob.length_bytes,
+            block_bytes=blob.checksum_block_bytes,
+            stripe_bytes=stripe_bytes,
+        )
+        self.block_count = -(-blob.length_bytes // blob.checksum_block_bytes)
+        self.table: Extents | None = None
+        if blob.table_page_bytes:
+            self.table = Extents(
+                blob.table_runs,
+                blob.table_columns,
+                length_bytes=self.block_count * 4,
+                block_bytes=blob.table_page_bytes,
+                stripe_bytes=stripe_bytes,
+            )
+        roots = -(-self.block_count * 4 // blob.table_page_bytes) if blob.table_page_bytes else self.block_count
+        if roots != len(blob.roots):
+            raise VolumeDamaged(
+                "checksums contradict the length of what they are of",
+                where=f"blob {blob.birth:#x}",
+                expected=f"{roots} roots",
+                found=str(len(blob.roots)),
+            )
+
+
+class StoredObject:
+    """An object with its blobs, ready to be read. Immutable."""
+
+    def __init__(self, name: str, value: ObjectValue, blob_of: Callable[[int], StoredBlob], stripe_bytes: int) -> None:
+        """`blob_of`: the blob of a birth number. VolumeDamaged where a slice leaves its blob."""
+        self.name = name
+        self.value = value
+        self.length_bytes = value.length_bytes
+        self.blobs: list[StoredBlob] = []
+        if value.blob is not None:
+            self.blobs.append(StoredBlob(value.blob, stripe_bytes))
+            rows = np.array([(value.blob.birth, 0, value.length_bytes)], layout.SLICE)
+        else:
+            rows = value.slices
+        births, self._which = np.unique(rows["birth"], return_inverse=True)
+        if value.blob is None:
+            self.blobs = [blob_of(birth) for birth in births.tolist()]
+        lengths = rows["length"].astype(np.int64)
+        self._blob_start: I64 = rows["start"].astype(np.int64)
+        self._end: I64 = np.cumsum(lengths)
+        self._start: I64 = self._end - lengths
+        room = np.array([blob.entry.length_bytes for blob in self.blobs], np.uint64)[self._which]
+        # Subtracted where it cannot wrap round: values from media are not trusted to have a sum.
+        if np.any(rows["start"] > room) or np.any(rows["length"] > room - rows["start"]):
+            raise VolumeDamaged("a slice leaves its blob", where=f"object {name!r}")
+
+    def slices(self, offset: int, length: int) -> list[tuple[int, int, int]]:
+        """(birth, start in the blob, bytes) of the range, which lies within the object; none of them empty."""
+        end = offset + length
+        result = []
+        first = int(np.searchsorted(self._end, offset, side="right"))
+        for index in range(first, len(self._end)):
+            low, high = max(offset, int(self._start[index])), min(end, int(self._end[index]))
+            if low >= high:
+                break
+            begin = low - int(self._start[index]) + int(self._blob_start[index])
+            result.append((self.blobs[int(self._which[index])].entry.birth, begin, high - low))
+        return result
+
+    def parts(self, starts: I64, lengths: I64) -> Iterator[tuple[StoredBlob, Pieces]]:
+        """Segments of the byte ranges `[start, start + length)`, which lie within the object, blob by blob.
+
+        `source` and `within` of the pieces are those of the ranges; `start` counts in the blob.
+        """
+        if self.value.blob is not None:
+            yield self.blobs[0], self.blobs[0].data.pieces(starts, lengths)
+            return
+        source = np.flatnonzero(lengths > 0)
+        low, high = starts[source], starts[source] + lengths[source]
+        first = np.searchsorted(self._end, low, side="right")
+        counts = np.searchsorted(self._end, high - 1, side="right") - first + 1
+        which = spread(first, counts)
+        row = np.repeat(np.arange(len(source)), counts)
+        begin = np.maximum(self._start[which], low[row])
+        end = np.minimum(self._end[which], high[row])
+        in_blob = begin - self._start[which] + self._blob_start[which]
+        within = begin - low[row]
+        for index in np.unique(self._which[which]).tolist():
+            mine = np.flatnonzero(self._which[which] == index)
+            pieces = self.blobs[index].data.pieces(in_blob[mine], (end - begin)[mine])
+            back = mine[pieces.source]
+            yield self.blobs[index], pieces._replace(source=source[row[back]], within=within[back] + pieces.within)
+
+
+class Values(Protocol):
+    """The catalogue, as far as objects and blobs are read from it."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, first: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+def objects_of(catalog: Values, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    """(name, value) of all objects whose name begins with `prefix`, by name. VolumeDamaged."""
+    first = layout.object_key(prefix)
+    # No byte of UTF-8 is above 0xf4.
+    for key, value in catalog.scan(first, first + b"\xff"):
+        yield layout.name_of(key), value
+
+
+def blobs_of(catalog: Values) -> Iterator[Blob]:
+    """All blobs, wherever they lie. VolumeDamaged."""
+    for key, value in catalog.scan(layout.BLOB_KEY, layout.object_key("")):
+        yield layout.decode_blob(value, int.from_bytes(key[1:], "big"))
+    for name, value in objects_of(catalog):
+        if ObjectHead.decode(value, name).flags & layout.INLINE:
+            blob = ObjectValue.decode(value, name).blob
+            assert blob is not None
+            yield blob

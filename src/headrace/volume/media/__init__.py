@@ -1,0 +1,1 @@
+"""Members found, checked, recognised; foreign content refused."""

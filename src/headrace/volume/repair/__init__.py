@@ -1,0 +1,1 @@
+"""Second readers: what verifies, what is damaged, what can still be saved."""

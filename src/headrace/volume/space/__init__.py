@@ -1,0 +1,1 @@
+"""Which space is free, since when, and when the target gets it back."""

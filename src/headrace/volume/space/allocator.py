@@ -1,0 +1,471 @@
+"""Space: which bytes of the members are free, and in which order they are handed out.
+
+Three kinds of space that nobody's object lies in:
+
+* **free**: next-fit, so that a place is used again as late as possible;
+* **freed** by this session's deletions: used only when nothing free is left, which is what gives readers their grace;
+* **quarantined**: a command of unknown fate may still write there (aborted grants, a dead predecessor's windows). Never
+  handed out by this session.
+
+Space goes from free into the **pool** in windows, each logged durably before its first use, so that a successor knows
+where late writes of this session may land. Objects are cut from the pool. What is logged is all space that commands may
+be on their way to by then: the pool, what was handed out and is neither committed nor given back, and the new window.
+A long session goes round its members many times, and a successor must not wait for all of that.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from headrace.errors import VolumeDamaged, VolumeFull
+from headrace.units import format_bytes
+from headrace.volume.catalog.catalog import merge
+from headrace.volume.catalog.usage import Ranges
+from headrace.volume.data.extents import I64, column_bytes, make_runs
+from headrace.volume.data.objects import Range
+from headrace.volume.layout import ALIGN, Rows, Superblock, align_up
+
+
+class FreeSpace:
+    """The free ranges of one member, sorted and merged; taken next-fit from a cursor that goes round."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self.total = 0
+        self.cursor = 0
+        for start, end in ranges:
+            self.add(start, end)
+
+    @classmethod
+    def without(cls, start: int, end: int, used: I64, lengths: I64) -> FreeSpace:
+        """[start, end) but for what is used."""
+        order = np.argsort(used, kind="stable")
+        low, high = used[order], np.maximum.accumulate(used[order] + lengths[order]) if len(order) else used
+        # Free is what lies between the end of all before and the beginning of the next.
+        free_from = np.concatenate(([start], np.clip(high, start, end)))
+        free_to = np.concatenate((np.clip(low, start, end), [end]))
+        there = free_to > free_from
+        space = cls()
+        space._starts, space._ends = free_from[there].tolist(), free_to[there].tolist()
+        space.total = int((free_to - free_from)[there].sum())
+        return space
+
+    def add(self, start: int, end: int) -> None:
+        """Make [start, end) free; it must not be."""
+        if start >= end:
+            return
+        self.total += end - start
+        i = bisect.bisect_left(self._starts, start)
+        if i > 0 and self._ends[i - 1] == start:
+            start = self._starts[i - 1]
+            i -= 1
+            del self._starts[i], self._ends[i]
+        if i < len(self._starts) and self._starts[i] == end:
+            end = self._ends[i]
+            del self._starts[i], self._ends[i]
+        self._starts.insert(i, start)
+        self._ends.insert(i, end)
+
+    def remove(self, start: int, end: int) -> None:
+        """Make [start, end) not free, whatever it was."""
+        if start >= end:
+            return
+        i = max(0, bisect.bisect_right(self._starts, start) - 1)
+        while i < len(self._starts) and self._starts[i] < end:
+            low, high = self._starts[i], self._ends[i]
+            if high <= start:
+                i += 1
+                continue
+            del self._starts[i], self._ends[i]
+            self.total -= high - low
+            if low < start:
+                self.add(low, start)
+            if end < high:
+                self.add(end, high)
+            i = max(0, bisect.bisect_right(self._starts, start) - 1)
+
+    def front(self, minimum: int = 1) -> tuple[int, int] | None:
+        """The next free range (offset, bytes) at or behind the cursor, going round, of at least `minimum` bytes."""
+        count = len(self._starts)
+        first = bisect.bisect_right(self._starts, self.cursor) - 1
+        for step in range(count + 1):
+            i = (first + step) % count if first >= 0 else step
+            if i >= count:
+                break
+            start, end = self._starts[i], self._ends[i]
+            if step == 0 and first >= 0:
+                start = max(start, self.cursor)
+            if end - start >= minimum:
+                return start, end - start
+        return None
+
+    def take(self, start: int, length: int) -> None:
+        """Take a range that `front` named."""
+        self.remove(start, start + length)
+        self.cursor = start + length
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._ends, strict=True))
+
+
+class Allocator:
+    """Hands out space of all members in runs. Not thread-safe: the session's lock guards it.
+
+    `log_window(ranges)` makes durable, before any of a new window is used, where writes may land from then on.
+    `make_room(count)` comes before: it sees to it that so many ranges can be logged, and may take space itself.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[FreeSpace],
+        *,
+        stripe_bytes: int,
+        log_window: Callable[[list[Range]], None],
+        make_room: Callable[[int], None] = lambda ranges: None,
+        ghosts: Callable[[], list[Range]] = list,
+    ) -> None:
+        self._free = list(members)
+        self._pool = [FreeSpace() for _ in members]
+        #: Handed out, and neither committed nor known to be quiet: where a write may be on its way to.
+        self._out = [FreeSpace() for _ in members]
+        self._freed: list[Range] = []
+        self._log_window = log_window
+        self._make_room = make_room
+        #: Where a command that was given up, and sent again, may still land.
+        self._ghosts = ghosts
+        #: What `quarantine` was told.
+        self._quarantined: list[Range] = []
+        self.stripe_bytes = stripe_bytes
+        self.quarantined_bytes = 0
+        #: Of what is available, kept for the catalogue: it must be able to grow by deletions, and to be merged.
+        self.reserve_bytes = 0
+        self._turn = 0
+        capacity = sum(space.total for space in members)
+        self._window_bytes = min(max(align_up(capacity // 64 // len(members), 1 << 20), 1 << 20), 1 << 30)
+
+    @property
+    def available(self) -> int:
+        """Bytes that can still be handed out."""
+        return (
+            sum(space.total for space in self._free)
+            + sum(space.total for space in self._pool)
+            + sum(length for _, _, length in self._freed)
+        )
+
+    def allocate(self, length: int, block_bytes: int, *, kept: int = 0) -> tuple[Rows, Rows]:
+        """Runs and columns for `length` bytes, cut at multiples of `block_bytes`. VolumeFull: nothing was taken.
+
+        `kept`: of what is available, bytes that are not for this.
+        """
+        if align_up(length) > self.available - self.reserve_bytes - kept:
+            raise self._full(length, kept)
+        rows: list[tuple[int, list[tuple[int, int]]]] = []
+        left = length
+        while left:
+            row = self._run(left, block_bytes)
+            if row is None:
+                try:
+                    if self._extend(left):
+                        continue
+                    raise self._full(length)
+                except BaseException:
+                    # A window that could not be logged, too: nothing was taken.
+                    self.give_back(_space_of(rows, self.stripe_bytes))
+                    raise
+            rows.append(row)
+            for member, start, taken in _space_of([row], self.stripe_bytes):
+                self._out[member].add(start, start + taken)
+            left -= row[0]
+        return make_runs(rows)
+
+    def _full(self, length: int, kept: int = 0) -> VolumeFull:
+        detail = f"{format_bytes(max(0, self.available - kept))} free"
+        if kept:
+            detail += f" and {format_bytes(kept)} reserved for others"
+        if self.quarantined_bytes:
+            detail += f" and {format_bytes(self.quarantined_bytes)} waiting until late writes can be ruled out"
+        return VolumeFull(
+            "the volume is full",
+            expected=f"{format_bytes(length)} of free space",
+            found=detail,
+            next_step="delete objects that are not needed",
+        )
+
+    def _run(self, length: int, block_bytes: int) -> tuple[int, list[tuple[int, int]]] | None:
+        """One run of at most `length` bytes out of the pool; None when the pool has no room for it."""
+        stripe, count = self.stripe_bytes, len(self._pool)
+        order = [(self._turn + i) % count for i in range(count)]
+        units = -(-length // stripe)
+        if units > 1 and count > 1:
+            fronts = [(member, front) for member in order if (front := self._pool[member].front(stripe))]
+            fronts = fronts[:units]
+            if len(fronts) > 1:
+                rows = min(min(room for _, (_, room) in fronts) // stripe, -(-units // len(fronts)))
+                run = min(length, rows * len(fronts) * stripe)
+                columns = []
+                for i, (member, (offset, _)) in enumerate(fronts):
+                    self._pool[member].take(offset, column_bytes(run, len(fronts), stripe, i))
+                    columns.append((member, offset))
+                self._turn = (self._turn + min(len(fronts), -(-run // stripe))) % count
+                return run, columns
+            if len(self._with_free(stripe)) > 1:
+                return None
+        # One contiguous piece: small objects, volumes of one member, and what is left when others are full.
+        whole = align_up(length)
+        least = min(whole, stripe)
+        for minimum in (whole, least) if units == 1 or count == 1 else (least,):
+            for member in order:
+                front = self._pool[member].front(minimum)
+                if front is not None:
+                    return self._piece(member, front, length, block_bytes)
+        if any(space.front(least) for space in self._free) or self._freed:
+            return None
+        # Nothing of a decent size is left anywhere: fragments.
+        for member in order:
+            front = self._pool[member].front(align_up(block_bytes))
+            if front is not None:
+                return self._piece(member, front, length, block_bytes)
+        return None
+
+    def take_pair(self, size: int, least: int) -> tuple[Range, Range]:
+        """Two ranges of one length, `least` to `size` bytes, on two members where two have it. VolumeFull."""
+        size, least = align_up(size), align_up(least)
+        while True:
+            order = [(self._turn + i) % len(self._pool) for i in range(len(self._pool))]
+            fronts = [(member, *front) for member in order if (front := self._pool[member].front(least))][:2]
+            if len(fronts) == 2:
+                taken = min(size, fronts[0][2], fronts[1][2])
+                pair = [(member, start, taken) for member, start, _ in fronts]
+                self._turn = (fronts[1][0] + 1) % len(self._pool)
+            elif len(self._pool) == 1 and self._pool[0].front(size) and (split := self._halves(0, size, size)):
+                # There is no other member to wait for; a window would only use up what readers may still look at.
+                pair = split
+            elif self._extend(2 * size):
+                continue
+            elif len(fronts) == 1 and (split := self._halves(fronts[0][0], size, least)):
+                pair = split
+            else:
+                raise self._full(2 * least)
+            for member, start, length in pair:
+                self._pool[member].take(start, length)
+                self._out[member].add(start, start + length)
+            return pair[0], pair[1]
+
+    def _halves(self, member: int, size: int, least: int) -> list[Range] | None:
+        """Both on one member: as far apart as its pool has them."""
+        ranges = [(start, end) for start, end in self._pool[member].ranges() if end - start >= least]
+        first, last = ranges[0], ranges[-1]
+        if len(ranges) == 1:
+            size = min(size, (first[1] - first[0]) // 2 // ALIGN * ALIGN)
+        size = min(size, first[1] - first[0], last[1] - last[0])
+        if size < least:
+            return None
+        return [(member, first[0], size), (member, last[1] - size, size)]
+
+    def _piece(
+        self, member: int, front: tuple[int, int], length: int, block_bytes: int
+    ) -> tuple[int, list[tuple[int, int]]]:
+        offset, room = front
+        run = length if align_up(length) <= room else room // block_bytes * block_bytes
+        self._pool[member].take(offset, align_up(run))
+        self._turn = (member + 1) % len(self._pool)
+        return run, [(member, offset)]
+
+    def _with_free(self, minimum: int) -> list[int]:
+        return [
+            member
+            for member in range(len(self._free))
+            if self._free[member].front(minimum) or self._pool[member].front(minimum)
+        ]
+
+    def _extend(self, length: int) -> bool:
+        """Move a window from free (or, at last, from freed) into the pool; False when there is nothing left."""
+        self._make_room(len(self._reach()) + 2 * len(self._free))
+        share = align_up(align_up(length, self.stripe_bytes) // len(self._free), self.stripe_bytes)
+        window: list[Range] = []
+        for member, space in enumerate(self._free):
+            wanted = max(self._window_bytes, share) - self._pool[member].total
+            if wanted <= 0 and self._pool[member].front(self.stripe_bytes):
+                continue
+            wanted = max(wanted, self._window_bytes)
+            while wanted > 0:
+                front = space.front()
+                if front is None:
+                    break
+                start, room = front
+                taken = min(room, align_up(wanted))
+                space.take(start, taken)
+                window.append((member, start, taken))
+                wanted -= taken
+        if not window:
+            if not self._freed:
+                return False
+            return self._use_freed() and self._extend(length)
+        try:
+            self._log_window(merge([*self._reach(), *window]))
+        except BaseException:
+            for member, start, taken in window:
+                self._free[member].add(start, start + taken)
+            raise
+        for member, start, taken in window:
+            self._pool[member].add(start, start + taken)
+        return True
+
+    def _use_freed(self) -> bool:
+        """Make free what was freed, but for what a late command may still hit; False where nothing is left."""
+        haunted = [FreeSpace() for _ in self._free]
+        for member, start, length in merge(self._ghosts()):
+            haunted[member].add(start, start + length)
+        left: list[Range] = []
+        used = False
+        for member, start, length in self._freed:
+            space = FreeSpace([(start, start + length)])
+            for low, high in haunted[member].ranges():
+                space.remove(low, high)
+            for low, high in space.ranges():
+                self._free[member].add(low, high)
+                used = True
+            hit = FreeSpace([(start, start + length)])
+            for low, high in space.ranges():
+                hit.remove(low, high)
+            left += [(member, low, high - low) for low, high in hit.ranges()]
+        self._freed = left
+        return used
+
+    def _reach(self) -> list[Range]:
+        """Where writes may land without another window."""
+        return [
+            (member, start, end - start)
+            for spaces in (self._pool, self._out)
+            for member, space in enumerate(spaces)
+            for start, end in space.ranges()
+        ]
+
+    def commit(self, ranges: Iterable[Range]) -> None:
+        """Space that belongs to a committed object from now on: everything there is durable, nothing is on its way."""
+        for member, start, length in ranges:
+            self._out[member].remove(start, start + length)
+
+    def give_back(self, ranges: Iterable[Range]) -> None:
+        """Space that was allocated and certainly has no command under way."""
+        for member, start, length in ranges:
+            self._out[member].remove(start, start + length)
+            self._pool[member].add(start, start + length)
+
+    def free(self, ranges: Iterable[Range]) -> None:
+        """Space of objects whose deletion is durable, and of aborted ones that are quiet: used last."""
+        for member, start, length in ranges:
+            if length:
+                self._out[member].remove(start, start + length)
+                self._freed.append((member, start, length))
+
+    def take_freed(self, ranges: Iterable[Range]) -> list[Range]:
+        """What is still unused of ranges that were freed, to be deallocated: it is logged as space that commands go to.
+        `renew` gives it back.
+        """
+        taken = []
+        for one in ranges:
+            if one in self._freed:
+                self._freed.remove(one)
+                taken.append(one)
+                self._out[one[0]].add(one[1], one[1] + one[2])
+        if taken:
+            try:
+                self._make_room(len(self._reach()))
+                self._log_window(merge(self._reach()))
+            except BaseException:
+                self.free(taken)
+                raise
+        return taken
+
+    def renew(self, ranges: Iterable[Range]) -> None:
+        """Space that no reader of old bytes can be looking at any more: as free as any."""
+        for member, start, length in ranges:
+            self._out[member].remove(start, start + length)
+            self._free[member].add(start, start + length)
+
+    def quarantine(self, ranges: Iterable[Range]) -> None:
+        """Space that a late write may still hit: not used again before `settle`, and it stays in what is logged."""
+        held = list(ranges)
+        self._quarantined += held
+        self.quarantined_bytes += sum(length for _, _, length in held)
+
+    def settle(self) -> None:
+        """Nothing that this session ever sent can land any more: what it quarantined is free, to be used last."""
+        held, self._quarantined = self._quarantined, []
+        self.quarantined_bytes -= sum(length for _, _, length in held)
+        self.free(held)
+
+
+class TableSpace:
+    """Space for tables of the catalogue, out of a session's."""
+
+    def __init__(self, allocator: Allocator, on_loss: Callable[[], None]) -> None:
+        """`on_loss`: some of it may be written to by a command that nobody will ever answer for."""
+        self._allocator = allocator
+        self._on_loss = on_loss
+        self.take = allocator.take_pair
+        self.give_back = allocator.give_back
+        self.commit = allocator.commit
+        self.free = allocator.free
+
+    def quarantine(self, ranges: Iterable[Range]) -> None:
+        self._allocator.quarantine(ranges)
+        self._on_loss()
+
+
+def count_space(
+    superblock: Superblock, used: Ranges, windows: Iterable[Range], tables: Iterable[Range] = ()
+) -> tuple[list[FreeSpace], int]:
+    """The free space of each member, and the bytes that only `windows` keep from being free. VolumeDamaged.
+
+    `used`: by blobs; `tables`: by the catalogue itself.
+    """
+    member, offset, length = used
+    if len(member) and int(member.max()) >= len(superblock.members):
+        raise VolumeDamaged("no such member", where="a blob", found=str(int(member.max())))
+    if np.any(length < 0):
+        raise VolumeDamaged("a blob makes no sense", found=f"{int(length.min()) % (1 << 64)} bytes of space")
+    spaces = []
+    for index, one in enumerate(superblock.members):
+        mine = np.flatnonzero((member == index) & (length > 0))
+        starts, sizes = offset[mine], length[mine]
+        room = one.data_end - one.data_offset
+        inside = not np.any((sizes > room) | (starts < one.data_offset) | (starts > one.data_end - sizes))
+        spaces.append(FreeSpace.without(one.data_offset, one.data_end, starts, sizes))
+        if not inside or room - spaces[-1].total != sum(sizes.tolist()):
+            raise _used_twice(index)
+    for index, start, size in tables:
+        total = spaces[index].total
+        spaces[index].remove(start, start + size)
+        if total - spaces[index].total != size:
+            raise _used_twice(index)
+    before = sum(space.total for space in spaces)
+    for index, start, size in windows:
+        spaces[index].remove(start, start + size)
+    return spaces, before - sum(space.total for space in spaces)
+
+
+def _used_twice(member: int) -> VolumeDamaged:
+    """Deleting one owner would hand out the other's bytes, or the log's: nobody may write here."""
+    return VolumeDamaged(
+        "space has two owners, or lies outside of a member's data",
+        where=f"member {member}",
+        next_step="read what can be read into a new volume (`headrace volume salvage`)",
+    )
+
+
+def _space_of(rows: list[tuple[int, list[tuple[int, int]]]], stripe_bytes: int) -> list[Range]:
+    result = []
+    for length, columns in rows:
+        unit = stripe_bytes if len(columns) > 1 else length
+        for i, (member, offset) in enumerate(columns):
+            result.append((member, offset, column_bytes(length, len(columns), unit, i)))
+    return result
+
+
+__all__ = ["ALIGN", "Allocator", "FreeSpace", "Range", "TableSpace", "count_space"]

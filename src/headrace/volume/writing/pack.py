@@ -1,0 +1,113 @@
+"""Many small objects at once: one blob for the bytes of all, and the objects' values as rows of one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from operator import lt
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import UsageError
+from headrace.volume import layout
+from headrace.volume.data.extents import I64
+from headrace.volume.data.names import check_name
+from headrace.volume.layout import MAX_NAME_BYTES, OBJECT_BYTES
+
+#: An object of one slice, as `layout.entry` draws it.
+_ONE_SLICE = np.dtype(
+    [
+        ("flags", "<u4"), ("slice_count", "<u4"), ("sequence", "<u8"), ("created_ns", "<u8"), ("length_bytes", "<u8"),
+        ("birth", "<u8"), ("start", "<u8"), ("length", "<u8"),
+    ]
+)  # fmt: skip
+assert _ONE_SLICE.itemsize == OBJECT_BYTES + layout.SLICE.itemsize
+
+
+class Pack(NamedTuple):
+    """Objects that are slices of one blob; `keys` ascend, `starts` and `lengths` belong to them."""
+
+    keys: list[bytes]
+    starts: I64
+    lengths: I64
+    birth: int
+    created_ns: int
+
+    def values(self, sequence: int) -> list[bytes]:
+        """What the catalogue gets of each object in the commit `sequence`."""
+        rows = np.zeros(len(self.keys), _ONE_SLICE)
+        rows["slice_count"] = 1
+        rows["sequence"], rows["created_ns"], rows["birth"] = sequence, self.created_ns, self.birth
+        rows["length_bytes"] = rows["length"] = self.lengths
+        rows["start"] = self.starts
+        empty = np.flatnonzero(self.lengths == 0)
+        rows["slice_count"][empty] = 0
+        data, size = rows.tobytes(), _ONE_SLICE.itemsize
+        values = [data[at : at + size] for at in range(0, len(data), size)]
+        for index in empty.tolist():
+            values[index] = values[index][:OBJECT_BYTES]
+        return values
+
+    @property
+    def slice_count(self) -> int:
+        return int(np.count_nonzero(self.lengths))
+
+
+def keys_of(names: Sequence[str]) -> list[bytes]:
+    """The key of each name. UsageError for the first that no object can have, or that is there twice."""
+    try:
+        text = b"\0" + "\0".join(names).encode() + b"\0"
+    except (UnicodeEncodeError, TypeError):
+        text = b"\0\0"
+    parts = text[1:-1].split(b"\0")
+    if (
+        len(parts) != len(names)
+        or any(bad in text for bad in (b"\0\0", b"//", b"\0/", b"/\0"))
+        or max(map(len, parts)) > MAX_NAME_BYTES
+    ):
+        for name in names:
+            if not isinstance(name, str):
+                raise UsageError("not a name for an object", expected="text", found=repr(name)[:80])
+            check_name(name)
+    if not ascending(parts) and len(set(parts)) != len(parts):
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise UsageError("two of the objects have one name", found=repr(name))
+            seen.add(name)
+    return [layout.OBJECT_KEY + part for part in parts]
+
+
+def ascending(keys: Sequence[bytes]) -> bool:
+    """Each is above the one before: in order, and none twice."""
+    return all(map(lt, keys, islice(keys, 1, None)))
+
+
+def ranges_of(count: int, lengths: npt.ArrayLike, offsets: npt.ArrayLike | None, size: int) -> tuple[I64, I64]:
+    """Starts and lengths of `count` objects within a buffer of `size` bytes. UsageError where one leaves it."""
+    sizes = _column(lengths, "lengths")
+    if sizes.ndim == 0:
+        sizes = np.full(count, sizes, np.int64)
+    starts = np.cumsum(sizes) - sizes if offsets is None else _column(offsets, "offsets")
+    if starts.shape != (count,) or sizes.shape != (count,):
+        raise UsageError("one length and one offset for each name", expected=str(count), found=f"{sizes.shape}")
+    wrong = np.flatnonzero((sizes < 0) | (starts < 0) | (starts > size) | (sizes > size - starts))
+    if len(wrong):
+        i = int(wrong[0])
+        raise UsageError(
+            "an object leaves the data",
+            expected=f"within {size} bytes",
+            found=f"number {i}: {int(sizes[i])} bytes from {int(starts[i])}",
+        )
+    return starts, sizes
+
+
+def _column(values: npt.ArrayLike, what: str) -> I64:
+    array: npt.NDArray[Any] = np.asarray(values)
+    if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UsageError(what, expected="whole numbers, one dimension", found=str(array.dtype))
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
+        raise UsageError(what, expected="below 2^63", found=str(int(array.max())))
+    return array.astype(np.int64)

@@ -1,0 +1,485 @@
+"""Transactions: everything or nothing, over any number of objects, ranks and members."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.device import BlockDevice
+from headrace.device.protocol import Buffer
+from headrace.device.reference import U8
+from headrace.errors import ObjectNotFound, UsageError, VolumeError
+from headrace.volume import layout
+from headrace.volume.catalog.changes import Changes, already_exists, check_none_exists
+from headrace.volume.data.durable import Unflushed, write_durably
+from headrace.volume.data.extents import Extents
+from headrace.volume.data.names import check_checksum_block, check_length, check_name
+from headrace.volume.data.objects import ObjectInfo, Range, StoredObject, objects_of
+from headrace.volume.layout import Blob, Rows
+from headrace.volume.writing.compose import Composition, Part
+from headrace.volume.writing.grant import Grant, Receipt
+from headrace.volume.writing.pack import Pack, ascending, keys_of, ranges_of
+from headrace.volume.writing.stream import write_stream
+from headrace.volume.writing.write import BlobWriter, contiguous, members_of
+
+if TYPE_CHECKING:
+    from headrace.volume.writing.session import Session
+
+DEFAULT_CHECKSUM_BLOCK = 64 << 10
+#: Bytes that a transaction keeps until its objects are flushed together.
+KEPT_BYTES = 16 << 20
+
+#: Somebody may be writing there, or may have failed to.
+GRANTED = "granted"
+#: Nothing is under way, and not all is written.
+QUIET = "quiet"
+#: All of it is written, and nothing is under way.
+WRITTEN = "written"
+#: It is in the catalogue.
+COMMITTED = "committed"
+
+
+@dataclass
+class Allocation:
+    """A blob in the making: space handed out in a transaction, and what is known of the commands to it."""
+
+    #: Of the object that it is for, for messages.
+    name: str
+    birth: int
+    #: All of it is the object `name`; else objects get slices of it.
+    own: bool = True
+    space: list[Range] = field(default_factory=list)
+    state: str = QUIET
+    blob: Blob | None = None
+    created_ns: int = 0
+    grant: Grant | None = None
+
+    def begin(self) -> None:
+        """Commands go there from now on."""
+        self.state = GRANTED
+
+    def end(self) -> None:
+        """Every command has been answered. Where this is not reached, one may still land."""
+        self.state = WRITTEN if self.blob is not None else QUIET
+
+    def run(self, devices: Sequence[BlockDevice], write: Callable[[], None]) -> None:
+        """Write durably."""
+        self.begin()
+        write_durably(devices, write)
+        self.end()
+
+    def written(self, *, data: Extents, table: Extents | None, roots: layout.U32) -> None:
+        """All of it is written; it is durable, too, when the transaction's flush has succeeded."""
+        self.blob = Blob(
+            birth=self.birth,
+            length_bytes=data.length_bytes,
+            checksum_block_bytes=data.block_bytes,
+            table_page_bytes=0 if table is None else table.block_bytes,
+            runs=data.runs,
+            columns=data.columns,
+            table_runs=data.runs[:0] if table is None else table.runs,
+            table_columns=data.columns[:0] if table is None else table.columns,
+            roots=roots,
+        )
+        self.created_ns = time.time_ns()
+        self.state = WRITTEN
+
+
+def may_still_be_written(allocation: Allocation) -> bool:
+    """The quarantine rule: may a command to this space be under way somewhere, to land later?"""
+    return allocation.state == GRANTED
+
+
+class Transaction:
+    """Made by `Session.transaction`. Thread-safe where several threads put objects at once."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self.number = number
+        #: By birth.
+        self.allocations: dict[int, Allocation] = {}
+        #: Blobs of committed objects that this transaction refers to, and the object that each was found in.
+        self.sources: dict[int, tuple[Blob, str]] = {}
+        self._deleted: list[str] = []
+        #: New name -> old name.
+        self._renamed: dict[str, str] = {}
+        self._composed: dict[str, tuple[Rows, int]] = {}
+        self._packs: list[Pack] = []
+        self._unflushed = Unflushed()
+        self.committing = False
+        self._ended = False
+        self._sequence: int | None = None
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+        #: Names that have no object any more, unless one is put.
+        self._gone: set[str] = set()
+        #: Bytes of the commit record so far.
+        self._record_bytes = 0
+
+    @property
+    def sequence(self) -> int:
+        """Of the durable commit record. UsageError before the commit."""
+        if self._sequence is None:
+            raise UsageError("the transaction is not committed")
+        return self._sequence
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def _open(self) -> None:
+        if self._ended:
+            raise UsageError("the transaction has ended")
+
+    # ---- what it does ----
+
+    def allocate(self, name: str, length_bytes: int, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> Grant:
+        """Space for one object that somebody else writes, with `Volume.write_grant`; `accept` takes the answer.
+
+        VolumeFull before anything is written; ObjectExists; UsageError for a bad name or checksum block.
+        """
+        allocation = self._reserve(name, length_bytes, checksum_block_bytes)
+        assert allocation.grant is not None
+        return allocation.grant
+
+    def _reserve(self, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
+        check_name(name)
+        self.check_block(checksum_block_bytes)
+        length_bytes = check_length(length_bytes)
+        with self._lock:
+            self._check_new(name)
+            allocation = self._session.allocate(self, name, length_bytes, checksum_block_bytes)
+            grant = allocation.grant
+            assert grant is not None
+            self._register(allocation, 4 * grant.root_count + len(grant.runs) + len(grant.columns))
+        return allocation
+
+    def check_block(self, checksum_block_bytes: int) -> None:
+        """UsageError where blobs of this volume cannot have such checksum blocks."""
+        check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
+
+    def begin(self, name: str, *, own: bool = True) -> Allocation:
+        """A blob without space yet. `own`: it is all of a new object; else objects get slices of it."""
+        with self._lock:
+            if own:
+                self._check_new(name)
+            allocation = Allocation(name, self._session.new_birth(), own)
+            self._register(allocation, 0)
+        return allocation
+
+    def _check_new(self, name: str) -> None:
+        self._open()
+        if name in self._names:
+            raise UsageError("the transaction has this object already", where=f"object {name!r}")
+        if name not in self._gone and name in self._session.volume:
+            raise already_exists(name)
+        self._session.check_room(self._record_bytes + len(name) * 4 + 4096)
+
+    def _register(self, allocation: Allocation, entry_bytes: int) -> None:
+        self.allocations[allocation.birth] = allocation
+        if allocation.own:
+            self._names.add(allocation.name)
+        self._record_bytes += 128 + len(allocation.name.encode()) + entry_bytes
+
+    def write(self, allocation: Allocation, data: U8, checksum_block_bytes: int, *, keep: Buffer | None = None) -> None:
+        """All of a blob from this process's memory. It is flushed with others, until when its bytes are kept: `keep`,
+        which nobody changes, or a copy; where they are too many for that, it is flushed at once.
+        """
+        session = self._session
+        try:
+            extents, table = session.take_blob(allocation, len(data), checksum_block_bytes)
+        except BaseException:
+            # Nothing was taken: the transaction is as it was before.
+            with self._lock:
+                del self.allocations[allocation.birth]
+                if allocation.own:
+                    self._names.discard(allocation.name)
+            raise
+        kept = contiguous(keep, "") if keep is not None else data.copy() if len(data) <= KEPT_BYTES else data
+        volume_id = session.volume.superblock.volume_id
+        writer = BlobWriter(session.writing, extents, table, kept, birth=allocation.birth, volume_id=volume_id)
+        self.write_part(allocation, members_of(session.writing, extents, table), writer, len(data))
+        allocation.written(data=extents, table=table, roots=writer.roots)
+        self.bound_kept()
+
+    def bound_kept(self) -> None:
+        """Flush now, where more bytes are kept for it than may be."""
+        if self._unflushed.kept_bytes > KEPT_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._session.lost_if_fenced():
+            self._unflushed.flush()
+
+    def write_part(
+        self, allocation: Allocation, devices: Sequence[BlockDevice], write: Callable[[], None], kept_bytes: int
+    ) -> None:
+        """Run `write` now, and again where a lost association may have taken it along, until the next flush."""
+        with self._session.lost_if_fenced():
+            self._unflushed.write(allocation, devices, write, kept_bytes=kept_bytes)
+
+    def withdraw(self, grant: Grant) -> None:
+        """The grant was handed to nobody, and never will be: if the transaction aborts, its space is free at once."""
+        with self._lock:
+            allocation = self.allocations.get(grant.birth)
+            if allocation is not None and allocation.state == GRANTED:
+                allocation.state = QUIET
+
+    def accept(self, receipt: Receipt) -> None:
+        """A rank's answer: the bytes of its grant are durable. UsageError where it does not belong here."""
+        with self._lock:
+            self._open()
+            allocation = self.allocations.get(receipt.birth)
+            grant = None if allocation is None else allocation.grant
+            if (
+                allocation is None
+                or grant is None
+                or (receipt.session, receipt.transaction) != (self._session.number, self.number)
+                or (receipt.name, receipt.length_bytes) != (grant.name, grant.length_bytes)
+                or len(receipt.roots) != 4 * grant.root_count
+            ):
+                raise UsageError(
+                    "the receipt belongs to no grant of this transaction", where=f"object {receipt.name!r}"
+                )
+            data, table = grant.data_extents(), grant.table_extents()
+            allocation.written(data=data, table=table, roots=np.frombuffer(receipt.roots, "<u4"))
+            if receipt.haunted:
+                self._session.haunt(allocation.space)
+
+    def put(self, name: str, data: Buffer, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> None:
+        """One object from this process's memory, which is the caller's again when this returns.
+
+        Small objects of a transaction share one flush, at the commit: until then it keeps copies of their bytes, 16 MiB
+        at most (`bytes` need no copy). UsageError, before space is taken, where the bytes are not in one piece.
+        """
+        check_name(name)
+        self.check_block(checksum_block_bytes)
+        view = contiguous(data, f"object {name!r}")
+        keep = data if isinstance(data, bytes) else None
+        self.write(self.begin(name), view, checksum_block_bytes, keep=keep)
+
+    def put_many(
+        self,
+        names: Iterable[str],
+        data: Buffer,
+        lengths: npt.ArrayLike,
+        offsets: npt.ArrayLike | None = None,
+        *,
+        checksum_block_bytes: int = 4096,
+    ) -> None:
+        """Any number of objects at once, packed into one blob: object i is `data[offsets[i]:][:lengths[i]]`.
+
+        `lengths`: whole numbers [n], or one for all; `offsets`: [n]; by default the objects lie one after another.
+        All of `data` is written as it is, and takes space until the last of the objects is deleted; ranges may overlap.
+        A read of one object reads whole checksum blocks: choose them no larger than the objects. UsageError for names,
+        ranges and buffers that cannot be, ObjectExists and VolumeFull, before anything is written.
+        """
+        self.check_block(checksum_block_bytes)
+        view = contiguous(data, "the data of put_many")
+        listed = [*names]
+        if not listed:
+            return
+        starts, sizes = ranges_of(len(listed), lengths, offsets, len(view))
+        if not sizes.any():
+            # Nothing would refer to the bytes: their space would be nobody's.
+            data = b""
+            view = contiguous(data, "")
+        keys = keys_of(listed)
+        if not ascending(keys):
+            order = sorted(range(len(keys)), key=keys.__getitem__)
+            keys = [keys[i] for i in order]
+            starts, sizes = starts[order], sizes[order]
+        with self._lock:
+            self._open()
+            for name in self._names.intersection(listed):
+                raise UsageError("the transaction has this object already", where=f"object {name!r}")
+            with self._session.lock:
+                gone = {layout.object_key(name) for name in self._gone}
+                check_none_exists(self._session.catalog, [key for key in keys if key not in gone])
+            self._names.update(listed)
+            self._record_bytes += 72 * len(keys) + sum(map(len, keys))
+            self._session.check_room(self._record_bytes)
+        try:
+            allocation = self.begin(f"{listed[0]} and {len(listed) - 1} more", own=False)
+            self.write(allocation, view, checksum_block_bytes, keep=data if isinstance(data, bytes) else None)
+        except BaseException:
+            with self._lock:
+                self._names.difference_update(listed)
+            raise
+        self._packs.append(Pack(keys, starts, sizes, allocation.birth, time.time_ns()))
+
+    def compose(self, name: str, parts: Iterable[Part], *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> int:
+        """One object of ranges of committed objects, and of new bytes; returns its length.
+
+        A part is `(what, offset, length)`, bytes of an object given by name or `ObjectInfo` (length None: to its end),
+        or a buffer, or a function that gives one when its turn comes. Ranges are not copied: their blobs are shared,
+        and live until the last object that has bytes of them is deleted. Reading verifies whole checksum blocks of
+        them. Names are those of committed objects, also where this transaction deletes them.
+
+        `checksum_block_bytes`: of the new bytes. ObjectNotFound; UsageError for a range that leaves its object, or too
+        many parts.
+        """
+        check_name(name)
+        self.check_block(checksum_block_bytes)
+        composition = Composition(self, name, checksum_block_bytes)
+        with self._lock:
+            self._check_new(name)
+            self._names.add(name)
+        try:
+            slices = composition.resolve(parts)
+        except BaseException:
+            with self._lock:
+                self._names.discard(name)
+            raise
+        with self._lock:
+            self._composed[name] = slices, time.time_ns()
+            self._record_bytes += 128 + len(name.encode()) + slices.nbytes
+        return sum(slices["length"].tolist())
+
+    def find(self, what: str | ObjectInfo) -> StoredObject:
+        """A committed object that is to be shared: its blobs stay where they are until this transaction ends."""
+        with self._session.lock:
+            self._open()
+            stored = self._session.volume.stored(what)
+            blobs = [blob.entry for blob in stored.blobs if blob.entry.birth not in self.sources]
+            self._session.pin(blobs)
+            self.sources.update({blob.birth: (blob, stored.name) for blob in blobs})
+        return stored
+
+    def write_stream(
+        self,
+        name: str,
+        buffers: Iterable[Buffer],
+        *,
+        length_bytes: int | None = None,
+        checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK,
+    ) -> int:
+        """One object from buffers that come one after another; returns its length in bytes.
+
+        Memory is bounded by one staging buffer (some stripes for each member), whatever the length. With `length_bytes`
+        the space is taken first, so that VolumeFull comes before any data is written, and another length is a
+        UsageError.
+        """
+        check_name(name)
+        self.check_block(checksum_block_bytes)
+        if length_bytes is not None:
+            length_bytes = check_length(length_bytes)
+        allocation = self.begin(name)
+        return write_stream(self, allocation, buffers, length_bytes=length_bytes, block_bytes=checksum_block_bytes)
+
+    def delete(self, name: str) -> None:
+        """The object ends with this transaction; its space is used again, last, once that is durable, unless other
+        objects share it.
+        """
+        with self._lock:
+            self._let_go(name, "delete")
+            self._deleted.append(name)
+
+    def delete_prefix(self, prefix: str) -> int:
+        """Delete every object whose name begins with `prefix`; returns how many. UsageError for an empty one."""
+        if not prefix:
+            raise UsageError("the prefix of what is to be deleted is empty", next_step="name what to delete")
+        with self._lock:
+            self._open()
+            with self._session.lock:
+                found = [name for name, _ in objects_of(self._session.catalog, prefix) if name not in self._gone]
+            self._gone.update(found)
+            self._deleted.extend(found)
+            self._record_bytes += sum(24 + len(name.encode()) for name in found)
+        return len(found)
+
+    def rename(self, old: str, new: str) -> None:
+        """The object `old` is called `new` from this transaction on; no byte of it moves. ObjectNotFound, ObjectExists
+        (where `new` is not deleted before).
+        """
+        check_name(new)
+        with self._lock:
+            self._check_new(new)
+            self._let_go(old, "rename")
+            self._names.add(new)
+            self._renamed[new] = old
+            self._record_bytes += 256 + len(new.encode())
+
+    def _let_go(self, name: str, what: str) -> None:
+        self._open()
+        if name in self._gone or name not in self._session.volume:
+            raise ObjectNotFound(
+                f"there is no object {name!r} to {what}", next_step="`headrace volume ls` lists what is there"
+            )
+        self._gone.add(name)
+        self._record_bytes += 80 + len(name.encode())
+
+    # ---- its end ----
+
+    def collect(self, changes: Changes, sequence: int) -> None:
+        """Tell what is to change. For the session. VolumeError where something is not written yet."""
+        for name in self._deleted:
+            changes.delete(name)
+        for new, old in self._renamed.items():
+            changes.rename(old, new)
+        for blob, holder in self.sources.values():
+            changes.offer(blob, holder)
+        for allocation in self.allocations.values():
+            if allocation.blob is None or allocation.state != WRITTEN:
+                raise VolumeError(
+                    "a grant was not answered" if allocation.grant is not None else "an object was not written",
+                    where=f"object {allocation.name!r}",
+                    next_step="accept the receipt of every grant before the transaction ends",
+                )
+            if allocation.own:
+                changes.put_blob(allocation.name, allocation.blob, allocation.created_ns)
+            else:
+                changes.offer(allocation.blob)
+        for name, (slices, created_ns) in self._composed.items():
+            changes.put_slices(name, slices, created_ns)
+        for pack in self._packs:
+            changes.put_packed(pack.keys, pack.values(sequence), pack.birth, pack.slice_count)
+
+    def commit(self) -> int:
+        """Everything becomes visible and durable, or nothing does; returns the sequence. Aborts where it raises."""
+        with self._lock:
+            self._open()
+        try:
+            self._flush()
+            self._sequence = self._session.commit(self)
+        except BaseException:
+            self.abort()
+            raise
+        self._finish()
+        return self._sequence
+
+    def abort(self) -> None:
+        """Nothing of it is ever visible. Space that a command may still reach is not used again by this session."""
+        if self._ended:
+            return
+        self._finish()
+        if self.committing:
+            # The record may be durable: its space belongs to whoever reads the log next.
+            for allocation in self.allocations.values():
+                if allocation.state != COMMITTED:
+                    allocation.state = GRANTED
+        self._session.settle(self.allocations.values())
+
+    @property
+    def growing(self) -> bool:
+        """It adds to the catalogue."""
+        return bool(self.allocations or self._renamed or self._composed)
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._session.ended(self)

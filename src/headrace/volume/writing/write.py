@@ -1,0 +1,146 @@
+"""Writing an object's bytes: data, checksum table, flush, and the proof for the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.device import BlockDevice, write_batch
+from headrace.device.protocol import Buffer
+from headrace.device.reference import U8, as_bytes
+from headrace.errors import UsageError
+from headrace.volume import layout
+from headrace.volume.data.durable import write_durably
+from headrace.volume.data.extents import U32, Extents
+from headrace.volume.writing.grant import Grant, Receipt
+
+
+def buffer_bytes(buffer: Buffer) -> int:
+    """Length in bytes of anything with the buffer protocol."""
+    if isinstance(buffer, np.ndarray):
+        return int(buffer.nbytes)
+    return memoryview(buffer).nbytes
+
+
+def contiguous(buffer: Buffer, where: str) -> U8:
+    """The bytes of a buffer, never a copy. UsageError where they do not lie one after another."""
+    try:
+        if buffer_bytes(buffer) == 0:
+            return np.zeros(0, np.uint8)
+        return as_bytes(buffer)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, found=error.found, next_step="copy it, to lie in one piece") from None
+    except (TypeError, ValueError, BufferError) as error:
+        raise UsageError(
+            "a buffer must be C-contiguous bytes",
+            where=where,
+            found=str(error),
+            next_step="copy it, to lie in one piece",
+        ) from None
+
+
+def members_of(devices: Sequence[BlockDevice], *extents: Extents | None) -> list[BlockDevice]:
+    """The devices that these extents lie on."""
+    indices: set[int] = set()
+    for each in extents:
+        if each is not None:
+            indices.update(int(member) for member in np.unique(each.columns["member"]))
+    return [devices[index] for index in sorted(indices)]
+
+
+def write_extents(
+    devices: Sequence[BlockDevice],
+    extents: Extents,
+    buffer: Buffer,
+    checksums: U32,
+    *,
+    birth: int,
+    volume_id: bytes,
+    mark: int = 0,
+    start: int = 0,
+    first_block: int = 0,
+) -> None:
+    """Write `buffer` to `extents` from byte `start` on; `checksums` (uint32[blocks]) are filled. Nothing is flushed.
+
+    `start` is a multiple of the checksum block, and so is the end, unless it is the end of the extents. `first_block`:
+    index within its object of the extents' first checksum block.
+    """
+    length = buffer_bytes(buffer)
+    if length == 0:
+        return
+    pieces = extents.pieces(np.full(1, start, np.int64), np.full(1, length, np.int64))
+    if first_block:
+        pieces = pieces._replace(start=pieces.start + first_block * extents.block_bytes)
+    batch = pieces.batch(
+        buffer=np.zeros(1, np.uint32),
+        buffer_offset=np.zeros(1, np.int64),
+        birth=birth,
+        block_bytes=extents.block_bytes,
+        volume_id=volume_id,
+        mark=mark,
+    )
+    # Segments lie in the order of the object's bytes, so their checksums do too.
+    write_batch(devices, batch, [buffer], checksums)
+
+
+def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer) -> Receipt:
+    """Write a grant's bytes and its checksum table until they are durable."""
+    if buffer_bytes(buffer) != grant.length_bytes:
+        raise UsageError(
+            "the buffer does not fit its grant",
+            where=f"object {grant.name!r}",
+            expected=f"{grant.length_bytes} bytes",
+            found=f"{buffer_bytes(buffer)} bytes",
+        )
+    view = contiguous(buffer, f"object {grant.name!r}")
+    data, table = grant.data_extents(), grant.table_extents()
+    writer = BlobWriter(devices, data, table, view, birth=grant.birth, volume_id=grant.volume_id)
+    write_durably(members_of(devices, data, table), writer)
+    return Receipt(
+        session=grant.session,
+        transaction=grant.transaction,
+        name=grant.name,
+        birth=grant.birth,
+        length_bytes=grant.length_bytes,
+        roots=writer.roots.astype("<u4").tobytes(),
+    )
+
+
+class BlobWriter:
+    """Writes all of a blob and its checksum table from one buffer, the same bytes each time it is called. Nothing is
+    flushed.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[BlockDevice],
+        data: Extents,
+        table: Extents | None,
+        buffer: Buffer,
+        *,
+        birth: int,
+        volume_id: bytes,
+    ) -> None:
+        self._devices, self._data, self._table, self._buffer = devices, data, table, buffer
+        self._birth, self._volume_id = birth, volume_id
+        self._checksums = np.zeros(-(-data.length_bytes // data.block_bytes), np.uint32)
+        #: uint32, complete after the first call.
+        self.roots: U32 = self._checksums
+
+    def __call__(self) -> None:
+        birth, volume_id, sums = self._birth, self._volume_id, self._checksums
+        write_extents(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
+        self.roots = write_table(self._devices, self._table, sums, birth=birth, volume_id=volume_id)
+
+
+def write_table(
+    devices: Sequence[BlockDevice], table: Extents | None, checksums: U32, *, birth: int, volume_id: bytes
+) -> U32:
+    """Write a checksum table (None: it lies in the entry); returns the roots. Nothing is flushed."""
+    if table is None:
+        return checksums
+    roots = np.zeros(-(-table.length_bytes // table.block_bytes), np.uint32)
+    encoded = np.ascontiguousarray(checksums, "<u4").view(np.uint8)
+    write_extents(devices, table, encoded, roots, birth=birth, volume_id=volume_id, mark=layout.TABLE_BLOCK)
+    return roots
