@@ -637,3 +637,16 @@ def test_a_stream_that_was_interrupted_while_it_wrote_is_quarantined(monkeypatch
 
 def test_windows_are_joined() -> None:
     assert merge([(0, 10, 5), (1, 0, 4), (0, 15, 5), (0, 12, 1), (1, 8, 2)]) == [(0, 10, 10), (1, 0, 4), (1, 8, 2)]
+
+
+def test_info_holds_no_commit_up_while_it_waits_for_the_session() -> None:
+    volume = new_volume()
+    with volume.session("training", heartbeat_s=10.0) as session:
+        with session.lock:  # As a commit does, before it takes the volume's.
+            looking = threading.Thread(target=volume.info)
+            looking.start()
+            looking.join(0.3)
+            assert volume.lock.acquire(timeout=5), "each waits for the other, for ever"
+            volume.lock.release()
+        looking.join(5)
+        assert not looking.is_alive()

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -327,7 +328,8 @@ class Volume:
         """Sizes, sequence, writer. Reads the heartbeat block."""
         superblock, session = self.superblock, self._session
         heartbeat = HeartbeatBlock(superblock, self.devices).read()
-        with self.lock:
+        # In the order in which a commit takes them.
+        with nullcontext() if session is None else session.lock, self.lock:
             count, used = self._catalog.totals
             used += self._catalog.table_bytes
             sequence = self._catalog.sequence
