@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import HeadraceError
 from headrace.testing import Quirks
-from tests.volume.processes import Rounds
+from tests.volume.processes.rounds import History, Rounds
 from tests.volume.simulation.chain import Chain, Violation, content
 from tests.volume.simulation.rules import RULES, STORMS, without
 from tests.volume.simulation.run import run
@@ -115,13 +116,33 @@ def test_a_session_that_opened_without_it_excludes_it() -> None:
 
 @pytest.mark.slow
 def test_processes_are_killed() -> None:
-    """A few rounds of `python -m tests.volume.processes`."""
+    """Two rounds of `python -m tests.volume.processes`."""
+    seed = random.SystemRandom().randrange(1 << 31)
+    print(f"python -m tests.volume.processes --rounds 2 --seed {seed}")
     with tempfile.TemporaryDirectory() as folder:
-        rounds = Rounds(Path(folder), random.SystemRandom().randrange(1 << 31))
+        rounds = Rounds(Path(folder), seed)
         try:
-            for _ in range(3):
+            for _ in range(2):
                 rounds.run(2.0)
+            rounds.empty()
             assert rounds.counts["looks"] and rounds.counts["commits"]
         finally:
             rounds.close()
-            print(rounds.counts, rounds.ends)
+            print(rounds.counts, rounds.ends, *rounds.log, sep="\n")
+
+
+def test_the_history_of_sessions() -> None:
+    """What a successor may find, and what a zombie may have been told."""
+    old = [{"session": 1, "opened": []}, {"committing": ["a"]}, {"acknowledged": ["a"]}, {"committing": ["a", "b"]}]
+    for found, late, fine in (
+        (["a"], [], True),
+        (["a", "b"], [], True),
+        (["a", "b"], [{"acknowledged": ["a", "b"]}], True),
+        (["a"], [{"acknowledged": ["a", "b"]}], False),
+        ([], [], False),
+        (["a", "c"], [], False),
+    ):
+        history = History()
+        assert history.session(1, [*old, *late]) == 1 + len(late)
+        with nullcontext() if fine else pytest.raises(AssertionError, match="another state"):
+            history.session(2, [{"session": 2, "opened": found}])
