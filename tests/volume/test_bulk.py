@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -177,3 +178,34 @@ def test_a_reader_that_learns_of_a_deletion_between_an_object_and_its_blob(volum
         reader._value = deleted_meanwhile  # type: ignore[method-assign]
         with pytest.raises(ObjectNotFound):
             reader.stored("a")
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_volume_that_small_objects_filled_can_be_used_when_they_are_deleted(members: int, again: bool) -> None:
+    volume = Volume.create(
+        devices=[MemoryDevice(2 * MIB) for _ in range(members)], stripe_bytes=STRIPE, log_bytes=128 * KIB
+    )
+    session = volume.session("test", heartbeat_s=60.0)
+    rounds = 0
+    with session.transaction() as tx:
+        tx.put("kept", b"1")
+    with suppress(VolumeFull):
+        while True:
+            with session.transaction() as tx:
+                tx.put_many([f"old/{rounds}/{i:03}" for i in range(500)], bytes(500), 1)
+            rounds += 1
+    assert rounds > 3
+    with session.transaction() as tx:
+        assert tx.delete_prefix("old/") == 500 * rounds
+    if again:
+        # Another session finds the tables that nobody needs, too.
+        session.close()
+        session = volume.session("test", heartbeat_s=60.0)
+    with session:
+        with session.transaction() as tx:
+            tx.put("half", bytes(session.free_bytes * 3 // 4))
+        info = volume.info()
+        assert info.used_bytes + info.free_bytes == info.capacity_bytes
+    assert sorted(state_of(Volume.open(volume.devices))) == ["half", "kept"]
+    assert scrub(volume.devices).clean

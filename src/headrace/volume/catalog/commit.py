@@ -234,6 +234,21 @@ class LogWriter:
         if self._compaction is not None:
             self._compaction.finish(lambda: self.catalog.tables, MANY_TABLES)
 
+    def is_stale(self, live: int) -> bool:
+        """Do the tables say much that holds no longer? `live`: entries that there are."""
+        said = sum(table.root.entry_count for table in self.catalog.tables)
+        return said - live > said // 8
+
+    def gather(self, session: int) -> bool:
+        """All tables become one, and their space is free when this returns. False where there is no space for it."""
+        self._session = session
+        if self._compaction is None or self.broken is not None:
+            return False
+        if not self._compaction.gather(lambda: self.catalog.tables):
+            return False
+        self.mark(session)
+        return True
+
     def _replace(self, merge: Merge) -> None:
         """One record: these tables are that one. Their space is free behind the next marker."""
         assert self._space is not None

@@ -101,6 +101,15 @@ class Compaction:
             while not self._step(merge):
                 pass
 
+    def gather(self, tables: Callable[[], Sequence[Table]]) -> bool:
+        """Merge all tables into one, now; False where there is no space for it."""
+        self.stop()
+        merge = Merge(tables(), self._builder, last=True)
+        self._merges.append(merge)
+        while not self._step(merge):
+            pass
+        return merge.tables[0] not in tables()
+
     def _begin(self, tables: Sequence[Table]) -> None:
         while not self._pause:
             merging = {table.birth for merge in self._merges for table in merge.tables}

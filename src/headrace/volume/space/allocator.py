@@ -186,6 +186,8 @@ class Allocator:
         detail = f"{format_bytes(max(0, self.available - kept))} free"
         if kept:
             detail += f" and {format_bytes(kept)} reserved for others"
+        if self.reserve_bytes:
+            detail += f", of which the catalogue keeps {format_bytes(self.reserve_bytes)} for itself"
         if self.quarantined_bytes:
             detail += f" and {format_bytes(self.quarantined_bytes)} waiting until late writes can be ruled out"
         return VolumeFull(

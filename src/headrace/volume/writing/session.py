@@ -31,6 +31,7 @@ from headrace.volume.catalog.log import LogReader
 from headrace.volume.catalog.usage import usage_of
 from headrace.volume.data.checksums import table_page_bytes
 from headrace.volume.data.extents import Extents
+from headrace.volume.data.names import check_length
 from headrace.volume.data.objects import Range, space_of
 from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, SessionEntry
 from headrace.volume.space.allocator import Allocator, TableSpace, count_space
@@ -67,6 +68,8 @@ class Session:
         self._reservations = Reservations()
         #: Something of this session may still be written by a command that nobody will ever answer for.
         self._outstanding = False
+        #: With so much space, there was too little to gather tables in.
+        self._no_room = 0
         #: Where a command of a rank that was given up may still land.
         self._haunted: list[Range] = []
         where = ", ".join(volume.uris)
@@ -409,9 +412,9 @@ class Session:
             return self._writer.building_bytes
 
     def _take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
-        runs, columns = self._allocator.allocate(
-            length_bytes, block_bytes, kept=self._reservations.held(allocation.name)
-        )
+        kept = self._reservations.held(allocation.name)
+        self._make_room(length_bytes + kept)
+        runs, columns = self._allocator.allocate(length_bytes, block_bytes, kept=kept)
         return Extents(
             runs,
             columns,
@@ -419,6 +422,18 @@ class Session:
             block_bytes=block_bytes,
             stripe_bytes=self.volume.superblock.stripe_bytes,
         )
+
+    def _make_room(self, length_bytes: int) -> None:
+        """Where there is less: the tables of a catalogue out of which much was deleted take more space than they need,
+        and keep as much free. Holds the session's lock."""
+        space, writer = self._allocator, self._writer
+        if space.available - space.reserve_bytes >= length_bytes or space.available <= self._no_room:
+            return
+        if writer.is_stale(self.catalog.totals.object_count + len(self._counts)):
+            self.look()
+            with self.lost_if_fenced():
+                self._no_room = 0 if writer.gather(self.number) else space.available
+            space.reserve_bytes = writer.reserve_bytes
 
     def take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
         """More space for an allocation. VolumeFull."""
@@ -457,6 +472,7 @@ class Session:
         """
         with self._lock:
             self.check()
+            self._make_room(check_length(length_bytes))
             available = self._allocator.available - self._allocator.reserve_bytes
             return self._reservations.reserve(self, self.catalog, prefix, length_bytes, available)
 
