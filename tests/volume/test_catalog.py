@@ -153,7 +153,7 @@ def test_space_of_replaced_tables_is_free_only_behind_the_marker() -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("copy", [0, 1])
-def test_one_bad_copy_of_every_node_is_read_around_and_reported(copy: int) -> None:
+def test_one_bad_copy_of_every_node_is_read_around_reported_and_mended(copy: int) -> None:
     timeline, volume = small_volume()
     model = work(timeline, volume, 45)
     devices = volume.devices
@@ -170,13 +170,14 @@ def test_one_bad_copy_of_every_node_is_read_around_and_reported(copy: int) -> No
     assert all(f"copy {copy}" in str(finding) for finding in report.findings)
     if copy == 0:
         assert any("copy 0" in warning for warning in damaged.info().warnings)
-    # A session reads around it, too, and goes on.
+    # A session writes it again, and goes on.
     model = work(timeline, damaged, 3, model)
+    assert scrub(devices).clean and damaged.info().warnings == []
     assert state_of(Volume.open(devices)) == model.states[-1]
-    for root in roots[:1]:
-        for member, _, offset, length in root.copies[1 - copy].tolist():
+    for table in Volume.open(devices)._catalog.tables[:1]:
+        for member, offset, length in table.root.space():
             devices[member].data[offset : offset + length] = bytes(length)  # type: ignore[attr-defined]
-    with pytest.raises(VolumeDamaged, match=r"offset \d+ and .* offset \d+: found table 0x"):
+    with pytest.raises(VolumeDamaged, match=r"of table 0x\w+ is good at member .* offset \d+ and member .* offset \d+"):
         state_of(Volume.open(devices))
     assert any(finding.fatal for finding in scrub(devices).findings)
 

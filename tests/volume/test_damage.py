@@ -134,7 +134,8 @@ def test_the_checker_names_object_offset_and_member() -> None:
         True,
     )
     assert "member" in str(finding) and "'striped'" in str(finding)
-    with pytest.raises(ChecksumMismatch, match="object 'striped'"):
+    place = rf"member {member} \({devices[member].uri}\) offset {offset}: expected crc32c 0x\w+, found 0x\w+"
+    with pytest.raises(ChecksumMismatch, match=rf"object 'striped', bytes {STRIPE} to {2 * STRIPE}, {place}"):
         volume.read("striped")
     # The rest of it is whole, and damage can be looked at on purpose.
     assert volume.read("striped", 0, 100) == state["striped"][:100]
@@ -156,6 +157,27 @@ def test_a_session_mends_what_one_copy_lacks(members: int) -> None:
             pass
         assert Volume.open(media).info().warnings == []
         assert [finding for finding in scrub(media).findings if not finding.fatal] == []
+
+
+def test_damage_of_a_checksum_table_says_which_bytes_cannot_be_verified() -> None:
+    devices, state = small_image(2)
+    volume = Volume.open(devices)
+    (blob, *_) = volume.stored("table").blobs
+    for table in blob.tables:
+        member, offset, _ = table.used()[0]
+        devices[member].data[offset + 9] ^= 1
+    for name, listed in (("table", "0 to 81920"), ("composed", "0 to 61440")):
+        with pytest.raises(
+            ChecksumMismatch, match=rf"checksum table is damaged at object '{name}', bytes {listed}, page 0"
+        ):
+            volume.read(name)
+    try:
+        volume.read("table", 70_000, 10)
+    except ChecksumMismatch as error:
+        text = str(error)
+    assert f"member {member} ({devices[member].uri}) offset {offset}" in text
+    assert "expected crc32c 0x" in text and "found 0x" in text and "9223" not in text
+    assert volume.read("striped") == state["striped"]
 
 
 def test_misdirected_and_stale_blocks_are_caught() -> None:

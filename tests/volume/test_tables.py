@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.device.protocol import Buffer
-from headrace.errors import CommandFailed, VolumeDamaged, VolumeFull
+from headrace.errors import CommandFailed, DeviceError, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume.catalog.tables import Builder, Merge, NodeStore, Table, TableDamaged, merged
@@ -183,33 +183,68 @@ def test_a_large_value_makes_a_large_node_and_a_larger_one_is_refused() -> None:
         builder.finish()
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [None, 0, 1])
 @pytest.mark.parametrize("copy", [0, 1])
-def test_one_bad_copy_is_read_around_and_reported_two_are_named(copy: int, whole: bool) -> None:
+def test_one_bad_copy_is_read_around_and_reported_two_are_named(copy: int, whole: int | None) -> None:
+    """`whole`: loaded as a session does, from this copy."""
     devices = [MemoryDevice(16 * MIB), MemoryDevice(16 * MIB)]
     content = content_of(3000)
     table = build(devices, content)
 
-    def read() -> Content:
+    def read() -> tuple[Content, list[str]]:
         fresh = Table(table.root, NodeStore(devices, ID))
-        if whole:
-            fresh.image = fresh.load()
-        found = everything(fresh)
-        table.store.findings[:] = fresh.store.findings
-        return found
+        if whole is not None:
+            fresh.image = fresh.load(whole)
+        return everything(fresh), fresh.store.findings
 
     member, offset, length = table.root.space()[copy]
+    other = table.root.space()[1 - copy][1]
     for block in range(length // ALIGN):
         at = offset + block * ALIGN + 40
         devices[member].data[at] ^= 1
-        assert read() == content
-        assert len(table.store.findings) == (copy == 0) and all("copy 0" in one for one in table.store.findings)
-        devices[1 - member].data[table.root.space()[1 - copy][1] + block * ALIGN + 41] ^= 1
-        with pytest.raises(TableDamaged, match=rf"{devices[0].uri} offset \d+ and {devices[1].uri} offset \d+"):
+        found, said = read()
+        assert found == content
+        if copy == (whole or 0):
+            assert len(said) == 1
+        else:
+            # The other one was read first; a load goes down the tree by copy 0.
+            assert len(said) <= (whole == 1)
+        assert all(f"copy {copy} " in one and f"member {member} ({devices[member].uri}) offset" in one for one in said)
+        devices[1 - member].data[other + block * ALIGN + 41] ^= 1
+        with pytest.raises(
+            TableDamaged, match=r"member \d \(.*offset \d+ and member \d .*expected crc32c 0x.* found 0x"
+        ):
             read()
         devices[member].data[at] ^= 1
-        devices[1 - member].data[table.root.space()[1 - copy][1] + block * ALIGN + 41] ^= 1
-    assert read() == content
+        devices[1 - member].data[other + block * ALIGN + 41] ^= 1
+    assert read() == (content, [])
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_bad_copy_is_written_again(copy: int) -> None:
+    devices = [MemoryDevice(16 * MIB), MemoryDevice(16 * MIB)]
+    table = build(devices, content_of(3000))
+    before = [bytes(device.data) for device in devices]
+    member, offset, length = table.root.space()[copy]
+    for block in (0, 3, length // ALIGN - 1):
+        devices[member].data[offset + block * ALIGN : offset + (block + 1) * ALIGN] = bytes(ALIGN)
+    fresh = Table(table.root, NodeStore(devices, ID))
+    fresh.image = fresh.load(copy)
+    assert len(fresh.store.findings) == 3
+    written = sum(device.writes for device in devices)
+    fresh.mend(devices)
+    assert fresh.store.findings == []
+    assert [bytes(device.data) for device in devices] == before
+    assert sum(device.writes for device in devices) == written + 3, "nothing else was touched"
+
+    class Stuck(MemoryDevice):
+        def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
+            raise DeviceError("this block cannot be written")
+
+    devices[member].data[offset] ^= 1
+    stuck = Stuck(devices[member].size_bytes)
+    fresh.mend([stuck, stuck])
+    assert any(f"copy {copy}" in one and "cannot be written" in one for one in fresh.store.findings)
 
 
 def test_a_copy_that_cannot_be_read_is_read_around() -> None:

@@ -61,9 +61,7 @@ def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int
             volume_id=volume.superblock.volume_id,
             mark=0,
         )
-        sums = np.concatenate(
-            [volume._checksums.gather(blob, spread(*each.blocks(block_bytes))) for blob, each, _ in parts]
-        )
+        sums = np.concatenate([volume.checksums_of(blob, spread(*each.blocks(block_bytes))) for blob, each, _ in parts])
         read_batch(volume.devices, batch, [buffer], sums)
 
 

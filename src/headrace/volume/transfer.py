@@ -7,19 +7,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import ChecksumMismatch, DeviceTimeout, HeadraceError, ObjectNotFound
-from headrace.volume.data.extents import I64, Pieces
-from headrace.volume.data.objects import StoredObject
+from headrace.volume.data.damage import BadBlock, find_bad
+from headrace.volume.data.extents import I64, Pieces, spread
+from headrace.volume.data.objects import StoredBlob, StoredObject
 
 if TYPE_CHECKING:
     from headrace.device import Transfer
     from headrace.volume.volume import Volume
+
+#: Segments of one batch, blob by blob: what is read of each.
+Parts = Sequence[tuple[StoredBlob, Pieces]]
 
 
 class VolumeTransfer:
     """Made by `Volume.submit_read`. The buffers are the devices' until it is done."""
 
     def __init__(
-        self, volume: Volume, stored: StoredObject, starts: I64, moves: Sequence[tuple[Pieces, Transfer]]
+        self, volume: Volume, stored: StoredObject, starts: I64, moves: Sequence[tuple[Parts, Transfer]]
     ) -> None:
         """`starts`: of the ranges, in the object. `moves`: one for each size of checksum blocks that is met."""
         self._volume = volume
@@ -41,38 +45,62 @@ class VolumeTransfer:
         if self._error is not None:
             raise self._error
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        failed: tuple[HeadraceError, Pieces, Transfer] | None = None
-        for pieces, transfer in self._moves:
+        failed: tuple[HeadraceError, Parts, Transfer] | None = None
+        for parts, transfer in self._moves:
             try:
                 transfer.wait(None if end is None else max(0.0, end - time.monotonic()))
             except HeadraceError as error:
                 if isinstance(error, DeviceTimeout) and not transfer.done():
                     raise
                 # The others still move: the buffers are the caller's again only when they have ended, too.
-                failed = failed or (error, pieces, transfer)
+                failed = failed or (error, parts, transfer)
         if failed is not None:
-            first, pieces, transfer = failed
+            first, parts, transfer = failed
             if not isinstance(first, ChecksumMismatch):
                 raise first
-            self._error = explain(self._volume, self._stored, first, self._where(first, pieces, transfer))
+            self._error = gone(self._volume, self._stored) or self._mismatch(first, parts, transfer.failed_segment)
             raise self._error from first
         # What is only needed for messages is not kept for as long as the caller keeps this.
         self._moves = []
 
-    def _where(self, error: ChecksumMismatch, pieces: Pieces, transfer: Transfer) -> str:
-        segment = transfer.failed_segment
-        if segment is None:
-            return error.where or "an unknown place"
-        start = int(self._starts[pieces.source[segment]] + pieces.within[segment])
-        member = int(pieces.member[segment])
-        return (
-            f"bytes {start} to {start + int(pieces.take[segment])}, member {member} "
-            f"({self._volume.devices[member].uri}) offset {int(pieces.offset[segment])}"
+    def _mismatch(self, error: ChecksumMismatch, parts: Parts, segment: int | None) -> ChecksumMismatch:
+        """What is wrong, found by a second look at the segment that failed, or at all where it is not known which."""
+        base = 0
+        for blob, pieces in parts:
+            count = len(pieces.member)
+            if segment is None or base <= segment < base + count:
+                bad = self._look(blob, pieces, None if segment is None else segment - base)
+                if bad is not None:
+                    expected, found = bad.sums
+                    return mismatch(
+                        self._volume, self._stored, blob, bad.start, bad.start + bad.length,
+                        f"member {bad.member} ({self._volume.devices[bad.member].uri}) offset {bad.offset}",
+                        ChecksumMismatch("the bytes do not match their checksum", expected=expected, found=found),
+                    )  # fmt: skip
+            base += count
+        return ChecksumMismatch(
+            "the bytes did not match their checksum when they were read, and do at a second look",
+            where=f"object {self._stored.name!r}, {error.where}",
+            expected=error.expected,
+            found=error.found,
+            next_step="read it again; what lies between here and the member changes bytes (are digests on?)",
+        )
+
+    def _look(self, blob: StoredBlob, pieces: Pieces, row: int | None) -> BadBlock | None:
+        entry = blob.entry
+        return find_bad(
+            self._volume.devices,
+            pieces,
+            self._volume.checksums_of(blob, spread(*pieces.blocks(entry.checksum_block_bytes))),
+            block_bytes=entry.checksum_block_bytes,
+            birth=entry.birth,
+            volume_id=self._volume.superblock.volume_id,
+            row=row,
         )
 
 
-def explain(volume: Volume, stored: StoredObject, error: ChecksumMismatch, where: str) -> HeadraceError:
-    """A mismatch is damage, unless the object is gone and its space was used again: look, then say which."""
+def gone(volume: Volume, stored: StoredObject) -> ObjectNotFound | None:
+    """A mismatch is damage, unless the object is gone and its space was used again: look."""
     name = stored.name
     volume.refresh()
     current = volume.sequence_of(name)
@@ -82,9 +110,18 @@ def explain(volume: Volume, stored: StoredObject, error: ChecksumMismatch, where
         return ObjectNotFound(
             "the object was replaced while it was read", where=f"object {name!r}", next_step="read it again"
         )
+    return None
+
+
+def mismatch(
+    volume: Volume, stored: StoredObject, blob: StoredBlob, low: int, high: int, place: str, error: ChecksumMismatch
+) -> ChecksumMismatch:
+    """Bytes `low` to `high` of a blob are not to be had, said as bytes of the object. `error`: what was met."""
+    ranges = stored.ranges_of(blob.entry.birth, low, high)
+    listed = ", ".join(f"{start} to {end}" for start, end in ranges[:4]) + (" and others" if len(ranges) > 4 else "")
     return ChecksumMismatch(
-        "the bytes do not match their checksum",
-        where=f"object {name!r}, {where}",
+        error.what,
+        where=f"object {stored.name!r}, bytes {listed or 'none'}, {place}",
         expected=error.expected,
         found=error.found,
         next_step="restore the object from another copy; `headrace volume verify` lists all damage",

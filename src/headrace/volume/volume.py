@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.device import BlockDevice, lanes, submit_read
 from headrace.device.protocol import Buffer
-from headrace.errors import ChecksumMismatch, ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
+from headrace.errors import ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import layout
@@ -27,13 +27,13 @@ from headrace.volume.catalog.listing import Listing, listing_of
 from headrace.volume.catalog.log import Cursor, Followed, LogReader
 from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.create import create as create_on
-from headrace.volume.data.checksums import ChecksumCache
+from headrace.volume.data.checksums import ChecksumCache, TableMismatch
 from headrace.volume.data.extents import I64, U32, Pieces, spread
 from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
 from headrace.volume.info import VolumeInfo, members_of, quarantined_bytes, writer_of
 from headrace.volume.layout import ObjectValue, Superblock
 from headrace.volume.media import members
-from headrace.volume.transfer import VolumeTransfer, explain
+from headrace.volume.transfer import VolumeTransfer, gone, mismatch
 from headrace.volume.writing import fence
 from headrace.volume.writing.fence import Ticket
 from headrace.volume.writing.grant import Grant, Receipt
@@ -333,7 +333,7 @@ class Volume:
             count, used = self._catalog.totals
             used += self._catalog.table_bytes
             sequence = self._catalog.sequence
-            findings = [*self._cursor.findings, *self.log.nodes.findings]
+            findings = [*self._cursor.findings, *self.log.nodes.findings, *self._checksums.findings]
             if session is None:
                 quarantined = quarantined_bytes(superblock, self._catalog, self._cursor.waiting, heartbeat)
             else:
@@ -439,12 +439,12 @@ class Volume:
                 volume_id=self.superblock.volume_id,
                 mark=0,
             )
-            moves.append((pieces, batch, self._expected(stored, parts) if verify else None))
+            moves.append((parts, batch, self._expected(stored, parts) if verify else None))
         return VolumeTransfer(
             self,
             stored,
             starts,
-            [(pieces, submit_read(self.devices, batch, buffers, sums)) for pieces, batch, sums in moves],
+            [(parts, submit_read(self.devices, batch, buffers, sums)) for parts, batch, sums in moves],
         )
 
     def _expected(self, stored: StoredObject, parts: Sequence[tuple[StoredBlob, Pieces]]) -> U32:
@@ -453,10 +453,15 @@ class Volume:
         for blob, pieces in parts:
             blocks = spread(*pieces.blocks(blob.entry.checksum_block_bytes))
             try:
-                sums.append(self._checksums.gather(blob, blocks))
-            except ChecksumMismatch as error:
-                raise explain(self, stored, error, f"its checksum table at {error.where}") from error
+                sums.append(self.checksums_of(blob, blocks))
+            except TableMismatch as error:
+                wrong = mismatch(self, stored, blob, error.low, error.high, error.where or "", error)
+                raise gone(self, stored) or wrong from error
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    def checksums_of(self, blob: StoredBlob, blocks: I64) -> U32:
+        """Checksums of these blocks of a blob. TableMismatch, DeviceError."""
+        return self._checksums.gather(blob, blocks)
 
     # ---- writing ----
 

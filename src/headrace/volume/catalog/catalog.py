@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from headrace.device import BlockDevice
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog.columns import Columns, live
@@ -24,6 +25,9 @@ from headrace.volume.layout import Operation, Record, Root, SessionEntry, Tables
 
 #: Entries of one SNAPSHOT record together; bounds what is held encoded at a time.
 SNAPSHOT_RECORD_BYTES = 1 << 20
+
+#: Tables of at most this, both copies together, are read and compared by every session that opens.
+CHECKED_BYTES = 16 << 20
 
 #: What the log said since the last table; None: deleted.
 Recent = dict[bytes, bytes | None]
@@ -97,11 +101,20 @@ class Catalog:
         """All entries, in no order, as arrays."""
         return live(self.tables, self.recent)
 
-    def load_tables(self) -> None:
-        """All tables into memory, verified: for whoever writes."""
+    def load_tables(self, copy: int = 0) -> None:
+        """All tables into memory, verified, from this copy where it is good: for whoever writes."""
         for table in self.tables:
             if table.image is None:
-                table.image = table.load()
+                table.image = table.load(copy)
+
+    def mend_tables(self, devices: Sequence[BlockDevice]) -> None:
+        """Write what a copy of a table lacks again. Both copies of all tables are read where they are small; else of
+        those that are known to be bad.
+        """
+        everything = self.table_bytes <= CHECKED_BYTES
+        for table in self.tables:
+            if table.image is not None and (everything or self.store.suspect(table.birth)):
+                table.mend(devices)
 
     @property
     def births(self) -> list[int]:

@@ -1,7 +1,9 @@
 """Checksum tables: one uint32 for every checksum block of a blob, stored, paged in and verified.
 
 A small table lies in the blob's entry. A larger one has its own extents, is cut into pages, and the pages' checksums
-(`roots`) lie in the entry: so the chain of trust goes from the log record to every data block.
+(`roots`) lie in the entry: so the chain of trust goes from the log record to every data block. Without a page nobody
+can say what of its data is good, so a table stands twice, on two members where there are two (in volumes made before
+that, once): a bad page of one copy is read from the other, and reported.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.device import BlockDevice, read_batch
+from headrace.errors import ChecksumMismatch, DeviceError
 from headrace.volume import layout
-from headrace.volume.data.extents import I64, U32
+from headrace.volume.data.damage import BadBlock, find_bad
+from headrace.volume.data.extents import I64, U32, Pieces
 from headrace.volume.data.objects import StoredBlob
 
 #: Loaded pages of all blobs together, by default: the tables of 1 TiB in 64 KiB blocks, or of 64 GiB in 4 KiB blocks.
 CACHE_BYTES = 64 << 20
+#: What is said about single copies, at most: the first ones say it.
+_MAX_FINDINGS = 100
 
 
 def table_page_bytes(block_count: int, stripe_bytes: int) -> int:
@@ -29,6 +35,12 @@ def table_page_bytes(block_count: int, stripe_bytes: int) -> int:
     while -(-block_count * 4 // page) > layout.MAX_TABLE_PAGES and page < stripe_bytes:
         page *= 2
     return page
+
+
+class TableMismatch(ChecksumMismatch):
+    """No copy of a page of a checksum table is good: bytes `low` to `high` of blob `birth` cannot be verified."""
+
+    birth = low = high = 0
 
 
 class _Table:
@@ -50,10 +62,12 @@ class ChecksumCache:
         self._limit_bytes = limit_bytes
         self._tables: OrderedDict[int, _Table] = OrderedDict()
         self._lock = threading.Lock()
+        #: What one copy of a table lacked and the other had.
+        self.findings: list[str] = []
 
     def gather(self, stored: StoredBlob, blocks: I64) -> U32:
-        """Checksums of `blocks` (indices within the blob). ChecksumMismatch where the table itself is damaged."""
-        if stored.table is None:
+        """Checksums of `blocks` (indices within the blob). TableMismatch where the table itself is damaged."""
+        if not stored.tables:
             return np.ascontiguousarray(stored.entry.roots[blocks], np.uint32)
         with self._lock:
             table = self._tables.get(stored.entry.birth)
@@ -69,24 +83,89 @@ class ChecksumCache:
         return result
 
     def _load(self, table: _Table, pages: I64) -> None:
-        extents = table.stored.table
-        assert extents is not None
-        page_bytes = table.stored.entry.table_page_bytes
-        starts = pages * page_bytes
-        lengths = np.minimum(page_bytes, extents.length_bytes - starts)
-        pieces = extents.pieces(starts, lengths)
+        stored = table.stored
+        try:
+            self._read(table, 0, pages)
+        except (ChecksumMismatch, DeviceError):
+            for page in pages.tolist():
+                self._page(table, page)
+        table.loaded[pages] = True
+        starts = pages * stored.entry.table_page_bytes
+        table.loaded_bytes += int(np.minimum(stored.entry.table_page_bytes, stored.block_count * 4 - starts).sum())
+
+    def _pieces(self, stored: StoredBlob, copy: int, pages: I64) -> tuple[Pieces, U32]:
+        """Segments of these pages, and their checksums."""
+        extents, size = stored.tables[copy], stored.entry.table_page_bytes
+        starts = pages * size
+        pieces = extents.pieces(starts, np.minimum(size, extents.length_bytes - starts))
+        return pieces, np.ascontiguousarray(stored.entry.roots[pieces.start // size], np.uint32)
+
+    def _read(self, table: _Table, copy: int, pages: I64) -> None:
+        entry = table.stored.entry
+        pieces, roots = self._pieces(table.stored, copy, pages)
         batch = pieces.batch(
             buffer=np.zeros(len(pages), np.uint32),
-            buffer_offset=starts,
-            birth=table.stored.entry.birth,
-            block_bytes=page_bytes,
+            buffer_offset=pages * entry.table_page_bytes,
+            birth=entry.birth,
+            block_bytes=entry.table_page_bytes,
             volume_id=self._volume_id,
             mark=layout.TABLE_BLOCK,
         )
-        roots = np.ascontiguousarray(table.stored.entry.roots[pieces.start // page_bytes], np.uint32)
         read_batch(self._devices, batch, [table.values.view(np.uint8)], roots)
-        table.loaded[pages] = True
-        table.loaded_bytes += int(lengths.sum())
+
+    def _page(self, table: _Table, page: int) -> None:
+        """One page, from whichever copy has it. TableMismatch; DeviceError where none can be read."""
+        stored = table.stored
+        errors: list[ChecksumMismatch | DeviceError] = []
+        for copy in range(len(stored.tables)):
+            try:
+                self._read(table, copy, np.array([page]))
+            except (ChecksumMismatch, DeviceError) as error:
+                errors.append(error)
+                continue
+            for bad, wrong in enumerate(errors):
+                self._report(
+                    f"blob {stored.entry.birth:#x}: copy {bad} of page {page} of its checksum table is damaged at "
+                    f"{self._where(stored, bad, page)}: {wrong.what}"
+                )
+            return
+        if all(isinstance(error, DeviceError) for error in errors):
+            raise errors[0]
+        places = " and ".join(self._where(stored, copy, page) for copy in range(len(errors)))
+        looks = [self._look(stored, copy, page) for copy in range(len(errors))]
+        bad_looks = [look for look in looks if look is not None]
+        covered = stored.entry.table_page_bytes // 4 * stored.entry.checksum_block_bytes
+        mismatch = TableMismatch(
+            "the checksum table is damaged",
+            where=f"page {page} of it, {places}",
+            expected=bad_looks[0].sums[0] if bad_looks else None,
+            found=" and ".join(look.sums[1] for look in bad_looks) or None,
+        )
+        mismatch.birth = stored.entry.birth
+        mismatch.low = page * covered
+        mismatch.high = min((page + 1) * covered, stored.entry.length_bytes)
+        raise mismatch
+
+    def _where(self, stored: StoredBlob, copy: int, page: int) -> str:
+        pieces, _ = self._pieces(stored, copy, np.array([page]))
+        member = int(pieces.member[0])
+        return f"member {member} ({self._devices[member].uri}) offset {int(pieces.offset[0])}"
+
+    def _look(self, stored: StoredBlob, copy: int, page: int) -> BadBlock | None:
+        pieces, roots = self._pieces(stored, copy, np.array([page]))
+        return find_bad(
+            self._devices,
+            pieces,
+            roots,
+            block_bytes=stored.entry.table_page_bytes,
+            birth=stored.entry.birth,
+            volume_id=self._volume_id,
+            mark=layout.TABLE_BLOCK,
+        )
+
+    def _report(self, finding: str) -> None:
+        if finding not in self.findings and len(self.findings) < _MAX_FINDINGS:
+            self.findings.append(finding)
 
     def _shrink(self) -> None:
         total = sum(table.loaded_bytes for table in self._tables.values())

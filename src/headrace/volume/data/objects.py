@@ -69,15 +69,18 @@ class StoredBlob:
             stripe_bytes=stripe_bytes,
         )
         self.block_count = -(-blob.length_bytes // blob.checksum_block_bytes)
-        self.table: Extents | None = None
+        #: Of each copy of the checksum table; none where it lies in the entry.
+        self.tables: list[Extents] = []
         if blob.table_page_bytes:
-            self.table = Extents(
-                blob.table_runs,
-                blob.table_columns,
-                length_bytes=self.block_count * 4,
-                block_bytes=blob.table_page_bytes,
-                stripe_bytes=stripe_bytes,
-            )
+            self.tables = [
+                Extents(
+                    blob.table_runs,
+                    blob.table_columns,
+                    length_bytes=self.block_count * 4,
+                    block_bytes=blob.table_page_bytes,
+                    stripe_bytes=stripe_bytes,
+                )
+            ]
         roots = -(-self.block_count * 4 // blob.table_page_bytes) if blob.table_page_bytes else self.block_count
         if roots != len(blob.roots):
             raise VolumeDamaged(
@@ -125,6 +128,19 @@ class StoredObject:
                 break
             begin = low - int(self._start[index]) + int(self._blob_start[index])
             result.append((self.blobs[int(self._which[index])].entry.birth, begin, high - low))
+        return result
+
+    def ranges_of(self, birth: int, low: int, high: int) -> list[tuple[int, int]]:
+        """(start, end) in the object of all that bytes `low` to `high` of a blob are in it."""
+        result = []
+        for index, which in enumerate(self._which.tolist()):
+            if self.blobs[which].entry.birth != birth:
+                continue
+            begin, start = int(self._blob_start[index]), int(self._start[index])
+            first = max(low, begin)
+            last = min(high, begin + int(self._end[index]) - start)
+            if first < last:
+                result.append((start + first - begin, start + last - begin))
         return result
 
     def parts(self, starts: I64, lengths: I64) -> Iterator[tuple[StoredBlob, Pieces]]:

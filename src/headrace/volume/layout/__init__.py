@@ -80,7 +80,7 @@ from headrace.volume.layout.log import (
 )
 from headrace.volume.layout.session import UNCLEAN_PREDECESSOR, SessionEntry
 from headrace.volume.layout.superblock import MAGIC, SUPERBLOCK_BYTES, Member, Superblock, superblock_offsets
-from headrace.volume.layout.table import Root, Tables, TablesChanged
+from headrace.volume.layout.table import TABLE_COPIES, Root, Tables, TablesChanged
 from headrace.volume.layout.version1 import decode_version1
 
 __all__ = [
@@ -121,6 +121,7 @@ __all__ = [
     "TABLES",
     "TABLES_CHANGED",
     "TABLE_BLOCK",
+    "TABLE_COPIES",
     "U32",
     "UNCLEAN_PREDECESSOR",
     "VERSION",

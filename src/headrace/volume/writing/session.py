@@ -175,7 +175,10 @@ class Session:
     def _count_space(self) -> Allocator:
         superblock, catalog = self.volume.superblock, self._writer.catalog
         with self.volume.lock:
-            catalog.load_tables()
+            # From the one copy and from the other in turn, so that no damage is never met.
+            catalog.load_tables(self.number % layout.TABLE_COPIES)
+            with self.lost_if_fenced():
+                catalog.mend_tables(self._fence.devices)
         windows = [one for ranges in catalog.windows.values() for one in ranges]
         usage = usage_of(catalog, superblock.stripe_bytes)
         #: Slices of every blob that has a key: who deletes the last one deletes the blob.

@@ -1,6 +1,7 @@
 """Reading one table: a path of nodes for a key, leaves in order for a range, all of it for whoever writes.
 
-Every node is verified by the checksum that its parent has of it. A copy that is damaged is read around and reported.
+Every node is verified by the checksum that its parent has of it. A copy that is damaged is read around and reported;
+a session, which has all tables in memory, writes the same bytes there again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from headrace.device import BlockDevice
-from headrace.errors import DeviceError, VolumeDamaged
+from headrace.errors import DeviceError, ReservationConflict, VolumeDamaged
+from headrace.volume.data.durable import write_through
 from headrace.volume.layout import ALIGN
 from headrace.volume.layout.table import MAX_NODE_BYTES, TABLE_COPIES, Child, Node, Root, node_crc
 
@@ -35,8 +37,8 @@ class NodeStore:
     def __init__(self, devices: Sequence[BlockDevice], volume_id: bytes, cache_bytes: int = CACHE_BYTES) -> None:
         self.devices = devices
         self.volume_id = volume_id
-        #: What one copy lacked and the other had.
-        self.findings: list[str] = []
+        #: What one copy lacked and the other had: by table, copy and place of the node.
+        self._findings: dict[tuple[int, int, int], str] = {}
         self._cache_bytes = cache_bytes
         self._held_bytes = 0
         self._nodes: OrderedDict[tuple[int, int], tuple[Node, int]] = OrderedDict()
@@ -59,9 +61,23 @@ class NodeStore:
                 _, (_, gone) = self._nodes.popitem(last=False)
                 self._held_bytes -= gone
 
-    def report(self, finding: str) -> None:
-        if finding not in self.findings and len(self.findings) < _MAX_FINDINGS:
-            self.findings.append(finding)
+    @property
+    def findings(self) -> list[str]:
+        """What one copy lacked and the other had."""
+        return [*self._findings.values()]
+
+    def report(self, birth: int, copy: int, place: int, finding: str) -> None:
+        if len(self._findings) < _MAX_FINDINGS:
+            self._findings[birth, copy, place] = finding
+
+    def mended(self, birth: int, copy: int) -> None:
+        """This copy is good again."""
+        for key in [key for key in self._findings if key[:2] == (birth, copy)]:
+            del self._findings[key]
+
+    def suspect(self, birth: int) -> bool:
+        """Is anything known to be wrong with a copy of this table?"""
+        return any(key[0] == birth for key in self._findings)
 
     def after_fork(self) -> None:
         """In the child: the lock may have been held by a thread that it does not have."""
@@ -84,6 +100,10 @@ class Image:
         index = bisect_right(self._starts, place) - 1
         start = (place - self._starts[index]) * ALIGN
         return self._pieces[index][start : start + blocks * ALIGN]
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """(place, bytes) of what is held."""
+        return zip(self._starts, self._pieces, strict=True)
 
     @property
     def size_bytes(self) -> int:
@@ -135,7 +155,7 @@ class Table:
 
     def where(self, copy: int, place: int) -> str:
         member, offset, _ = next(self._pieces(copy, place, 1))
-        return f"{self.store.devices[member].uri} offset {offset}"
+        return f"member {member} ({self.store.devices[member].uri}) offset {offset}"
 
     def _read(self, copy: int, place: int, blocks: int) -> bytes:
         buffer = np.empty(blocks * ALIGN, np.uint8)
@@ -145,36 +165,39 @@ class Table:
             at += length
         return buffer.tobytes()
 
-    def _valid(self, data: bytes, child: Child) -> bool:
-        return node_crc(data, self.store.volume_id, self.birth, child.place) == child.crc
-
-    def _node_bytes(self, child: Child) -> bytes:
-        """A node from whichever copy has it. TableDamaged, or DeviceError where none can be read."""
+    def _node_bytes(self, child: Child, first: int = 0) -> bytes:
+        """A node from whichever copy has it, `first` tried first. TableDamaged, or DeviceError where none can be
+        read."""
         self._inside(child)
-        bad: list[int] = []
-        errors: list[DeviceError] = []
-        for copy in range(TABLE_COPIES):
+        #: Copy -> the checksum that it has.
+        found: dict[int, int] = {}
+        errors: dict[int, DeviceError] = {}
+        for copy in (first, *(other for other in range(TABLE_COPIES) if other != first)):
             try:
                 data = self._read(copy, child.place, child.blocks)
             except DeviceError as error:
-                errors.append(error)
-                bad.append(copy)
+                errors[copy] = error
                 continue
-            if self._valid(data, child):
-                for other in bad:
+            crc = node_crc(data, self.store.volume_id, self.birth, child.place)
+            if crc == child.crc:
+                for bad, wrong in [*found.items(), *errors.items()]:
+                    why = str(wrong) if isinstance(wrong, DeviceError) else f"crc32c {wrong:#010x}"
                     self.store.report(
-                        f"the catalogue: copy {other} of a node of table {self.birth:#x} is damaged at "
-                        f"{self.where(other, child.place)}"
-                    )
+                        self.birth, bad, child.place,
+                        f"the catalogue: copy {bad} of a node of table {self.birth:#x} is damaged at "
+                        f"{self.where(bad, child.place)}: expected crc32c {child.crc:#010x}, found {why}",
+                    )  # fmt: skip
                 return data
-            bad.append(copy)
-        if len(errors) == TABLE_COPIES:
-            raise errors[0]
+            found[copy] = crc
+        if not found:
+            raise errors[first]
+        bad_places = [*found, *errors]
         raise TableDamaged(
-            "the catalogue is damaged: no copy of a node of a table matches its checksum",
-            where=" and ".join(self.where(copy, child.place) for copy in bad),
-            found=f"table {self.birth:#x}, block {child.place}",
-            next_step="`headrace volume scrub` says what else is damaged",
+            f"the catalogue is damaged: no copy of the node at block {child.place} of table {self.birth:#x} is good",
+            where=" and ".join(self.where(copy, child.place) for copy in bad_places),
+            expected=f"crc32c {child.crc:#010x}",
+            found=" and ".join([f"{crc:#010x}" for crc in found.values()] + [str(one) for one in errors.values()]),
+            next_step="`headrace volume salvage` has what other nodes say",
         )
 
     def node(self, child: Child) -> Node:
@@ -257,8 +280,8 @@ class Table:
 
     # ---- whole ----
 
-    def load(self) -> Image:
-        """Everything, read in large pieces and verified."""
+    def load(self, copy: int = 0) -> Image:
+        """Everything, read in large pieces and verified; from this copy, where that is good."""
         image = Image()
         #: Every node by its place: what a piece is checked against.
         nodes: list[Child] = [self.root.top]
@@ -280,15 +303,15 @@ class Table:
             while stop < len(nodes) and size < LOAD_BYTES and nodes[stop].place == nodes[start].place + size // ALIGN:
                 size += nodes[stop].blocks * ALIGN
                 stop += 1
-            image.add(nodes[start].place, self._verified(nodes[start:stop]))
+            image.add(nodes[start].place, self._verified(nodes[start:stop], copy))
             start = stop
         return image
 
-    def _verified(self, nodes: Sequence[Child]) -> bytes:
+    def _verified(self, nodes: Sequence[Child], copy: int) -> bytes:
         """Nodes that stand one after another; a bad one is read from the other copy."""
         first, blocks = nodes[0].place, sum(node.blocks for node in nodes)
         try:
-            data = self._read(0, first, blocks)
+            data = self._read(copy, first, blocks)
         except DeviceError:
             data = b""
         view = memoryview(data)
@@ -298,6 +321,39 @@ class Table:
             start = (child.place - first) * ALIGN
             part: bytes | memoryview = view[start : start + child.blocks * ALIGN]
             if not data or node_crc(part, self.store.volume_id, self.birth, child.place) != child.crc:
-                part, whole = self._node_bytes(child), False
+                part, whole = self._node_bytes(child, copy), False
             parts.append(part)
         return data if whole else b"".join(parts)
+
+    def mend(self, devices: Sequence[BlockDevice]) -> None:
+        """Read both copies, and write what either lacks again: the same bytes to the same places, durable when this
+        returns. `devices`: to write with. A copy that cannot be read or written stays as it is, and is reported.
+        """
+        image = self.image
+        assert image is not None
+        for copy in range(TABLE_COPIES):
+            try:
+                for place, data in image.pieces():
+                    self._mend_piece(devices, copy, place, data)
+            except ReservationConflict:
+                raise
+            except DeviceError as error:
+                self.store.report(
+                    self.birth, copy, 0,
+                    f"the catalogue: copy {copy} of table {self.birth:#x} cannot be mended at "
+                    f"{self.where(copy, 0)}: {error}",
+                )  # fmt: skip
+            else:
+                self.store.mended(self.birth, copy)
+
+    def _mend_piece(self, devices: Sequence[BlockDevice], copy: int, place: int, data: bytes) -> None:
+        good = np.frombuffer(data, np.uint8).reshape(-1, ALIGN)
+        try:
+            there = np.frombuffer(self._read(copy, place, len(good)), np.uint8).reshape(-1, ALIGN)
+            bad = np.flatnonzero((there != good).any(axis=1)).tolist()
+        except DeviceError:
+            # Perhaps only a block of it, which is good again once it was written.
+            bad = [*range(len(good))]
+        for block in bad:
+            for member, offset, length in self._pieces(copy, place + block, 1):
+                write_through(devices[member], offset, good[block : block + 1].reshape(-1)[:length])
