@@ -76,7 +76,7 @@ class Scale:
 FULL = Scale(
     memory_bytes=256 * MIB, stream_bytes=512 * MIB, small_count=131_072, ping_count=10_000, rounds=15, idle_s=20
 )
-QUICK = Scale(memory_bytes=64 * MIB, stream_bytes=128 * MIB, small_count=16_384, ping_count=1_000, rounds=3, idle_s=3)
+QUICK = Scale(memory_bytes=16 * MIB, stream_bytes=32 * MIB, small_count=4_096, ping_count=200, rounds=3, idle_s=1)
 
 
 def _move(block: int, depth: int, total: int, *, write: bool = False, scatter: bool = False, batch: int = 1) -> Any:

@@ -47,7 +47,7 @@ class Scale:
 
 
 FULL = Scale(rounds=7, object_bytes=4 * GIB, small_objects=100_000, ranges=64 * 512)
-QUICK = Scale(rounds=3, object_bytes=256 * MIB, small_objects=20_000, ranges=64 * 64)
+QUICK = Scale(rounds=3, object_bytes=64 * MIB, small_objects=5_000, ranges=64 * 16)
 
 U8 = npt.NDArray[np.uint8]
 

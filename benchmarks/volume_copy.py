@@ -25,7 +25,7 @@ from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved
 
 SUITE = "volume-copy"
-FILES, QUICK_FILES = 10_000, 800
+FILES, QUICK_FILES = 10_000, 100
 ROUNDS, QUICK_ROUNDS = 7, 3
 
 

@@ -32,8 +32,8 @@ SUITE = "volume-scale"
 MEMBERS = 2
 #: Of one member; the files are sparse.
 MEMBER_BYTES = 1 << 30
-FULL, QUICK = 1_000_000, 100_000
-COMMITS, QUICK_COMMITS = 10_000, 1_000
+FULL, QUICK = 1_000_000, 20_000
+COMMITS, QUICK_COMMITS = 10_000, 200
 #: Before commits are counted: code is loaded, the first window is open.
 WARM_COMMITS = 100
 

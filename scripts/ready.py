@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,6 +129,25 @@ def phase(title: str, *commands: list[str], env: dict[str, str] | None = None) -
     print(f"{again}  {title}: {time.monotonic() - begun:.0f} s", flush=True)
 
 
+@contextmanager
+def compiling(env: dict[str, str]) -> Iterator[None]:
+    """What the native module stands on compiles meanwhile. Where that fails, maturin says why."""
+    crates = [word for crate in ("host", "target", "media", "transfer") for word in ("-p", f"headrace-{crate}")]
+    with subprocess.Popen(
+        ["cargo", "build", "--release", "--quiet", *crates],
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            yield
+        except BaseException:
+            process.terminate()
+            raise
+
+
 def done(name: str, key: str) -> bool:
     stamp = VENV / f".ready-{name}"
     return stamp.exists() and stamp.read_text() == key
@@ -172,12 +193,13 @@ def make_ready() -> dict[str, str]:
         if not done("packages", package_key):
             if not (VENV / "bin/pip").exists():
                 phase("virtual environment", [sys.executable, "-m", "venv", str(VENV)])
-            phase(
-                "packages (PyTorch is the large one)",
-                [python, "-m", "pip", "install", "--progress-bar", "off", "--upgrade", "pip"],
-                [python, "-m", "pip", "install", "--progress-bar", "off", *packages],
-                env=environment,
-            )
+            with compiling(environment):
+                phase(
+                    "packages (PyTorch is the large one)",
+                    [python, "-m", "pip", "install", "--progress-bar", "off", "--upgrade", "pip"],
+                    [python, "-m", "pip", "install", "--progress-bar", "off", *packages],
+                    env=environment,
+                )
             mark("packages", package_key)
         phase(
             "native engine (Rust, release build)", [str(VENV / "bin/maturin"), "develop", "--release"], env=environment

@@ -3,8 +3,54 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
+
+import pytest
 
 # A shell that starts something in the background makes it deaf to SIGINT, and so every process that this one starts.
 # Then no test of Ctrl-C would mean anything; give the signal its default back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many Rust tests ran inside pytest's items (`tests/native`)."""
+    counts = {
+        name.removeprefix("rust "): value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name.startswith("rust ")
+    }
+    if counts:
+        each = ", ".join(f"{crate} {count}" for crate, count in sorted(counts.items()))
+        terminalreporter.write_line(f"Rust: {sum(counts.values())} tests passed inside the crate items ({each})")
+
+
+# ---- several tests at once (`-n 3`) ----------------------------------------------------------------------------------
+
+#: These run long and wait much, so they begin first. Of each folder one test runs at a time: one guest, one cargo.
+ONE_AT_A_TIME = ("tests/interop", "tests/native")
+
+
+def _together(nodeid: str) -> str:
+    """Tests with the same answer run in one process, in their order: a file's share what it made for them."""
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in ONE_AT_A_TIME if file.startswith(f"{folder}/")), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _together(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _together(item.nodeid) not in ONE_AT_A_TIME)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_every_crate_is_listed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # The first run compiles.
 @pytest.mark.parametrize("crate", CRATES)
-def test_crate(crate: str, record_rust_tests: dict[str, int]) -> None:
+def test_crate(crate: str, record_property: Callable[[str, object], None]) -> None:
     cargo = shutil.which("cargo")
     if cargo is None:
         pytest.fail("cargo is not on PATH: run `make test`, which finds it")
@@ -41,7 +42,7 @@ def test_crate(crate: str, record_rust_tests: dict[str, int]) -> None:
     )
     results = RESULT.findall(answer.stdout)
     passed = sum(int(result[1]) for result in results)
-    record_rust_tests[crate] = passed
+    record_property(f"rust {crate}", passed)  # Added up in `tests/conftest.py`.
     if answer.returncode:
         pytest.fail(f"cargo test -p headrace-{crate}\n{answer.stdout}\n{answer.stderr}", pytrace=False)
     assert passed > 0, f"crate {crate} ran no test"

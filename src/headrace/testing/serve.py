@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -9,17 +10,28 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from headrace.fabric.control import ask, socket_folder
 
+#: Not that of a test's seed: two processes with the same one would choose the same ports.
+_CHANCE = random.SystemRandom()
+
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody listens on now, and that the kernel gives to nobody by itself.
+
+    One that the kernel chose could belong to anybody's connection by the time the caller listens on it."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(1000):
+        # Where the kernel has all of them, its choice must do.
+        port = _CHANCE.randrange(10_000, end) if end > 11_000 else 0
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port of 127.0.0.1 is free")
 
 
 def _accepts(port: int) -> bool:
