@@ -33,10 +33,6 @@ def _unforced(device: Any, offset: int, data: Any) -> None:
     device.write(offset, data)
 
 
-def _drains_nothing(self: fence.Fence, *_: Any, **__: Any) -> None:
-    self._drained.append(set())
-
-
 #: Name of a rule -> (owner, attribute, what stands in its place).
 RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     # "What may be written where": space that a late command may hit is not used again.
@@ -53,8 +49,9 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "report after reconnect": [(HostDevice, "guard_writes", _nothing)],
     # "Sessions" 4: everybody else is shut out, on every member, before the log is read.
     "fence": [
-        (fence.Fence, "_take", _drains_nothing),
-        (fence, "_still_held", _nothing),
+        (fence.Fence, "register", _nothing),
+        (fence.Fence, "win", _nothing),
+        (fence.Fence, "still_held", _nothing),
         (HostDevice, "guard_writes", _nothing),
     ],
 }

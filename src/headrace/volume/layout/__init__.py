@@ -61,7 +61,7 @@ from headrace.volume.layout.entry import (
     payload_bytes,
     peek_blob,
 )
-from headrace.volume.layout.heartbeat import ACTIVE, CLOSED, CLOSED_OUTSTANDING, Heartbeat
+from headrace.volume.layout.heartbeat import ACTIVE, CLOSED, CLOSED_OUTSTANDING, UNDRAINED, Heartbeat
 from headrace.volume.layout.log import (
     COMMIT,
     MARKER,
@@ -124,6 +124,7 @@ __all__ = [
     "TABLE_COPIES",
     "U32",
     "UNCLEAN_PREDECESSOR",
+    "UNDRAINED",
     "VERSION",
     "WINDOW",
     "AreaHeader",

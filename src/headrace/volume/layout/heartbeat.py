@@ -13,16 +13,17 @@ from headrace.volume.layout.base import ALIGN, VERSION, clip_utf8, place_seed
 #    0  magic "HRHEART\0"  8 | 40  beat            8 |  72  run id, UTF-8   184
 #    8  version            4 | 48  interval (ns)   8 | 256  host, UTF-8     128
 #   12  state              4 | 56  started (ns)    8 | 384  key               8
-#   16  session            8 | 64  pid             4 | 392  reserved        116
-#   24  nonce             16 | 68  run/host bytes 2+2 | 508  crc, from place_seed(id, 0, 2^32)
+#   16  session            8 | 64  pid             4 | 392  flags             8
+#   24  nonce             16 | 68  run/host bytes 2+2 | 400  reserved        108
+#                                                  | 508  crc, from place_seed(id, 0, 2^32)
 #                                                  | 512  zeros
 # nonce: the host identifier of the session. key: what it is registered with on every member, 0 where none keeps
 # reservations.
 #
 # Within 512 bytes, the smallest logical block, so that a write of it is never torn.
 
-_HEARTBEAT = struct.Struct("<8sIIQ16sQQQIHH184s128sQ")
-assert _HEARTBEAT.size == 392
+_HEARTBEAT = struct.Struct("<8sIIQ16sQQQIHH184s128sQQ")
+assert _HEARTBEAT.size == 400
 _HEARTBEAT_MAGIC = b"HRHEART\0"
 _HEARTBEAT_BYTES = 512
 _HEARTBEAT_PLACE = 1 << 32
@@ -32,6 +33,10 @@ ACTIVE = 1
 CLOSED = 2
 #: Closed, but grants were out whose writers never answered: their space stays quarantined.
 CLOSED_OUTSTANDING = 3
+
+#: A flag: the session was another host before, and a command of that may still land, which has no registration any more
+#: that could be preempted.
+UNDRAINED = 1
 
 
 class Heartbeat(NamedTuple):
@@ -47,12 +52,13 @@ class Heartbeat(NamedTuple):
     run_id: str
     host: str
     key: int = 0
+    flags: int = 0
 
     def encode(self, volume_id: bytes) -> bytes:
         run_id, host = clip_utf8(self.run_id, 184), clip_utf8(self.host, 128)
         body = _HEARTBEAT.pack(
             _HEARTBEAT_MAGIC, VERSION, self.state, self.session, self.nonce, self.beat, self.interval_ns,
-            self.started_ns, self.pid, len(run_id), len(host), run_id, host, self.key,
+            self.started_ns, self.pid, len(run_id), len(host), run_id, host, self.key, self.flags,
         ).ljust(_HEARTBEAT_BYTES - 4, b"\0")  # fmt: skip
         crc = crc32c(body, place_seed(volume_id, 0, _HEARTBEAT_PLACE))
         return (body + struct.pack("<I", crc)).ljust(ALIGN, b"\0")
@@ -65,9 +71,9 @@ class Heartbeat(NamedTuple):
         if data[:8] != _HEARTBEAT_MAGIC or crc != crc32c(body, place_seed(volume_id, 0, _HEARTBEAT_PLACE)):
             return None
         (
-            _, _, state, session, nonce, beat, interval, started, pid, run_n, host_n, run_id, host, key,
+            _, _, state, session, nonce, beat, interval, started, pid, run_n, host_n, run_id, host, key, flags,
         ) = _HEARTBEAT.unpack_from(data)  # fmt: skip
         return cls(
             state, session, nonce, beat, interval, started, pid,
-            run_id[:run_n].decode(errors="replace"), host[:host_n].decode(errors="replace"), key,
+            run_id[:run_n].decode(errors="replace"), host[:host_n].decode(errors="replace"), key, flags,
         )  # fmt: skip

@@ -5,7 +5,7 @@ is durable; readers have had time to notice (they find out by checksum, but a mo
 disturbed); and the range is in a window of the log, because a deallocation whose answer is lost may land later, and
 would then destroy what a successor wrote there. So: some time after a deletion, what is still unused of it becomes a
 window, is deallocated by a thread of its own, and only then can be handed out again. A deallocation that fails leaves
-its range in quarantine, and is the last of the session.
+its range in quarantine, and is the last until the session has become another host.
 
 Where a device cannot deallocate, its call does nothing.
 """
@@ -16,12 +16,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from headrace.device import BlockDevice
-from headrace.errors import HeadraceError
+from headrace.errors import DeviceTimeout, HeadraceError
 from headrace.volume.data.objects import Range
 
+#: How long a renewal waits for a device that is being told.
+_PATIENCE_S = 60.0
 #: Seconds between a durable deletion and the deallocation of its space.
 AFTER_S = 30.0
 
@@ -44,7 +47,9 @@ class Deallocator:
         self._condition = threading.Condition()
         self._due: deque[tuple[float, list[Range]]] = deque()
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._stopped = self._closed = False
+        #: Held while a device is told: the session becomes another host between two commands, not during one.
+        self._telling = threading.Lock()
         self.deallocated_bytes = 0
         #: Why nothing is deallocated any more in this session; None: nothing went wrong.
         self.failed: str | None = None
@@ -56,14 +61,37 @@ class Deallocator:
                 return
             self._due.append((time.monotonic() + AFTER_S, ranges))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="headrace-deallocate", daemon=True)
-                self._thread.start()
+                self._start()
             self._condition.notify()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="headrace-deallocate", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Meanwhile no device is told anything. DeviceTimeout where one does not answer."""
+        if not self._telling.acquire(timeout=_PATIENCE_S):
+            raise DeviceTimeout(
+                "a deallocation is not answered", expected=f"an answer within {_PATIENCE_S:g} s", next_step="try again"
+            )
+        try:
+            yield
+        finally:
+            self._telling.release()
+
+    def go_on(self) -> None:
+        """What failed cannot land any more: deallocate again from here on."""
+        with self._condition:
+            if self.failed is not None and not self._closed:
+                self._stopped, self.failed = False, None
+                if self._due and self._thread is None:
+                    self._start()
 
     def stop(self) -> None:
         """What is not due is left as it is; a deallocation under way ends first. Holds no lock of the session."""
         with self._condition:
-            self._stopped = True
+            self._stopped = self._closed = True
             self._condition.notify()
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -83,7 +111,7 @@ class Deallocator:
                     ranges += self._due.popleft()[1]
             if not self._deallocate(ranges):
                 with self._condition:
-                    self._stopped = True
+                    self._stopped, self._thread = True, None
                 return
 
     def _deallocate(self, ranges: list[Range]) -> bool:
@@ -94,7 +122,8 @@ class Deallocator:
         try:
             taken = begin(ranges)
             for member, offset, length in taken:
-                self._devices[member].deallocate(offset, length)
+                with self._telling:
+                    self._devices[member].deallocate(offset, length)
                 self.deallocated_bytes += length
         except HeadraceError as error:
             self.failed = str(error)

@@ -186,8 +186,11 @@ class Fence:
         self._own: list[BlockDevice] = []
         self._locks: list[FileLock] = []
         self._hostnqn = ""
-        #: For each member with reservations, the keys of which a preempt and abort was confirmed.
-        self._drained: list[set[int]] = []
+        #: For each member with reservations: keys that a preempt and abort of ours succeeded for, and for which one
+        #: did not.
+        self._aborted: dict[int, tuple[set[int], set[int]]] = {}
+        #: Members on which this node itself was registered before: what it has under way there nobody aborted.
+        self._own_node: set[int] = set()
 
     @property
     def strength(self) -> str:
@@ -202,7 +205,12 @@ class Fence:
 
     def drained(self, key: int) -> bool:
         """Can no command of the session with this key reach any member any more?"""
-        return bool(key) and self.reserved and all(key in keys for keys in self._drained)
+        return bool(key) and all(self.drained_on(index, key) for index in range(len(self.strengths)))
+
+    def drained_on(self, index: int, key: int) -> bool:
+        """`drained`, of one member, that was taken."""
+        done, failed = self._aborted.get(index, (set(), set()))
+        return key in done - failed and index not in self._own_node
 
     @property
     def unsettled(self) -> bool:
@@ -244,7 +252,8 @@ class Fence:
 
     # ---- taking ----
 
-    def _open(self, device: BlockDevice) -> None:
+    def open(self, device: BlockDevice) -> None:
+        """An association of the session with the next member. Changes nothing there."""
         kind = kind_of(device)
         if kind in (MACHINE, NODE):
             # Reservations of a node do not keep its own processes apart.
@@ -263,16 +272,23 @@ class Fence:
         self.devices.append(device)
         self.strengths.append(kind)
 
-    def _take(self, index: int, judged: int | None, *, first: bool) -> None:
-        """Become the holder of one member; `judged`: the key that must hold it until then, where it is the `first`."""
+    def register(self, index: int) -> None:
+        """Be one of those who may write there. Takes nothing from whoever holds."""
+        reservations = cast(Fenceable, self.devices[index]).reservations
+        try:
+            reservations.register(self.key, persist=True if reservations.capabilities.persist else None)
+        except CommandFailed:
+            if not reservations.capabilities.persist:
+                raise
+            # What it offers it may not be able to do now (no file to keep it in): `strength` tells.
+            reservations.register(self.key)
+
+    def win(self, index: int, judged: int | None, *, first: bool) -> None:
+        """Become the holder of one member, where this session is registered. `judged`: the key that must hold it until
+        then, where it is the `first`. Where this fails, it may be called again."""
         device = cast(Fenceable, self.devices[index])
         reservations = device.reservations
-        if self.strengths[index] == NODE:
-            self._register_node(device, judged, first=first)
-        else:
-            self._register(device)
-        drained: set[int] = set()
-        failed: set[int] = set()
+        drained, failed = self._aborted.setdefault(index, (set(), set()))
         for _ in range(_ROUNDS):
             report = reservations.report()
             keys = {found.key for found in report.registrants}
@@ -283,7 +299,6 @@ class Fence:
                 raise _stepped_back(device, "it is held by another session than a moment before")
             foreign = sorted(keys - {self.key}, key=lambda key: key in holders)
             if not foreign and report.type is TYPE and self.key in holders:
-                self._drained.append(drained - failed)
                 if self.strengths[index] != NODE:
                     self.strengths[index] = PERSISTENT if report.persistent else UNTIL_RESTART
                 return
@@ -292,7 +307,7 @@ class Fence:
                     reservations.acquire(self.key, TYPE)
             elif report.type in _HELD_BY_ALL:
                 self._preempt(reservations, 0, drained, failed)
-                drained.update(foreign)
+                (failed if 0 in failed else drained).update(foreign)
                 continue
             for victim in foreign or holders:
                 self._preempt(reservations, victim, drained, failed)
@@ -303,19 +318,10 @@ class Fence:
             next_step="end the other jobs that write to it, or that reserve its namespaces",
         )
 
-    def _register(self, device: Fenceable) -> None:
-        reservations = device.reservations
-        try:
-            reservations.register(self.key, persist=True if reservations.capabilities.persist else None)
-        except CommandFailed:
-            if not reservations.capabilities.persist:
-                raise
-            # What it offers it may not be able to do now (no file to keep it in): `strength` tells.
-            reservations.register(self.key)
-
-    def _register_node(self, device: Fenceable, judged: int | None, *, first: bool) -> None:
+    def register_node(self, index: int, judged: int | None, *, first: bool) -> None:
         """This node may have the key of an older session of its own, and hold with it: to replace that very key is a
         compare-and-swap, too."""
+        device = cast(Fenceable, self.devices[index])
         kept = cast(KernelReservations, device.reservations)
         report = kept.report()
         own = report.of(kept.hostid) if kept.hostid is not None else None
@@ -325,11 +331,13 @@ class Fence:
             if own is None:
                 kept.register(self.key)
             else:
+                self._own_node.add(index)
                 kept.register(self.key, replace=own.key)
         except ReservationConflict:
             if own is not None or kept.hostid is not None:
                 raise _stepped_back(device, "this node was registered by another session") from None
             # A disk that tells no names: what this node had is replaced, whatever it was.
+            self._own_node.add(index)
             kept.register(self.key, ignore_existing=True)
 
     def _preempt(self, reservations: Reservations, victim: int, drained: set[int], failed: set[int]) -> None:
@@ -344,6 +352,27 @@ class Fence:
             # Shut out without being drained, or a target that knows preempt only: the next round tries that.
             failed.add(victim)
 
+    # ---- what was taken ----
+
+    def still_held(self, index: int) -> None:
+        """WriterActive where somebody else holds the member."""
+        if holder(self.devices[index]) != self.key:
+            raise _stepped_back(self.devices[index], "it is held by another session")
+
+    def guard(self, index: int) -> None:
+        """Each association with the member asks before it writes, from now on."""
+        with lost_if_fenced():
+            cast(Fenceable, self.devices[index]).guard_writes(self.key, TYPE)
+
+    def step_back(self) -> None:
+        """Leave no registration behind but where it holds: to give that up would let everybody write."""
+        for device in self._own:
+            with suppress(HeadraceError):
+                if holder(device) != self.key:
+                    cast(Fenceable, device).reservations.unregister(self.key)
+        with suppress(HeadraceError):
+            self.close()
+
 
 def take(devices: Sequence[BlockDevice], *, judged: int | None, anybody: bool = False) -> Fence:
     """Open an association of a new session with each member, and shut everybody else out.
@@ -354,19 +383,23 @@ def take(devices: Sequence[BlockDevice], *, judged: int | None, anybody: bool = 
     fence = Fence(uuid4(), new_key())
     try:
         for device in devices:
-            fence._open(device)
+            fence.open(device)
         reserved = [index for index, kind in enumerate(fence.strengths) if kind in _RESERVED]
         for index in reserved:
-            if index != reserved[0]:
+            first = index == reserved[0]
+            if not first:
                 # Who was stopped between two members finds out before it disturbs its successor there.
-                _still_held(fence, reserved[0])
-            fence._take(index, judged, first=index == reserved[0] and not anybody)
+                fence.still_held(reserved[0])
+            if fence.strengths[index] == NODE:
+                fence.register_node(index, judged, first=first and not anybody)
+            else:
+                fence.register(index)
+            fence.win(index, judged, first=first and not anybody)
         for index in reserved:
-            _still_held(fence, index)
-            with lost_if_fenced():
-                cast(Fenceable, fence.devices[index]).guard_writes(fence.key, TYPE)
+            fence.still_held(index)
+            fence.guard(index)
     except BaseException:
-        _step_back(fence)
+        fence.step_back()
         raise
     return fence
 
@@ -388,21 +421,6 @@ def haunted(devices: Sequence[BlockDevice], space: Sequence[tuple[int, int, int]
         for other, offset, length in unsettled(devices)
         for member, start, count in space
     )
-
-
-def _still_held(fence: Fence, index: int) -> None:
-    if holder(fence.devices[index]) != fence.key:
-        raise _stepped_back(fence.devices[index], "it is held by another session")
-
-
-def _step_back(fence: Fence) -> None:
-    """Leave no registration behind but where it holds: to give that up would let everybody write."""
-    for device in fence._own:
-        with suppress(HeadraceError):
-            if holder(device) != fence.key:
-                cast(Fenceable, device).reservations.unregister(fence.key)
-    with suppress(HeadraceError):
-        fence.close()
 
 
 def join(devices: Sequence[BlockDevice], ticket: Ticket) -> list[BlockDevice]:

@@ -235,10 +235,14 @@ def claim(block: HeartbeatBlock, mine: Heartbeat, *, where: str, fenced: bool) -
 class Heart(ABC):
     """Beats until it is stopped, or finds that the volume is another's: then `on_lost` is called, once."""
 
-    def __init__(self, block: HeartbeatBlock, mine: Heartbeat, *, on_lost: Callable[[SessionLost], None]) -> None:
+    def __init__(
+        self, block: HeartbeatBlock, mine: Heartbeat, *, on_lost: Callable[[SessionLost], None], confirm: bool
+    ) -> None:
+        """`confirm`: look at the block before it is written, since no target refuses what a lost session writes."""
         self._block = block
         self._mine = mine
         self._on_lost = on_lost
+        self._confirm = confirm
 
     def check(self) -> None:
         """Raises SessionLost where the block names another session; DeviceError where it cannot be read."""
@@ -251,7 +255,8 @@ class Heart(ABC):
         """Beat no more; `state` (CLOSED...) is written where the block is still ours. None: write nothing."""
         self.halt()
         if state is not None:
-            self.check()
+            if self._confirm:
+                self.check()
             with lost_if_fenced():
                 self._block.write(self.last()._replace(state=state, beat=self.last().beat + 1))
 
@@ -271,8 +276,10 @@ class Heart(ABC):
 class HeartbeatThread(Heart):
     """The heart in Python, for devices that are not the native engine's."""
 
-    def __init__(self, block: HeartbeatBlock, mine: Heartbeat, *, on_lost: Callable[[SessionLost], None]) -> None:
-        super().__init__(block, mine, on_lost=on_lost)
+    def __init__(
+        self, block: HeartbeatBlock, mine: Heartbeat, *, on_lost: Callable[[SessionLost], None], confirm: bool
+    ) -> None:
+        super().__init__(block, mine, on_lost=on_lost, confirm=confirm)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-heartbeat", daemon=True)
         self._thread.start()
@@ -281,7 +288,8 @@ class HeartbeatThread(Heart):
         interval_s = self._mine.interval_ns / 1e9
         while not self._stop.wait(interval_s):
             try:
-                self.check()
+                if self._confirm:
+                    self.check()
                 self._mine = self._mine._replace(beat=self._mine.beat + 1)
                 self._block.write(self._mine)
             except ReservationConflict as conflict:
@@ -307,9 +315,15 @@ class NativeHeart(Heart):
     """The heart as a native thread, which this one feeds and listens to."""
 
     def __init__(
-        self, block: HeartbeatBlock, mine: Heartbeat, beat: Beat, *, on_lost: Callable[[SessionLost], None]
+        self,
+        block: HeartbeatBlock,
+        mine: Heartbeat,
+        beat: Beat,
+        *,
+        on_lost: Callable[[SessionLost], None],
+        confirm: bool,
     ) -> None:
-        super().__init__(block, mine, on_lost=on_lost)
+        super().__init__(block, mine, on_lost=on_lost, confirm=confirm)
         self._beat = beat
         self._fed = mine.beat
         self._feed()
@@ -368,5 +382,5 @@ def start_heart(
     """Beat `mine`, which the block holds. `fenced`: the target itself refuses the beats of who was taken over from."""
     beat = start_beat(block.places, block.encode(mine), interval_s=mine.interval_ns / 1e9, confirm=not fenced)
     if beat is None:
-        return HeartbeatThread(block, mine, on_lost=on_lost)
-    return NativeHeart(block, mine, beat, on_lost=on_lost)
+        return HeartbeatThread(block, mine, on_lost=on_lost, confirm=not fenced)
+    return NativeHeart(block, mine, beat, on_lost=on_lost, confirm=not fenced)

@@ -40,6 +40,7 @@ from headrace.volume.writing import fence, heartbeat
 from headrace.volume.writing.fence import Ticket
 from headrace.volume.writing.grant import Grant
 from headrace.volume.writing.heartbeat import HeartbeatBlock
+from headrace.volume.writing.renewal import Renewal
 from headrace.volume.writing.reserve import Reservation, Reservations
 from headrace.volume.writing.transaction import COMMITTED, Allocation, Transaction, may_still_be_written
 
@@ -72,6 +73,12 @@ class Session:
         self._no_room = 0
         #: Where a command of a rank that was given up may still land.
         self._haunted: list[Range] = []
+        #: Where a command of a host that this session once was may still land, since no target confirmed its end.
+        self._never_quiet: list[Range] = []
+        #: There may be such commands; whoever takes over from this session cannot rule them out either.
+        self._undrained = False
+        #: One that has begun, and could not be ended yet.
+        self._renewal: Renewal | None = None
         where = ", ".join(volume.uris)
         fence.check(volume.devices, unfenced=unfenced)
         # First who holds, then whether that one lives, then the take-over from exactly that one.
@@ -137,7 +144,10 @@ class Session:
         # Of a predecessor that the targets confirm to have drained no command can land any more.
         last = verdict.last
         clean = verdict.clean or (
-            last is not None and last.session == catalog.session and self._fence.drained(last.key)
+            last is not None
+            and last.session == catalog.session
+            and not last.flags & layout.UNDRAINED
+            and self._fence.drained(last.key)
         )
         writer = LogWriter(self._log, catalog, cursor)
         writer.look = self.look
@@ -221,6 +231,10 @@ class Session:
             raise
 
     def _ghosts(self) -> list[Range]:
+        return self._never_quiet + self._restless()
+
+    def _restless(self) -> list[Range]:
+        """Of these, where a renewal can rule it out."""
         return self._haunted + fence.unsettled(self._fence.devices)
 
     def haunt(self, space: Sequence[Range]) -> None:
@@ -242,36 +256,67 @@ class Session:
                 raise UsageError(
                     "a session with open transactions cannot be renewed", next_step="commit or abort them first"
                 )
-            before = self._fence
-            try:
-                with self.lost_if_fenced():
-                    after = fence.take(self.volume.devices, judged=before.key)
-            except WriterActive as active:
-                self._lost = fence.lost(str(active))
-                raise self._lost from active
-            old = self._beat.last()
-            self._beat.halt()
-            with suppress(HeadraceError):
-                before.close()
-            # In place: tables that are being written go on with what the log writes with.
-            before.devices[:] = after.devices
-            after.devices = before.devices
-            self._fence = after
-            self.writing[:] = lanes(after.devices, "checkpoint")
-            block = HeartbeatBlock(self.volume.superblock, after.devices)
-            mine = old._replace(nonce=after.hostid.bytes, key=after.key, beat=old.beat + heartbeat.AHEAD)
-            try:
-                with self.lost_if_fenced():
-                    block.write(mine)
-            finally:
-                # Also where a target is away just now: a session whose heart stands still gets taken over.
-                self._start_heart(block, mine)
-            if not after.drained(before.key):
+            restless = self._outstanding or bool(self._ghosts())
+            if self._renewal is None:
+                self._renewal = Renewal(self._fence, self.volume.devices)
+            renewal = self._renewal
+            with self._deallocator.paused():
+                drained = self._become(renewal, restless)
+            if not drained or self._undrained:
+                self._never_quiet += renewal.lost + self._haunted
+                self._haunted.clear()
+                self._outstanding |= self._undrained
                 return False
             self._haunted.clear()
             self._allocator.settle()
             self._outstanding = False
+            self._deallocator.go_on()
             return True
+
+    def _become(self, renewal: Renewal, restless: bool) -> bool:
+        """Another host, on every member; on some of them where it raises, and then it may go on later. True where the
+        targets confirm that nothing of the old one can land. `restless`: something may."""
+
+        def changed(index: int) -> None:
+            self.writing[index : index + 1] = lanes(self._fence.devices[index : index + 1], "checkpoint")
+
+        try:
+            self._beat.halt()
+            with self.lost_if_fenced():
+                renewal.go_on(changed)
+            drained = renewal.after.drained(renewal.before.key)
+            # Nor can a later renewal tell: the host that it would have to ask about is gone.
+            self._undrained |= not drained and (restless or bool(renewal.lost))
+            self._fence, self._renewal = renewal.end(), None
+        except WriterActive as active:
+            self._lost = fence.lost(str(active))
+            raise self._lost from active
+        finally:
+            if self._lost is None:
+                self._beat_on()
+        return drained
+
+    @property
+    def _half_way(self) -> Renewal | None:
+        """A renewal that has to end before anything but a beat is written."""
+        return self._renewal if self._renewal is not None and self._renewal.begun else None
+
+    def _beat_on(self) -> None:
+        """The heart again, after it was halted, through the associations that the session has now."""
+        half = self._half_way
+        named = self._fence if half is None else half.after
+        last = self._beat.last()
+        mine = last._replace(
+            nonce=named.hostid.bytes,
+            key=named.key,
+            beat=last.beat + 1,
+            flags=layout.UNDRAINED if self._undrained or half is not None else 0,
+        )
+        block = HeartbeatBlock(self.volume.superblock, self._fence.devices)
+        # Also where a target is away just now: a session whose heart stands still gets taken over.
+        with suppress(DeviceError), self.lost_if_fenced():
+            block.write(mine)
+        self._start_heart(block, mine)
 
     def _start_heart(self, block: HeartbeatBlock, mine: layout.Heartbeat) -> None:
         on_lost = weakref.WeakMethod(self._on_lost)
@@ -352,7 +397,9 @@ class Session:
                 transaction.abort()
             self._closed = True
             self._writer.close()
+            half = self._half_way
             outstanding = self._outstanding or self._writer.broken is not None or self._fence.unsettled
+            outstanding = outstanding or half is not None
             self.volume.end_session(self._writer)
         try:
             self._beat.stop(None if self._lost is not None else CLOSED_OUTSTANDING if outstanding else CLOSED)
@@ -361,6 +408,8 @@ class Session:
         finally:
             # The reservation stays: until the next session takes it, nobody can write.
             self._fence.close()
+            if self._renewal is not None:
+                self._renewal.after.step_back()
 
     def __enter__(self) -> Session:
         return self
@@ -381,11 +430,14 @@ class Session:
         """
         with self._lock:
             self.look()
-            if not self._transactions and self._fence.reserved and self._ghosts():
+            if not self._transactions and self._fence.reserved and (self._half_way or self._restless()):
                 # Nothing of ours is under way but what was given up: a good moment to rule that out. Where a target is
                 # away just now, it waits for the next one.
-                with suppress(DeviceError):
+                try:
                     self.renew()
+                except DeviceError:
+                    if self._half_way is not None:
+                        raise
             transaction = Transaction(self, self._next_transaction)
             self._transactions[transaction.number] = transaction
             self._next_transaction += 1
@@ -497,6 +549,8 @@ class Session:
     def _begin_deallocation(self, ranges: list[Range]) -> list[Range]:
         with self._lock:
             self.look()
+            if self._half_way is not None:
+                raise DeviceError("the session is on its way to be another host", where=self.volume.uris[0])
             return self._allocator.take_freed(ranges)
 
     def _end_deallocation(self, ranges: list[Range], well: bool) -> None:
