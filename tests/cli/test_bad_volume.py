@@ -297,6 +297,28 @@ def test_scrub_names_what_is_damaged(case: Case) -> None:
     assert case.run("volume", "scrub", *uris, "--checkpoint", str(note))[0] == 2
 
 
+def test_scrub_writes_bad_copies_again_when_asked(case: Case) -> None:
+    uris = [case.uri("a"), case.uri("b")]
+    before = case.state()
+    with Volume.open(uris) as volume:
+        member, offset, length = volume.stored("x").blobs[0].tables[1].used()[0]
+    with case.path("ab"[member]).open("r+b") as file:
+        file.seek(offset)
+        file.write(bytes(length))
+    broken = case.state()
+    status, out, err = case.run("volume", "scrub", *uris)
+    assert status == 1 and case.state() == broken
+    assert "1 copy is bad while the other one is good; --repair writes it again" in err
+    assert f"copy 1 of a page of the checksum table does not match its checksum: member {member}" in out + err
+    status, out, err = case.run("volume", "scrub", *uris, "--repair")
+    assert (status, "1 bad copy was written again" in out) == (0, True)
+    assert case.run("volume", "scrub", *uris)[0] == 0
+    name = f"{'ab'[member]}.img"
+    with case.path("ab"[member]).open("rb") as file:
+        file.seek(offset)
+        assert any(file.read(length)) and case.state()[name] != broken[name] and len(before) == len(broken)
+
+
 def test_salvage_without_a_member(case: Case) -> None:
     status, out, _ = case.run("volume", "salvage", case.uri("a"), "file:/nowhere/b.img", "--json")
     found = json.loads(out)

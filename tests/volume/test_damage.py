@@ -15,6 +15,8 @@ from headrace.errors import ChecksumMismatch, HeadraceError
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume
 from headrace.volume.layout import ALIGN
+from headrace.volume.repair.mend import mend
+from headrace.volume.repair.salvage import look
 from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, State, content, state_of, writing
 
@@ -178,6 +180,38 @@ def test_damage_of_a_checksum_table_says_which_bytes_cannot_be_verified() -> Non
     assert f"member {member} ({devices[member].uri}) offset {offset}" in text
     assert "expected crc32c 0x" in text and "found 0x" in text and "9223" not in text
     assert volume.read("striped") == state["striped"]
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_a_checksum_table_stands_twice(members: int, copy: int) -> None:
+    """One bad copy is read around, reported and written again; the two are on two members where there are two."""
+    devices, state = small_image(members)
+    volume = Volume.open(devices)
+    (stored, *_) = volume.stored("table").blobs
+    places = [table.used()[0] for table in stored.tables]
+    assert len(places) == 2 and (members == 1) == (places[0][0] == places[1][0])
+    before = [bytes(device.data) for device in devices]
+    member, offset, length = places[copy]
+    devices[member].data[offset : offset + length] = bytes(length)
+    assert state_of(volume) == state
+    where = f"copy {copy} of page 0 of its checksum table is damaged at member {member} ({devices[member].uri})"
+    assert [where in one for one in volume.info().warnings] == [True] * (copy == 0)
+    report = scrub(devices)
+    (finding,) = report.findings
+    assert (finding.fatal, finding.member, finding.offset, finding.object_name) == (False, member, offset, "composed")
+    salvaged = look(devices)
+    assert b"".join(piece.data or b"" for piece in salvaged.pieces("table")) == state["table"]
+    with writing(Volume.open(devices, write=True)) as session:
+        assert mend(session, report.findings) == []
+    assert scrub(devices).clean
+    assert bytes(devices[member].data[offset : offset + length]) == before[member][offset : offset + length]
+    devices[member].data[offset : offset + length] = bytes(length)
+    other, at, _ = places[1 - copy]
+    devices[other].data[at] ^= 1
+    assert [finding.fatal for finding in scrub(devices).findings] == [True] * 4, "two copies, two objects"
+    with pytest.raises(ChecksumMismatch, match="the checksum table is damaged"):
+        Volume.open(devices).read("table")
 
 
 def test_misdirected_and_stale_blocks_are_caught() -> None:

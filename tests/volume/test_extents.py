@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import VolumeDamaged
+from headrace.errors import VolumeDamaged, VolumeFull
 from headrace.volume.data.extents import Extents, column_bytes, make_runs
 from headrace.volume.space.allocator import Allocator, FreeSpace
 from tests.volume.support import KIB, STRIPE
@@ -122,19 +122,28 @@ def used(allocator: Allocator, length: int, block: int = BLOCK) -> list[tuple[in
     return Extents(runs, columns, length_bytes=length, block_bytes=block, stripe_bytes=STRIPE).used()
 
 
+def pair(allocator: Allocator, length: int, block: int) -> list[tuple[int, int, int]]:
+    copies = [
+        Extents(runs, columns, length_bytes=length, block_bytes=block, stripe_bytes=STRIPE)
+        for runs, columns in allocator.allocate_pair(length, block)
+    ]
+    assert copies[0].runs.tolist() == copies[1].runs.tolist(), "both are cut alike"
+    return [one for extents in copies for one in extents.used()]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 4),
-    st.lists(st.tuples(st.sampled_from(["put", "free", "back"]), st.integers(1, 600 * KIB)), max_size=30),
+    st.lists(st.tuples(st.sampled_from(["put", "pair", "free", "back"]), st.integers(1, 600 * KIB)), max_size=30),
 )
 def test_space_is_never_handed_out_twice(members: int, steps: list[tuple[str, int]]) -> None:
     allocator, windows = new_allocator(members, 1024 * KIB)
     total = allocator.available
     held: list[list[tuple[int, int, int]]] = []
     for what, size in steps:
-        if what == "put" or not held:
+        if what in ("put", "pair") or not held:
             try:
-                held.append(used(allocator, size, 64 * KIB if size % 2 else BLOCK))
+                held.append((used if what == "put" else pair)(allocator, size, 64 * KIB if size % 2 else BLOCK))
             except Exception as error:
                 assert "full" in str(error)
         else:
@@ -146,6 +155,20 @@ def test_space_is_never_handed_out_twice(members: int, steps: list[tuple[str, in
         logged = {(m, c) for m, o, n in (windows or [[]])[-1] for c in range(o // BLOCK, (o + n) // BLOCK)}
         assert set(cells) <= logged
         assert allocator.available + len(cells) * BLOCK == total
+
+
+def test_copies_of_a_pair_are_on_two_members_while_two_have_room() -> None:
+    allocator, _ = new_allocator(3, 1024 * KIB)
+    for _ in range(20):
+        (one, _, _), (other, _, _) = pair(allocator, 50_000, BLOCK)
+        assert one != other
+    before = allocator.available
+    with pytest.raises(VolumeFull, match="the volume is full"):
+        pair(allocator, before, BLOCK)
+    assert allocator.available == before
+    alone, _ = new_allocator(1, 1024 * KIB)
+    (_, low, _), (_, high, _) = pair(alone, 50_000, BLOCK)
+    assert high - low > 512 * KIB, "far apart"
 
 
 def test_big_objects_are_spread_over_all_members_and_small_ones_take_turns() -> None:

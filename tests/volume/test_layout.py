@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,13 @@ def blob(birth: int = 7) -> Blob:
     )
 
 
+def paired() -> Blob:
+    """With two copies of its table: of two runs each, one of them over two members."""
+    one = blob()
+    runs, columns = make_runs([(8, [(0, 4096), (1, 4096)]), (4, [(1, 0)]), (8, [(2, 0)]), (4, [(0, 9 << 12)])])
+    return replace(one, table_runs=runs, table_columns=columns, table_copies=2)
+
+
 def slices() -> ObjectValue:
     rows = np.array([(7, 4096, 10), (8, 0, 1), (7, 0, 4096)], layout.SLICE)
     return ObjectValue(sequence=9, created_ns=11, length_bytes=4107, slices=rows)
@@ -69,6 +77,18 @@ def operations() -> list[Operation]:
 
 def test_values() -> None:
     assert same(layout.decode_blob(blob().encode(), 7), blob()) and len(blob().encode()) == blob().encoded_bytes
+    assert same(layout.decode_blob(paired().encode(), 7), paired()) and paired().encode()[18:20] == b"\1\0"
+    assert blob().encode()[18:20] == b"\0\0", "as it always was"
+    cut = [(runs.tolist(), columns.tolist()) for runs, columns in paired().tables]
+    assert cut == [
+        ([(8, 2, 0), (4, 1, 0)], [(0, 0, 4096), (1, 0, 4096), (1, 0, 0)]),
+        ([(8, 1, 0), (4, 1, 0)], [(2, 0, 0), (0, 0, 9 << 12)]),
+    ]
+    for at, value in ((18, 2), (17, 0)):
+        broken = bytearray(paired().encode())
+        broken[at] = value
+        with pytest.raises(VolumeDamaged, match="copies of a checksum table"):
+            layout.decode_blob(bytes(broken), 7)
     with pytest.raises(VolumeDamaged, match="blob 0x8"):
         layout.decode_blob(blob().encode(), 8)
     for value in (inline(), slices()):

@@ -11,8 +11,9 @@ import pytest
 from headrace.device.protocol import Buffer
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
-from headrace.volume.repair import scrub as module
-from headrace.volume.repair.scrub import Finding, ScrubProgress, scrub
+from headrace.volume.repair import scrub_data
+from headrace.volume.repair.findings import Finding
+from headrace.volume.repair.scrub import ScrubProgress, scrub
 from tests.volume.support import KIB, STRIPE, content, writing
 
 
@@ -116,7 +117,7 @@ def test_a_long_run_on_one_member_is_read_in_pieces(monkeypatch: pytest.MonkeyPa
 
     device = Counting(devices[0].size_bytes)
     device.data[:] = devices[0].data
-    monkeypatch.setattr(module, "_PIECE", 4096)
+    monkeypatch.setattr(scrub_data, "PIECE_BYTES", 4096)
     assert scrub([device]).clean
     assert longest == 64 * KIB, "a checksum block"
 

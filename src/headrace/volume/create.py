@@ -184,6 +184,7 @@ def plan(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, area: 
             created_ns=now,
             log_offset=(log_offset[0], log_offset[1]),
             log_member=log_member,
+            incompat=layout.PAIRED_CHECKSUMS,
         )
         for index in range(len(devices))
     ]

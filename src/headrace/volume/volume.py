@@ -549,8 +549,7 @@ class Volume:
         devices = self._join(Ticket.from_json(grant.ticket)) if grant.ticket else lanes(self.devices, "checkpoint")
         with fence.lost_if_fenced():
             receipt = write_grant(devices, grant, buffer)
-        table = grant.table_extents()
-        space = grant.data_extents().used() + ([] if table is None else table.used())
+        space = [one for extents in (grant.data_extents(), *grant.table_extents()) for one in extents.used()]
         return replace(receipt, haunted=fence.haunted(devices, space))
 
     def check_writable(self) -> None:

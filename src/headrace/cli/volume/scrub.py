@@ -12,7 +12,8 @@ from headrace.cli.sizes import parse_size
 from headrace.cli.volume.common import AsJson, Members, addresses_of, shown
 
 if TYPE_CHECKING:
-    from headrace.volume.repair.scrub import Finding, ScrubProgress, ScrubReport
+    from headrace.volume.repair.findings import Finding, ScrubReport
+    from headrace.volume.repair.scrub import ScrubProgress
 
 #: Seconds between two notes of how far it is.
 _NOTE_EVERY_S = 5.0
@@ -35,12 +36,17 @@ def scrub(
             show_default=False,
         ),
     ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Write bad copies again where another is good, in a session of its own."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Read everything with an independent reader: both copies of every structure, every checksum, every block.
 
-    It names object, offset and member of what is wrong, and changes nothing. A job may write meanwhile; give `--rate`
-    so as not to disturb it. Exit status 1 if anything is damaged, also where another copy still has it.
+    It names object, offset and member of what is wrong, and changes nothing without `--repair`. A job may write
+    meanwhile; give `--rate` so as not to disturb it. Exit status 1 if anything is damaged, also where another copy
+    still has it, unless that was repaired.
 
     Example: `headrace volume scrub file:/data/a.img --rate 200MiB`
     """
@@ -64,6 +70,7 @@ def scrub(
     finally:
         close_all(devices)
     fatal = sum(finding.fatal for finding in report.findings)
+    repaired = _repair(members, report) if repair and len(report.findings) > fatal else False
     if json:
         print_json(_as_dict(report))
     else:
@@ -71,7 +78,10 @@ def scrub(
             f"commit {report.sequence}: {report.object_count:,} object{'' if report.object_count == 1 else 's'}, "
             f"{format_bytes(report.bytes_read)} read" + ("" if report.findings else ": everything is good")
         )
-    if report.findings:
+    if repaired and not json:
+        copies = len(report.findings) - fatal
+        print(f"{copies:,} bad cop{'y was' if copies == 1 else 'ies were'} written again")
+    if report.findings and not (repaired and not fatal):
         mended = len(report.findings) - fatal
         text = f"{fatal:,} thing{' is' if fatal == 1 else 's are'} damaged beyond their copies" if fatal else ""
         if mended:
@@ -79,8 +89,22 @@ def scrub(
             text += f"{mended:,} cop{'y is' if mended == 1 else 'ies are'} bad while the other one is good"
         raise VolumeDamaged(
             text,
-            next_step="restore the objects from another copy" if fatal else "the next session writes it again",
+            next_step="restore the objects from another copy" if fatal else "--repair writes it again",
         )
+
+
+def _repair(members: list[str] | None, report: ScrubReport) -> bool:
+    """Everything that has a good copy."""
+    from headrace.cli.volume.common import writing
+    from headrace.errors import VolumeDamaged
+    from headrace.volume.repair.mend import mend
+
+    # Opening the session mends what opening reads.
+    with writing(members, "scrub", False, False) as session:
+        left = mend(session, report.findings)
+    if left:
+        raise VolumeDamaged(f"not all bad copies could be written again, the first: {shown(left[0])}")
+    return True
 
 
 class _Shower:

@@ -107,11 +107,11 @@ class Catalog:
             if table.image is None:
                 table.image = table.load(copy)
 
-    def mend_tables(self, devices: Sequence[BlockDevice]) -> None:
-        """Write what a copy of a table lacks again. Both copies of all tables are read where they are small; else of
-        those that are known to be bad.
+    def mend_tables(self, devices: Sequence[BlockDevice], *, everything: bool = False) -> None:
+        """Write what a copy of a table lacks again. Both copies of all tables are read where they are small, or
+        `everything` is asked for; else of those that are known to be bad.
         """
-        everything = self.table_bytes <= CHECKED_BYTES
+        everything |= self.table_bytes <= CHECKED_BYTES
         for table in self.tables:
             if table.image is not None and (everything or self.store.suspect(table.birth)):
                 table.mend(devices)

@@ -109,8 +109,8 @@ class ObjectWriter:
             sink.dropped(self._transaction)
             raise
         self._devices = sink.session.writing
-        self._data, self._table = self._grant.data_extents(), self._grant.table_extents()
-        self._members = members_of(self._devices, self._data, self._table)
+        self._data, self._tables = self._grant.data_extents(), self._grant.table_extents()
+        self._members = members_of(self._devices, self._data, *self._tables)
         self._before = [device.loss_count() for device in self._members]
         self._checksums = np.zeros(self._grant.block_count, np.uint32)
 
@@ -136,7 +136,7 @@ class ObjectWriter:
                     self._before = [device.loss_count() for device in self._members]
                     self._again(reader)
                 roots = write_table(
-                    self._devices, self._table, self._checksums, birth=grant.birth, volume_id=grant.volume_id
+                    self._devices, self._tables, self._checksums, birth=grant.birth, volume_id=grant.volume_id
                 )
                 flush_all(self._members)
                 if not lost_since(self._members, self._before):

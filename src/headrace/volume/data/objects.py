@@ -70,17 +70,16 @@ class StoredBlob:
         )
         self.block_count = -(-blob.length_bytes // blob.checksum_block_bytes)
         #: Of each copy of the checksum table; none where it lies in the entry.
-        self.tables: list[Extents] = []
-        if blob.table_page_bytes:
-            self.tables = [
-                Extents(
-                    blob.table_runs,
-                    blob.table_columns,
-                    length_bytes=self.block_count * 4,
-                    block_bytes=blob.table_page_bytes,
-                    stripe_bytes=stripe_bytes,
-                )
-            ]
+        self.tables = [
+            Extents(
+                runs,
+                columns,
+                length_bytes=self.block_count * 4,
+                block_bytes=blob.table_page_bytes,
+                stripe_bytes=stripe_bytes,
+            )
+            for runs, columns in blob.tables
+        ]
         roots = -(-self.block_count * 4 // blob.table_page_bytes) if blob.table_page_bytes else self.block_count
         if roots != len(blob.roots):
             raise VolumeDamaged(

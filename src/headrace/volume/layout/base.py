@@ -10,8 +10,10 @@ import numpy.typing as npt
 from headrace.device import crc32c
 
 VERSION = 2
+#: Incompatible feature: checksum tables may stand twice, and those of new blobs do.
+PAIRED_CHECKSUMS = 1 << 1
 #: Incompatible features that this version knows; any other bit in a superblock refuses the volume by name.
-KNOWN_INCOMPAT = 0
+KNOWN_INCOMPAT = PAIRED_CHECKSUMS
 #: Everything on a member is aligned to this, whatever its logical block.
 ALIGN = 4096
 MAX_MEMBERS = 64

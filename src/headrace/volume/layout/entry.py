@@ -52,9 +52,12 @@ def blob_key(birth: int) -> bytes:
 #    8  length_bytes                   8 | 24  run_count (data)      4 |     columns 16 each: likewise
 #   16  log2 of the checksum block     1 | 28  column_count (data)   4 |     roots 4 each
 #   17  log2 of a table page; 0: none  1 | 32  run_count (table)     4 |
-#   18  reserved                       2 | 36  column_count (table)  4 |
+#   18  copies of the table but one    1 | 36  column_count (table)  4 |
+#   19  reserved                       1 |
+#
+# Where byte 18 is 1 the table stands twice: the first half of its runs, with their columns, is copy A, the rest copy B.
 
-_BLOB = struct.Struct("<QQBB2xIIIII")
+_BLOB = struct.Struct("<QQBBBxIIIII")
 BLOB_BYTES = 40
 assert _BLOB.size == BLOB_BYTES
 
@@ -63,7 +66,8 @@ assert _BLOB.size == BLOB_BYTES
 class Blob:
     """An allocation with its checksums.
 
-    `runs`, `columns`: RUN[r], COLUMN[c] of the data; `table_*`: of the checksum table, empty where there is none.
+    `runs`, `columns`: RUN[r], COLUMN[c] of the data; `table_*`: of all copies of the checksum table, empty where there
+    is none.
     `roots`: uint32: the checksums themselves, or those of the table's pages (`table_page_bytes` > 0).
     """
 
@@ -76,6 +80,19 @@ class Blob:
     table_runs: Rows
     table_columns: Rows
     roots: U32
+    table_copies: int = 1
+
+    @property
+    def tables(self) -> list[tuple[Rows, Rows]]:
+        """Runs and columns of each copy of the checksum table; none where it lies here."""
+        if not self.table_page_bytes:
+            return []
+        half = len(self.table_runs) // self.table_copies
+        columns = int(self.table_runs["width"][:half].sum())
+        rows = [(self.table_runs[:half], self.table_columns[:columns])]
+        if self.table_copies > 1:
+            rows.append((self.table_runs[half:], self.table_columns[columns:]))
+        return rows
 
     @property
     def encoded_bytes(self) -> int:
@@ -91,8 +108,8 @@ class Blob:
     def encode(self) -> bytes:
         head = _BLOB.pack(
             self.birth, self.length_bytes, self.checksum_block_bytes.bit_length() - 1,
-            self.table_page_bytes.bit_length() - 1 if self.table_page_bytes else 0, len(self.roots),
-            len(self.runs), len(self.columns), len(self.table_runs), len(self.table_columns),
+            self.table_page_bytes.bit_length() - 1 if self.table_page_bytes else 0, self.table_copies - 1,
+            len(self.roots), len(self.runs), len(self.columns), len(self.table_runs), len(self.table_columns),
         )  # fmt: skip
         return (
             head + self.runs.tobytes() + self.table_runs.tobytes() + self.columns.tobytes()
@@ -102,12 +119,14 @@ class Blob:
     @classmethod
     def decode(cls, data: bytes, start: int = 0) -> Blob:
         """From `data[start:]`, all of it. ValueError or struct.error where it makes no sense."""
-        birth, length, log2_block, log2_page, roots, *counts = _BLOB.unpack_from(data, start)
+        birth, length, log2_block, log2_page, more, roots, *counts = _BLOB.unpack_from(data, start)
         if len(data) - start != BLOB_BYTES + 16 * sum(counts) + 4 * roots:
             raise ValueError(f"a blob of {len(data) - start} bytes with {counts} rows and {roots} roots")
         if not 12 <= log2_block <= 24 or log2_page > 40:
             raise ValueError(f"blocks of 2^{log2_block}, pages of 2^{log2_page}")
         runs, columns, table_runs, table_columns = counts
+        if more > 1 or (more and (table_runs % 2 or not log2_page)):
+            raise ValueError(f"{more} more copies of a checksum table with {table_runs} runs")
         position = start + BLOB_BYTES
 
         def rows(dtype: Any, count: int) -> Any:
@@ -121,7 +140,7 @@ class Blob:
         return cls(
             birth=birth, length_bytes=length, checksum_block_bytes=1 << log2_block,
             table_page_bytes=1 << log2_page if log2_page else 0, runs=data_runs, columns=data_columns,
-            table_runs=more_runs, table_columns=more_columns, roots=rows("<u4", roots),
+            table_runs=more_runs, table_columns=more_columns, roots=rows("<u4", roots), table_copies=1 + more,
         )  # fmt: skip
 
 
@@ -214,7 +233,7 @@ class ObjectValue:
 def peek_blob(value: bytes) -> tuple[int, int, int]:
     """(birth, checksum block, space on the members) of an inline object, without its arrays: what a listing says."""
     try:
-        birth, _, log2_block, _, _, runs, _, table_runs, _ = _BLOB.unpack_from(value, OBJECT_BYTES)
+        birth, _, log2_block, _, _, _, runs, _, table_runs, _ = _BLOB.unpack_from(value, OBJECT_BYTES)
         lengths = struct.unpack_from("<" + "Q8x" * (runs + table_runs), value, OBJECT_BYTES + BLOB_BYTES)
     except struct.error as error:
         raise VolumeDamaged("an object's entry makes no sense", found=str(error)) from error

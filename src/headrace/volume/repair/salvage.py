@@ -112,14 +112,17 @@ class Salvage:
         if not blob.table_page_bytes:
             return roots, ""
         count = -(-blob.length_bytes // blob.checksum_block_bytes)
-        table = _extents(blob.table_runs, blob.table_columns, count * 4, blob.table_page_bytes, self.superblock)
         result: dict[int, int] = {}
         lost = ""
-        for at, page, why in self._blocks(table, 0, count * 4, blob.birth, layout.TABLE_BLOCK, roots, ""):
-            lost = lost or why
-            if page is not None:
-                values = np.frombuffer(page, "<u4").tolist()
-                result.update(zip(range(at // 4, at // 4 + len(values)), values, strict=True))
+        for runs, columns in blob.tables:
+            table = _extents(runs, columns, count * 4, blob.table_page_bytes, self.superblock)
+            for at, page, why in self._blocks(table, 0, count * 4, blob.birth, layout.TABLE_BLOCK, roots, ""):
+                lost = lost or why
+                if page is not None:
+                    values = np.frombuffer(page, "<u4").tolist()
+                    result.update(zip(range(at // 4, at // 4 + len(values)), values, strict=True))
+            if len(result) == count:
+                return result, ""
         return result, lost
 
     def _blocks(

@@ -182,6 +182,30 @@ class Allocator:
             left -= row[0]
         return make_runs(rows)
 
+    def allocate_pair(
+        self, length: int, block_bytes: int, *, kept: int = 0
+    ) -> tuple[tuple[Rows, Rows], tuple[Rows, Rows]]:
+        """Runs and columns of two copies of `length` bytes, cut alike at multiples of `block_bytes`, each piece on two
+        members where two have room. VolumeFull: nothing was taken.
+        """
+        if 2 * align_up(length) > self.available - self.reserve_bytes - kept:
+            raise self._full(2 * length, kept)
+        rows: tuple[list[tuple[int, list[tuple[int, int]]]], ...] = ([], [])
+        left = length
+        while left:
+            size = align_up(left)
+            try:
+                pair = self.take_pair(size, min(size, block_bytes))
+            except BaseException:
+                self.give_back(_space_of([*rows[0], *rows[1]], self.stripe_bytes))
+                raise
+            run = left if pair[0][2] >= size else pair[0][2] // block_bytes * block_bytes
+            for copy, (member, start, taken) in zip(rows, pair, strict=True):
+                copy.append((run, [(member, start)]))
+                self.give_back([(member, start + align_up(run), taken - align_up(run))])
+            left -= run
+        return make_runs(rows[0]), make_runs(rows[1])
+
     def _full(self, length: int, kept: int = 0) -> VolumeFull:
         detail = f"{format_bytes(max(0, self.available - kept))} free"
         if kept:

@@ -60,11 +60,13 @@ class Grant(Message):
     checksum_block_bytes: int
     table_page_bytes: int
     stripe_bytes: int
-    #: RUN[], COLUMN[] of `headrace.volume.layout`, as bytes.
+    #: RUN[], COLUMN[] of `headrace.volume.layout`, as bytes; of the table those of all copies, one after another.
     runs: bytes
     columns: bytes
     table_runs: bytes
     table_columns: bytes
+    #: How often the checksum table stands; 0: it lies in the object's entry.
+    table_copies: int
     #: A `fence.Ticket` as JSON: as which host it is written. Empty: as the one that writes it is.
     ticket: str = ""
 
@@ -81,17 +83,25 @@ class Grant(Message):
             stripe_bytes=self.stripe_bytes,
         )
 
-    def table_extents(self) -> Extents | None:
-        """None where the table lies in the object's entry."""
-        if not self.table_page_bytes:
-            return None
-        return Extents(
-            np.frombuffer(self.table_runs, layout.RUN),
-            np.frombuffer(self.table_columns, layout.COLUMN),
-            length_bytes=self.block_count * 4,
-            block_bytes=self.table_page_bytes,
-            stripe_bytes=self.stripe_bytes,
-        )
+    def table_extents(self) -> list[Extents]:
+        """Of each copy of the checksum table."""
+        runs, columns = np.frombuffer(self.table_runs, layout.RUN), np.frombuffer(self.table_columns, layout.COLUMN)
+        each = len(runs) // max(self.table_copies, 1)
+        result = []
+        for copy in range(self.table_copies):
+            mine = runs[copy * each : (copy + 1) * each]
+            width = int(mine["width"].sum())
+            result.append(
+                Extents(
+                    mine,
+                    columns[:width],
+                    length_bytes=self.block_count * 4,
+                    block_bytes=self.table_page_bytes,
+                    stripe_bytes=self.stripe_bytes,
+                )
+            )
+            columns = columns[width:]
+        return result
 
     @property
     def root_count(self) -> int:

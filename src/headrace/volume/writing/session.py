@@ -30,6 +30,7 @@ from headrace.volume.catalog.commit import LogWriter
 from headrace.volume.catalog.log import LogReader
 from headrace.volume.catalog.usage import usage_of
 from headrace.volume.data.checksums import table_page_bytes
+from headrace.volume.data.durable import write_through
 from headrace.volume.data.extents import Extents
 from headrace.volume.data.names import check_length
 from headrace.volume.data.objects import Range, space_of
@@ -205,6 +206,20 @@ class Session:
         )
         allocator.quarantined_bytes = quarantined
         return allocator
+
+    def mend_tables(self) -> None:
+        """Read both copies of all tables of the catalogue, and write what either lacks again."""
+        with self._lock, self.lost_if_fenced():
+            self.look()
+            self._writer.catalog.mend_tables(self._fence.devices, everything=True)
+
+    def write_structure(self, member: int, offset: int, data: bytes) -> None:
+        """Bytes that belong there and are not: whole, padded to a block, durable when this returns. The caller knows
+        that the place is theirs, and holds the session's lock.
+        """
+        with self.lost_if_fenced():
+            self.look()
+            write_through(self._fence.devices[member], offset, data.ljust(layout.align_up(len(data)), b"\0"))
 
     # ---- what keeps others out ----
 
@@ -498,21 +513,40 @@ class Session:
             self._hand_out(allocation, extents.used())
         return extents
 
-    def take_blob(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> tuple[Extents, Extents | None]:
-        """Space for all of a blob and its checksum table. VolumeFull: nothing was taken."""
-        block_count = -(-length_bytes // block_bytes)
-        page = table_page_bytes(block_count, self.volume.superblock.stripe_bytes)
+    def take_blob(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> tuple[Extents, list[Extents]]:
+        """Space for all of a blob and each copy of its checksum table. VolumeFull: nothing was taken."""
         with self._lock:
             self.check()
-            data, table = self._take(allocation, length_bytes, block_bytes), None
-            if page:
-                try:
-                    table = self._take(allocation, block_count * 4, page)
-                except BaseException:
-                    self._allocator.give_back(data.used())
-                    raise
-            self._hand_out(allocation, data.used() + ([] if table is None else table.used()))
-        return data, table
+            data = self._take(allocation, length_bytes, block_bytes)
+            try:
+                tables = self._take_tables(allocation, -(-length_bytes // block_bytes))
+            except BaseException:
+                self._allocator.give_back(data.used())
+                raise
+            self._hand_out(allocation, [one for extents in (data, *tables) for one in extents.used()])
+        return data, tables
+
+    def take_tables(self, allocation: Allocation, block_count: int) -> list[Extents]:
+        """Space for each copy of the table of so many checksums; none where it lies in the entry. VolumeFull."""
+        with self._lock:
+            self.check()
+            tables = self._take_tables(allocation, block_count)
+            self._hand_out(allocation, [one for table in tables for one in table.used()])
+        return tables
+
+    def _take_tables(self, allocation: Allocation, block_count: int) -> list[Extents]:
+        superblock = self.volume.superblock
+        page, length = table_page_bytes(block_count, superblock.stripe_bytes), block_count * 4
+        if not page:
+            return []
+        if not superblock.incompat & layout.PAIRED_CHECKSUMS:
+            # A volume that was made before tables stood twice stays readable by what could read it.
+            return [self._take(allocation, length, page)]
+        pair = self._allocator.allocate_pair(length, page, kept=self._reservations.held(allocation.name))
+        return [
+            Extents(runs, columns, length_bytes=length, block_bytes=page, stripe_bytes=superblock.stripe_bytes)
+            for runs, columns in pair
+        ]
 
     def _hand_out(self, allocation: Allocation, space: list[Range]) -> None:
         allocation.space.extend(space)
@@ -577,7 +611,7 @@ class Session:
         """Space for one object, with the grant that says where it is."""
         superblock = self.volume.superblock
         allocation = Allocation(name, self.new_birth())
-        data, table = self.take_blob(allocation, length_bytes, checksum_block_bytes)
+        data, tables = self.take_blob(allocation, length_bytes, checksum_block_bytes)
         allocation.grant = Grant(
             volume_id=superblock.volume_id,
             session=self.number,
@@ -586,12 +620,13 @@ class Session:
             birth=allocation.birth,
             length_bytes=length_bytes,
             checksum_block_bytes=checksum_block_bytes,
-            table_page_bytes=0 if table is None else table.block_bytes,
+            table_page_bytes=tables[0].block_bytes if tables else 0,
             stripe_bytes=superblock.stripe_bytes,
             runs=data.runs.tobytes(),
             columns=data.columns.tobytes(),
-            table_runs=b"" if table is None else table.runs.tobytes(),
-            table_columns=b"" if table is None else table.columns.tobytes(),
+            table_runs=b"".join(table.runs.tobytes() for table in tables),
+            table_columns=b"".join(table.columns.tobytes() for table in tables),
+            table_copies=len(tables),
             ticket="" if (ticket := self.ticket) is None else ticket.to_json(),
         )
         allocation.begin()

@@ -10,7 +10,6 @@ import numpy as np
 from headrace.device.protocol import Buffer
 from headrace.device.reference import U8, as_bytes
 from headrace.errors import UsageError
-from headrace.volume.data.checksums import table_page_bytes
 from headrace.volume.data.extents import U32, Extents, column_bytes, make_runs
 from headrace.volume.layout import Rows
 from headrace.volume.writing.write import members_of, write_extents, write_table
@@ -122,17 +121,16 @@ def write_stream(
     runs, columns = join_runs(parts, stripe)
     joined = Extents(runs, columns, length_bytes=written, block_bytes=block_bytes, stripe_bytes=stripe)
     sums = np.concatenate(checksums) if checksums else np.zeros(0, np.uint32)
-    page = table_page_bytes(len(sums), stripe)
-    table = session.take(allocation, len(sums) * 4, page) if page else None
+    tables = session.take_tables(allocation, len(sums))
     roots = sums
 
     def write_its_table() -> None:
         nonlocal roots
-        roots = write_table(devices, table, sums, birth=birth, volume_id=superblock.volume_id)
+        roots = write_table(devices, tables, sums, birth=birth, volume_id=superblock.volume_id)
 
-    if table is not None:
-        transaction.write_part(allocation, members_of(devices, table), write_its_table, sums.nbytes)
-    allocation.written(data=joined, table=table, roots=roots)
+    if tables:
+        transaction.write_part(allocation, members_of(devices, *tables), write_its_table, sums.nbytes)
+    allocation.written(data=joined, tables=tables, roots=roots)
     transaction.bound_kept()
     return written
 

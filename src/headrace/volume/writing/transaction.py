@@ -74,18 +74,19 @@ class Allocation:
         write_durably(devices, write)
         self.end()
 
-    def written(self, *, data: Extents, table: Extents | None, roots: layout.U32) -> None:
+    def written(self, *, data: Extents, tables: Sequence[Extents], roots: layout.U32) -> None:
         """All of it is written; it is durable, too, when the transaction's flush has succeeded."""
         self.blob = Blob(
             birth=self.birth,
             length_bytes=data.length_bytes,
             checksum_block_bytes=data.block_bytes,
-            table_page_bytes=0 if table is None else table.block_bytes,
+            table_page_bytes=tables[0].block_bytes if tables else 0,
             runs=data.runs,
             columns=data.columns,
-            table_runs=data.runs[:0] if table is None else table.runs,
-            table_columns=data.columns[:0] if table is None else table.columns,
+            table_runs=np.concatenate([data.runs[:0], *(table.runs for table in tables)]),
+            table_columns=np.concatenate([data.columns[:0], *(table.columns for table in tables)]),
             roots=roots,
+            table_copies=max(len(tables), 1),
         )
         self.created_ns = time.time_ns()
         self.state = WRITTEN
@@ -202,7 +203,7 @@ class Transaction:
         """
         session = self._session
         try:
-            extents, table = session.take_blob(allocation, len(data), checksum_block_bytes)
+            extents, tables = session.take_blob(allocation, len(data), checksum_block_bytes)
         except BaseException:
             # Nothing was taken: the transaction is as it was before.
             with self._lock:
@@ -212,9 +213,9 @@ class Transaction:
             raise
         kept = contiguous(keep, "") if keep is not None else data.copy() if len(data) <= KEPT_BYTES else data
         volume_id = session.volume.superblock.volume_id
-        writer = BlobWriter(session.writing, extents, table, kept, birth=allocation.birth, volume_id=volume_id)
-        self.write_part(allocation, members_of(session.writing, extents, table), writer, len(data))
-        allocation.written(data=extents, table=table, roots=writer.roots)
+        writer = BlobWriter(session.writing, extents, tables, kept, birth=allocation.birth, volume_id=volume_id)
+        self.write_part(allocation, members_of(session.writing, extents, *tables), writer, len(data))
+        allocation.written(data=extents, tables=tables, roots=writer.roots)
         self.bound_kept()
 
     def bound_kept(self) -> None:
@@ -256,8 +257,8 @@ class Transaction:
                 raise UsageError(
                     "the receipt belongs to no grant of this transaction", where=f"object {receipt.name!r}"
                 )
-            data, table = grant.data_extents(), grant.table_extents()
-            allocation.written(data=data, table=table, roots=np.frombuffer(receipt.roots, "<u4"))
+            data, tables = grant.data_extents(), grant.table_extents()
+            allocation.written(data=data, tables=tables, roots=np.frombuffer(receipt.roots, "<u4"))
             if receipt.haunted:
                 self._session.haunt(allocation.space)
 

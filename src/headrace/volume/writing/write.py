@@ -12,7 +12,7 @@ from headrace.device.reference import U8, as_bytes
 from headrace.errors import UsageError
 from headrace.volume import layout
 from headrace.volume.data.durable import write_durably
-from headrace.volume.data.extents import U32, Extents
+from headrace.volume.data.extents import U32, Extents, Pieces
 from headrace.volume.writing.grant import Grant, Receipt
 
 
@@ -40,12 +40,11 @@ def contiguous(buffer: Buffer, where: str) -> U8:
         ) from None
 
 
-def members_of(devices: Sequence[BlockDevice], *extents: Extents | None) -> list[BlockDevice]:
+def members_of(devices: Sequence[BlockDevice], *extents: Extents) -> list[BlockDevice]:
     """The devices that these extents lie on."""
     indices: set[int] = set()
     for each in extents:
-        if each is not None:
-            indices.update(int(member) for member in np.unique(each.columns["member"]))
+        indices.update(int(member) for member in np.unique(each.columns["member"]))
     return [devices[index] for index in sorted(indices)]
 
 
@@ -94,9 +93,9 @@ def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer) ->
             found=f"{buffer_bytes(buffer)} bytes",
         )
     view = contiguous(buffer, f"object {grant.name!r}")
-    data, table = grant.data_extents(), grant.table_extents()
-    writer = BlobWriter(devices, data, table, view, birth=grant.birth, volume_id=grant.volume_id)
-    write_durably(members_of(devices, data, table), writer)
+    data, tables = grant.data_extents(), grant.table_extents()
+    writer = BlobWriter(devices, data, tables, view, birth=grant.birth, volume_id=grant.volume_id)
+    write_durably(members_of(devices, data, *tables), writer)
     return Receipt(
         session=grant.session,
         transaction=grant.transaction,
@@ -116,13 +115,13 @@ class BlobWriter:
         self,
         devices: Sequence[BlockDevice],
         data: Extents,
-        table: Extents | None,
+        tables: Sequence[Extents],
         buffer: Buffer,
         *,
         birth: int,
         volume_id: bytes,
     ) -> None:
-        self._devices, self._data, self._table, self._buffer = devices, data, table, buffer
+        self._devices, self._data, self._tables, self._buffer = devices, data, tables, buffer
         self._birth, self._volume_id = birth, volume_id
         self._checksums = np.zeros(-(-data.length_bytes // data.block_bytes), np.uint32)
         #: uint32, complete after the first call.
@@ -131,16 +130,25 @@ class BlobWriter:
     def __call__(self) -> None:
         birth, volume_id, sums = self._birth, self._volume_id, self._checksums
         write_extents(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
-        self.roots = write_table(self._devices, self._table, sums, birth=birth, volume_id=volume_id)
+        self.roots = write_table(self._devices, self._tables, sums, birth=birth, volume_id=volume_id)
 
 
 def write_table(
-    devices: Sequence[BlockDevice], table: Extents | None, checksums: U32, *, birth: int, volume_id: bytes
+    devices: Sequence[BlockDevice], tables: Sequence[Extents], checksums: U32, *, birth: int, volume_id: bytes
 ) -> U32:
-    """Write a checksum table (None: it lies in the entry); returns the roots. Nothing is flushed."""
-    if table is None:
+    """Write every copy of a checksum table (none: it lies in the entry); returns the roots. Nothing is flushed."""
+    if not tables:
         return checksums
-    roots = np.zeros(-(-table.length_bytes // table.block_bytes), np.uint32)
-    encoded = np.ascontiguousarray(checksums, "<u4").view(np.uint8)
-    write_extents(devices, table, encoded, roots, birth=birth, volume_id=volume_id, mark=layout.TABLE_BLOCK)
-    return roots
+    pieces = Pieces.join([table.whole() for table in tables])
+    batch = pieces.batch(
+        buffer=np.zeros(1, np.uint32),
+        buffer_offset=np.zeros(1, np.int64),
+        birth=birth,
+        block_bytes=tables[0].block_bytes,
+        volume_id=volume_id,
+        mark=layout.TABLE_BLOCK,
+    )
+    roots = np.zeros(batch.checksum_count, np.uint32)
+    write_batch(devices, batch, [np.ascontiguousarray(checksums, "<u4").view(np.uint8)], roots)
+    # Copies are of one content, and so are their roots.
+    return roots[: len(roots) // len(tables)]
