@@ -43,7 +43,7 @@ from headrace.volume.catalog.tables.table import Image
 from headrace.volume.data.durable import write_through
 from headrace.volume.data.objects import Range
 from headrace.volume.layout import ALIGN, AreaHeader, Operation, Record, Root, Totals
-from headrace.volume.layout.table import node_bytes
+from headrace.volume.layout.table import TABLE_COPIES, node_bytes
 
 #: Kept free at the end of an area: the marker of the last record, and MOVED.
 RESERVE_BLOCKS = 2
@@ -168,6 +168,12 @@ class LogWriter:
         """What a commit takes in the log, whose operations have so many bytes: many go into a table."""
         return payload_bytes if self._space is None else min(payload_bytes, self.bulk_bytes)
 
+    def table_bytes(self, payload_bytes: int) -> int:
+        """Space that a commit of so many bytes takes for a table, about; 0: it is no table."""
+        if self._space is None or payload_bytes <= self.bulk_bytes:
+            return 0
+        return TABLE_COPIES * _expected(0, payload_bytes + self.catalog.recent_bytes)
+
     def commit_changes(
         self, changes: Mapping[bytes, bytes | None], payload_bytes: int, sequence: int, totals: Totals, session: int
     ) -> Record:
@@ -209,9 +215,7 @@ class LogWriter:
         keys = sorted(changes if deletions else [key for key, value in changes.items() if value is not None])
         values = [changes[key] for key in keys]
         sizes = sum(map(len, keys)) + sum(map(len, filter(None, values)))
-        # Leaves are not quite full, and inner nodes are few.
-        expected = node_bytes(len(keys), sizes, 0) * 17 // 16 + 2 * ALIGN
-        builder = self._builder(expected, image)
+        builder = self._builder(_expected(len(keys), sizes), image)
         try:
             builder.extend(keys, values)
             return builder.finish(), image, builder.space()
@@ -417,3 +421,8 @@ class LogWriter:
 
     def _write_header(self, area: int, header: AreaHeader) -> None:
         self._write(area, 0, header.encode(self._volume_id, area))
+
+
+def _expected(entries: int, size: int) -> int:
+    """Bytes of one copy of a table: leaves are not quite full, and inner nodes are few."""
+    return node_bytes(entries, size, 0) * 17 // 16 + 2 * ALIGN

@@ -161,8 +161,7 @@ class Allocator:
 
         `kept`: of what is available, bytes that are not for this.
         """
-        if align_up(length) > self.available - self.reserve_bytes - kept:
-            raise self._full(length, kept)
+        self.check(length, kept)
         rows: list[tuple[int, list[tuple[int, int]]]] = []
         left = length
         while left:
@@ -188,8 +187,7 @@ class Allocator:
         """Runs and columns of two copies of `length` bytes, cut alike at multiples of `block_bytes`, each piece on two
         members where two have room. VolumeFull: nothing was taken.
         """
-        if 2 * align_up(length) > self.available - self.reserve_bytes - kept:
-            raise self._full(2 * length, kept)
+        self.check(2 * align_up(length), kept)
         rows: tuple[list[tuple[int, list[tuple[int, int]]]], ...] = ([], [])
         left = length
         while left:
@@ -205,6 +203,11 @@ class Allocator:
                 self.give_back([(member, start + align_up(run), taken - align_up(run))])
             left -= run
         return make_runs(rows[0]), make_runs(rows[1])
+
+    def check(self, length: int, kept: int = 0) -> None:
+        """VolumeFull where so much is not to be had."""
+        if align_up(length) > self.available - self.reserve_bytes - kept:
+            raise self._full(length, kept)
 
     def _full(self, length: int, kept: int = 0) -> VolumeFull:
         detail = f"{format_bytes(max(0, self.available - kept))} free"

@@ -496,14 +496,38 @@ class Session:
     def _make_room(self, length_bytes: int) -> None:
         """Where there is less: the tables of a catalogue out of which much was deleted take more space than they need,
         and keep as much free. Holds the session's lock."""
+        if self._allocator.available - self._allocator.reserve_bytes < length_bytes:
+            self._gather()
+
+    def _gather(self) -> bool:
+        """Tables that mostly say what holds no longer become one; False where there are none, or no space for it."""
         space, writer = self._allocator, self._writer
-        if space.available - space.reserve_bytes >= length_bytes or space.available <= self._no_room:
-            return
-        if writer.is_stale(self.catalog.totals.object_count + len(self._counts)):
-            self.look()
-            with self.lost_if_fenced():
-                self._no_room = 0 if writer.gather(self.number) else space.available
-            space.reserve_bytes = writer.reserve_bytes
+        stale = writer.is_stale(self.catalog.totals.object_count + len(self._counts))
+        if not stale or space.available <= self._no_room:
+            return False
+        self.look()
+        with self.lost_if_fenced():
+            gathered = writer.gather(self.number)
+        self._no_room = 0 if gathered else space.available
+        space.reserve_bytes = writer.reserve_bytes
+        return gathered
+
+    def _room_for_commit(self, payload_bytes: int, *, growing: bool) -> None:
+        """VolumeFull where the log, or the tables, have no room for a commit of so many bytes. Nothing was written."""
+        space, writer = self._allocator, self._writer
+        table = writer.table_bytes(payload_bytes)
+        if growing and table:
+            # As much again stays free, to merge it.
+            self._make_room(2 * table)
+            space.check(2 * table)
+        elif table > space.available:
+            self._gather()
+        try:
+            writer.check_room(payload_bytes, growing=growing)
+        except VolumeFull:
+            if not self._gather():
+                raise
+            writer.check_room(payload_bytes, growing=growing)
 
     def take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
         """More space for an allocation. VolumeFull."""
@@ -605,7 +629,7 @@ class Session:
     def check_room(self, record_bytes: int) -> None:
         """VolumeFull where a commit record of this size would not fit into the log."""
         with self._lock:
-            self._writer.check_room(record_bytes)
+            self._room_for_commit(record_bytes, growing=True)
 
     def allocate(self, transaction: Transaction, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
         """Space for one object, with the grant that says where it is."""
@@ -643,7 +667,7 @@ class Session:
             if not outcome.changes:
                 return catalog.sequence
             payload_bytes = outcome.payload_bytes
-            self._writer.check_room(payload_bytes, growing=transaction.growing)
+            self._room_for_commit(payload_bytes, growing=transaction.growing)
             with self.lost_if_fenced():
                 self._writer.ensure_room(layout.record_blocks(self._writer.bounded(payload_bytes)))
             reserved = self._reservations.changes(catalog, outcome.changes)
@@ -671,8 +695,12 @@ class Session:
                     self._counts[birth] = count
                     if not count:
                         del self._counts[birth]
-            except (VolumeFull, DeviceError):
-                # Nothing was recorded, or the log knows that it is broken.
+            except VolumeFull:
+                # Nothing was recorded, and nothing is under way.
+                transaction.committing = False
+                raise
+            except DeviceError:
+                # The log knows that it is broken.
                 raise
             except BaseException as error:
                 # Ctrl-C between the record and what follows from it: log and memory say different things from now on.
