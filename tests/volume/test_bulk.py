@@ -184,7 +184,7 @@ def test_a_reader_that_learns_of_a_deletion_between_an_object_and_its_blob(volum
 @pytest.mark.parametrize("again", [False, True])
 def test_a_volume_that_small_objects_filled_can_be_used_when_they_are_deleted(members: int, again: bool) -> None:
     volume = Volume.create(
-        devices=[MemoryDevice(2 * MIB) for _ in range(members)], stripe_bytes=STRIPE, log_bytes=128 * KIB
+        devices=[MemoryDevice(2 * MIB // members) for _ in range(members)], stripe_bytes=STRIPE, log_bytes=128 * KIB
     )
     session = volume.session("test", heartbeat_s=60.0)
     rounds = 0
@@ -195,7 +195,7 @@ def test_a_volume_that_small_objects_filled_can_be_used_when_they_are_deleted(me
             with session.transaction() as tx:
                 tx.put_many([f"old/{rounds}/{i:03}" for i in range(500)], bytes(500), 1)
             rounds += 1
-    assert rounds > 3
+    assert rounds > 1
     with session.transaction() as tx:
         assert tx.delete_prefix("old/") == 500 * rounds
     if again:
