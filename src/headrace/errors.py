@@ -125,6 +125,10 @@ class DeviceClosed(DeviceError):
     fault = "caller"
 
 
+class MemberMissing(DeviceError):
+    """What is wanted lies on a member of the volume that is not there; the message names it."""
+
+
 # ---- the volume -----------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +162,10 @@ class ChecksumMismatch(VolumeError):
 
 class VolumeDamaged(VolumeError):
     """A structure of the volume is damaged beyond its copies."""
+
+
+class VolumeDiverged(VolumeError):
+    """Members went on without each other: each has commits that the other does not know."""
 
 
 class VolumeFull(VolumeError):

@@ -171,7 +171,7 @@ def plan(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, area: 
                 next_step="give a larger one, or a smaller stripe_bytes or log_bytes",
             )
         members.append(Member(secrets.token_bytes(16), device.size_bytes, start, end))
-    volume_id, now = secrets.token_bytes(16), time.time_ns()
+    volume_id, now, epoch = secrets.token_bytes(16), time.time_ns(), secrets.token_bytes(16)
     return [
         Superblock(
             volume_id=volume_id,
@@ -185,6 +185,7 @@ def plan(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, area: 
             log_offset=(log_offset[0], log_offset[1]),
             log_member=log_member,
             incompat=layout.PAIRED_CHECKSUMS,
+            epochs=(layout.Epoch(1, began_ns=now, identity=epoch),),
         )
         for index in range(len(devices))
     ]

@@ -9,6 +9,7 @@ from headrace.device import BlockDevice
 from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.usage import usage_of
+from headrace.volume.data.absent import AbsentMember
 from headrace.volume.layout import Record, Superblock
 from headrace.volume.space.allocator import count_space
 
@@ -21,6 +22,9 @@ class MemberInfo:
     size_bytes: int
     data_bytes: int
     log_copy: bool
+    #: Its copy of the log counts: a commit is acknowledged only when it is there, too.
+    log_counts: bool
+    missing: bool
     volatile_cache: bool
 
 
@@ -45,6 +49,8 @@ class VolumeInfo:
     version: int
     created_s: float
     members: list[MemberInfo]
+    #: Of the log: how often it changed which copies of it count, and 1.
+    epoch: int
     stripe_bytes: int
     log_bytes: int
     #: For objects and their checksum tables, on all members together.
@@ -53,6 +59,8 @@ class VolumeInfo:
     #: Neither used nor free: what late writes may still hit. Of the session that this `Volume` has open; else what the
     #: next session would have to leave alone: the windows of the last one, unless that ended with nothing under way.
     quarantined_bytes: int
+    #: Neither used nor free: on members that are missing.
+    unreachable_bytes: int
     free_bytes: int
     #: Of the free bytes, what is kept for reservations of the session that this `Volume` has open.
     reserved_bytes: int
@@ -63,11 +71,14 @@ class VolumeInfo:
     #: "node", "machine", "process" or "none" (`headrace.volume.writing.fence`).
     fence: str
     writer: WriterInfo | None
-    #: Copies of structures that are damaged while the other is good; the next session mends them.
+    #: Members and log copies that are missing; copies of structures that are damaged while the other is good: the next
+    #: session mends what is there.
     warnings: list[str]
 
 
-def members_of(superblock: Superblock, devices: Sequence[BlockDevice]) -> list[MemberInfo]:
+def members_of(superblock: Superblock, devices: Sequence[BlockDevice], copies: Sequence[int]) -> list[MemberInfo]:
+    """`copies`: those of the log that count."""
+    counting = {superblock.log_member[copy] for copy in copies}
     return [
         MemberInfo(
             index=index,
@@ -76,6 +87,8 @@ def members_of(superblock: Superblock, devices: Sequence[BlockDevice]) -> list[M
             size_bytes=member.size_bytes,
             data_bytes=member.data_end - member.data_offset,
             log_copy=index in superblock.log_member,
+            log_counts=index in counting,
+            missing=isinstance(device, AbsentMember),
             volatile_cache=device.volatile_cache,
         )
         for index, (device, member) in enumerate(zip(devices, superblock.members, strict=True))
@@ -96,10 +109,14 @@ def writer_of(heartbeat: layout.Heartbeat | None) -> WriterInfo | None:
 
 
 def quarantined_bytes(
-    superblock: Superblock, catalog: Catalog, waiting: Sequence[Record], heartbeat: layout.Heartbeat | None
+    superblock: Superblock,
+    catalog: Catalog,
+    waiting: Sequence[Record],
+    heartbeat: layout.Heartbeat | None,
+    absent: Sequence[int],
 ) -> int:
     """What the next session could not hand out, as it would find it: the last one's windows, unless that ended and left
-    nothing under way. `waiting`: records that no marker has followed yet.
+    nothing under way. `waiting`: records that no marker has followed yet; `absent`: members that do not count here.
     """
     as_found = Catalog()
     as_found.session = catalog.session
@@ -110,8 +127,16 @@ def quarantined_bytes(
             as_found.apply(record)
     if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= as_found.session:
         return 0
-    windows = as_found.windows.get(as_found.session, [])
+    windows = [one for one in as_found.windows.get(as_found.session, []) if one[0] not in absent]
     if not windows:
         return 0
     used = usage_of(catalog, superblock.stripe_bytes).ranges()
     return count_space(superblock, used, windows, catalog.table_space())[1]
+
+
+def unreachable_bytes(superblock: Superblock, catalog: Catalog, absent: Sequence[int]) -> int:
+    """What nothing uses on members that are missing."""
+    if not absent:
+        return 0
+    spaces, _ = count_space(superblock, usage_of(catalog, superblock.stripe_bytes).ranges(), (), catalog.table_space())
+    return sum(spaces[index].total for index in absent)

@@ -15,6 +15,7 @@ import numpy as np
 from headrace.device import read_batch
 from headrace.device.reference import U8
 from headrace.errors import ObjectNotFound
+from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.extents import I64, Pieces, spread
 from headrace.volume.data.objects import ObjectInfo, StoredBlob
 from headrace.volume.layout import OBJECT_BYTES, ObjectHead
@@ -62,7 +63,8 @@ def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int
             mark=0,
         )
         sums = np.concatenate([volume.checksums_of(blob, spread(*each.blocks(block_bytes))) for blob, each, _ in parts])
-        read_batch(volume.devices, batch, [buffer], sums)
+        refuse(volume.devices, pieces.member, "one of several objects")
+        read_batch(solid(volume.devices), batch, [buffer], sums)
 
 
 def _slices(volume: Volume, info: ObjectInfo, blobs: dict[int, StoredBlob]) -> list[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.device import BlockDevice, lanes, submit_read
 from headrace.device.protocol import Buffer
-from headrace.errors import ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
+from headrace.errors import MemberMissing, ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import layout
@@ -27,12 +27,13 @@ from headrace.volume.catalog.listing import Listing, listing_of
 from headrace.volume.catalog.log import Cursor, Followed, LogReader
 from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.create import create as create_on
+from headrace.volume.data.absent import absent, present, refuse, solid
 from headrace.volume.data.checksums import ChecksumCache, TableMismatch
 from headrace.volume.data.extents import I64, U32, Pieces, spread
 from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
-from headrace.volume.info import VolumeInfo, members_of, quarantined_bytes, writer_of
+from headrace.volume.info import VolumeInfo, members_of, quarantined_bytes, unreachable_bytes, writer_of
 from headrace.volume.layout import ObjectValue, Superblock
-from headrace.volume.media import members
+from headrace.volume.media import epochs, members
 from headrace.volume.transfer import VolumeTransfer, gone, mismatch
 from headrace.volume.writing import fence
 from headrace.volume.writing.fence import Ticket
@@ -59,16 +60,22 @@ _open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()
 class Volume:
     """Open with `Volume.open` or `Volume.create`. Thread-safe. Pickles by address: the other side opens it again."""
 
-    def __init__(self, found: members.Members, *, write: bool, owned: bool) -> None:
+    def __init__(self, found: members.Members, *, write: bool, owned: bool, degraded: bool = False) -> None:
+        #: In order; an `AbsentMember` where one is missing.
         self.devices: list[BlockDevice] = found.devices
         self.superblock: Superblock = found.superblock
         self.writable = write
+        #: Members may be missing.
+        self.degraded = degraded
         #: Guards catalog and cursor; never held while waiting for a session.
         self.lock = threading.RLock()
-        self.log = LogReader(self.superblock, self.devices)
+        self.log = LogReader(self.superblock, self.devices, found.copies)
         self._owned = owned
         self._closed = False
         self._warnings = found.warnings
+        self._notes = found.notes
+        #: Members that were away when the current epoch of the log began.
+        self.lagging = epochs.lagging(found.superblock, found.blocks)
         self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
         self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
         #: By birth, so never stale.
@@ -80,7 +87,7 @@ class Volume:
         self._joining = threading.Lock()
         self._catalog: Catalog
         self._cursor: Cursor
-        self._catalog, self._cursor = self.log.load()
+        self._catalog, self._cursor = self._load()
         _open_volumes.add(self)
 
     # ---- opening and closing ----
@@ -104,7 +111,7 @@ class Volume:
         """
         if (uris is None) == (devices is None):
             raise UsageError("give either addresses or devices")
-        opened = members.open_all(members.addresses(uris), read_only=False) if uris is not None else [*(devices or ())]
+        opened = [*(devices or ())] if uris is None else members.open_all(members.addresses(uris), read_only=False)
         try:
             create_on(opened, name=name, stripe_bytes=stripe_bytes, log_bytes=log_bytes, force=force)
             return cls(members.recognise(opened), write=True, owned=uris is not None)
@@ -120,24 +127,31 @@ class Volume:
         *,
         write: bool = False,
         ticket: Ticket | None = None,
+        degraded: bool = False,
     ) -> Volume:
         """Open by the addresses of all members, in any order (one text may hold several, separated by commas), or
         devices.
 
         `write`: needed for `session` and `write_grant`. `ticket`: of the session for which this process writes
-        (`Session.ticket`), to connect now what the first grant would connect. Raises NotAVolume, VolumeTooNew,
-        VolumeDamaged, DeviceError; SessionLost where the ticket's session was taken over from.
+        (`Session.ticket`), to connect now what the first grant would connect. `degraded`: go on where members are
+        missing, or do not answer: what lies on them is refused by name (MemberMissing), all else works; `info()` says
+        what is missing. Raises NotAVolume, VolumeTooNew, VolumeDamaged, VolumeDiverged, DeviceError; SessionLost where
+        the ticket's session was taken over from.
         """
         uris = [where] if isinstance(where, str) else [item for item in where if isinstance(item, str)]
         devices = [] if isinstance(where, str) else [item for item in where if not isinstance(item, str)]
         if uris and devices:
             raise UsageError("give either addresses or devices")
         owned = not devices
-        opened = devices or members.open_all(
-            members.addresses(where if isinstance(where, str) else uris), read_only=not write
-        )
+        failed: Addresses = []
+        opened = devices
+        if owned:
+            listed = members.addresses(where if isinstance(where, str) else uris)
+            opened, failed = members.open_some(listed, read_only=not write, degraded=degraded)
         try:
-            volume = cls(members.recognise(opened), write=write, owned=owned)
+            found = members.recognise(opened, degraded=degraded)
+            found.notes[:0] = failed
+            volume = cls(found, write=write, owned=owned, degraded=degraded)
             if ticket is not None:
                 volume._join(ticket)
             return volume
@@ -149,12 +163,13 @@ class Volume:
     def __reduce__(self) -> tuple[Any, ...]:
         session, joined = self._session, self._joined
         ticket = session.ticket if session is not None else None if joined is None else joined[0]
-        return (_reopen, (self.uris if self._owned else self.devices, self.writable, ticket))
+        where: Any = self.uris if self._owned else present(self.devices)
+        return (_reopen, (where, self.writable, ticket, self.degraded))
 
     @property
     def uris(self) -> Addresses:
-        """Addresses of the members, in order."""
-        return [device.uri for device in self.devices]
+        """Addresses of the members that are there, in order."""
+        return [device.uri for device in present(self.devices)]
 
     @property
     def id(self) -> str:
@@ -211,11 +226,20 @@ class Volume:
             self.log.forget_chunks()
             followed = self.log.follow(self._cursor, self._catalog)
             if followed is Followed.MOVED:
-                self._catalog, self._cursor = self.log.load()
+                self._catalog, self._cursor = self._load()
             changed = self._catalog.sequence != before
             if changed:
                 self._decoded.clear()
             return changed
+
+    def _load(self) -> tuple[Catalog, Cursor]:
+        """The log from its snapshot on. Where it is of an epoch that this reader does not know, the superblocks say
+        which copies count now."""
+        catalog, cursor = self.log.load()
+        if cursor.header.epoch > self.superblock.log_epoch:
+            self.look_again(self.devices, degraded=True)
+            catalog, cursor = self.log.load()
+        return catalog, cursor
 
     def list(self, prefix: str = "") -> ObjectList:
         """Objects whose name begins with `prefix`, by name."""
@@ -327,7 +351,7 @@ class Volume:
     def info(self) -> VolumeInfo:
         """Sizes, sequence, writer. Reads the heartbeat block."""
         superblock, session = self.superblock, self._session
-        heartbeat = HeartbeatBlock(superblock, self.devices).read()
+        heartbeat = HeartbeatBlock(superblock, self.devices, self.log.copies).read()
         # In the order in which a commit takes them.
         with nullcontext() if session is None else session.lock, self.lock:
             count, used = self._catalog.totals
@@ -335,29 +359,33 @@ class Volume:
             sequence = self._catalog.sequence
             findings = [*self._cursor.findings, *self.log.nodes.findings, *self._checksums.findings]
             if session is None:
-                quarantined = quarantined_bytes(superblock, self._catalog, self._cursor.waiting, heartbeat)
+                waiting = self._cursor.waiting
+                quarantined = quarantined_bytes(superblock, self._catalog, waiting, heartbeat, absent(self.devices))
             else:
                 quarantined = session.quarantined_bytes
                 used += session.building_bytes
+            unreachable = unreachable_bytes(superblock, self._catalog, absent(self.devices))
         capacity = sum(member.data_end - member.data_offset for member in superblock.members)
         return VolumeInfo(
             id=self.id,
             name=self.name,
             version=superblock.version,
             created_s=superblock.created_ns / 1e9,
-            members=members_of(superblock, self.devices),
+            members=members_of(superblock, self.devices, self.log.copies),
+            epoch=superblock.log_epoch,
             stripe_bytes=superblock.stripe_bytes,
             log_bytes=superblock.area_bytes,
             capacity_bytes=capacity,
             used_bytes=used,
             quarantined_bytes=quarantined,
-            free_bytes=capacity - used - quarantined,
+            unreachable_bytes=unreachable,
+            free_bytes=capacity - used - quarantined - unreachable,
             reserved_bytes=0 if session is None else session.reserved_bytes,
             object_count=count,
             sequence=sequence,
             fence=fence.weakest([fence.in_force(device) for device in self.devices]),
             writer=writer_of(heartbeat),
-            warnings=[*self._warnings, *findings],
+            warnings=[*self._notes, *self._warnings, *findings],
         )
 
     # ---- reading ----
@@ -439,12 +467,13 @@ class Volume:
                 volume_id=self.superblock.volume_id,
                 mark=0,
             )
+            refuse(self.devices, pieces.member, f"object {stored.name!r}")
             moves.append((parts, batch, self._expected(stored, parts) if verify else None))
         return VolumeTransfer(
             self,
             stored,
             starts,
-            [(parts, submit_read(self.devices, batch, buffers, sums)) for parts, batch, sums in moves],
+            [(parts, submit_read(solid(self.devices), batch, buffers, sums)) for parts, batch, sums in moves],
         )
 
     def _expected(self, stored: StoredObject, parts: Sequence[tuple[StoredBlob, Pieces]]) -> U32:
@@ -457,6 +486,10 @@ class Volume:
             except TableMismatch as error:
                 wrong = mismatch(self, stored, blob, error.low, error.high, error.where or "", error)
                 raise gone(self, stored) or wrong from error
+            except MemberMissing as error:
+                raise MemberMissing(
+                    error.what, where=f"object {stored.name!r}", found=error.found, next_step=error.next_step
+                ) from error
         return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     def checksums_of(self, blob: StoredBlob, blocks: I64) -> U32:
@@ -569,6 +602,15 @@ class Volume:
             members.mend_superblocks(devices)
             self._warnings = []
 
+    def look_again(self, devices: Sequence[BlockDevice], *, degraded: bool | None = None) -> members.Members:
+        """Read the superblocks again: which copies of the log count now?"""
+        found = members.recognise(devices, degraded=self.degraded if degraded is None else degraded)
+        with self.lock:
+            self.superblock, self.lagging = found.superblock, epochs.lagging(found.superblock, found.blocks)
+            self._warnings, self._notes = found.warnings, found.notes
+            self.log.use(found.superblock, found.copies)
+        return found
+
     def adopt_state(self, catalog: Catalog, writer: LogWriter, session: Session) -> None:
         """From now on the session moves this volume's state."""
         self._catalog, self._cursor, self._begun = catalog, writer.cursor, weakref.ref(session)
@@ -589,7 +631,7 @@ class Volume:
         session, self._begun = self._session, None
         if session is not None:
             session.after_fork()
-            self.log = LogReader(self.superblock, self.devices)
+            self.log = LogReader(self.superblock, self.devices, self.log.copies)
 
 
 def _after_fork() -> None:
@@ -600,8 +642,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _reopen(where: Any, write: bool, ticket: Ticket | None = None) -> Volume:
-    return Volume.open(where, write=write, ticket=ticket)
+def _reopen(where: Any, write: bool, ticket: Ticket | None = None, degraded: bool = False) -> Volume:
+    return Volume.open(where, write=write, ticket=ticket, degraded=degraded)
 
 
 def _int64(values: npt.ArrayLike) -> I64:

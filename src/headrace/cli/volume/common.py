@@ -34,6 +34,7 @@ Unfenced = Annotated[
         "--unfenced", help="Write where the target has no reservations, too: nothing keeps an old writer out there."
     ),
 ]
+Degraded = Annotated[bool, typer.Option("--degraded", help="Go on without members that are missing, or do not answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -56,10 +57,10 @@ def addresses_of(given: Sequence[str] | None) -> list[str]:
     return addresses(text)
 
 
-def open_reading(given: Sequence[str] | None) -> Volume:
+def open_reading(given: Sequence[str] | None, *, degraded: bool = False) -> Volume:
     from headrace.volume import Volume
 
-    return Volume.open(addresses_of(given))
+    return Volume.open(addresses_of(given), degraded=degraded)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from headrace.cli.volume.common import AsJson, Members, open_reading, shown
+from headrace.cli.volume.common import AsJson, Degraded, Members, open_reading, shown
 
 if TYPE_CHECKING:
     from headrace.volume import Volume, VolumeInfo
@@ -23,12 +23,12 @@ FENCES = {
 _BAR = 48
 
 
-def info(members: Members = None, json: AsJson = False) -> None:
+def info(members: Members = None, degraded: Degraded = False, json: AsJson = False) -> None:
     """What a volume is: members, space, fence, who writes to it, warnings.
 
     Example: `headrace volume info file:/data/a.img file:/data/b.img`
     """
-    with open_reading(members) as volume:
+    with open_reading(members, degraded=degraded) as volume:
         show_info(volume, json)
 
 
@@ -56,16 +56,19 @@ def show_info(volume: Volume, json: bool) -> None:
     }
     for member in info.members:
         marks = [format_bytes(member.size_bytes)]
-        marks += ["log copy"] if member.log_copy else []
+        if member.log_copy:
+            marks.append("log copy" if member.log_counts else "a log copy that does not count")
         marks += ["volatile write cache"] if member.volatile_cache else []
         facts[f"member {member.index}"] = f"{member.uri} ({', '.join(marks)})"
     facts["stripe"] = format_bytes(info.stripe_bytes)
-    facts["log"] = f"{format_bytes(info.log_bytes)} an area, two areas on each of two copies"
+    facts["log"] = f"{format_bytes(info.log_bytes)} an area, two areas on each of two copies; epoch {info.epoch}"
     space = (
         f"{format_bytes(info.used_bytes)} of {format_bytes(info.capacity_bytes)}, {format_bytes(info.free_bytes)} free"
     )
     if info.quarantined_bytes:
         space += f", {format_bytes(info.quarantined_bytes)} in quarantine"
+    if info.unreachable_bytes:
+        space += f", {format_bytes(info.unreachable_bytes)} on members that are missing"
     facts["used"] = space
     if sys.stdout.isatty():
         facts[""] = picture(info)

@@ -106,7 +106,7 @@ class LogWriter:
         return self.reader.superblock.volume_id
 
     def _write(self, area: int, block: int, data: bytes) -> None:
-        """The same blocks on every copy of the log."""
+        """The same blocks on every copy of the log that counts."""
         if self.broken is not None:
             raise SessionLost(
                 "this session can no longer write the log: an earlier write to it failed",
@@ -114,7 +114,7 @@ class LogWriter:
                 next_step="open a new session; it will find out what became durable",
             )
         try:
-            for copy in range(layout.LOG_COPIES):
+            for copy in self.reader.copies:
                 offset = self.reader.superblock.area_offset(copy, area) + block * ALIGN
                 write_through(self.reader.device(copy), offset, data)
         except BaseException as error:

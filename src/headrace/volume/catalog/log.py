@@ -38,6 +38,12 @@ def believed(record: Record, durable: int) -> bool:
     return record.sequence <= durable
 
 
+def age(header: AreaHeader) -> tuple[int, int]:
+    """The area of the highest one is in force. A reader that has not heard of a new epoch yet may look at a copy that
+    does not count any more."""
+    return header.epoch, header.generation
+
+
 class Followed(Enum):
     """What following the log found."""
 
@@ -72,12 +78,19 @@ class Cursor:
 class LogReader:
     """The log copies of one volume, for reading."""
 
-    def __init__(self, superblock: Superblock, devices: Sequence[BlockDevice]) -> None:
+    def __init__(self, superblock: Superblock, devices: Sequence[BlockDevice], copies: Sequence[int]) -> None:
         self.superblock = superblock
         self.devices = devices
+        #: Those that count and are there; a copy that was left behind is never looked at.
+        self.copies = tuple(copies)
         #: Nodes of the catalogue's tables.
         self.nodes = NodeStore(devices, superblock.volume_id)
         self._chunks: list[tuple[int, bytes] | None] = [None] * layout.LOG_COPIES
+
+    def use(self, superblock: Superblock, copies: Sequence[int]) -> None:
+        """Another epoch began: these copies count."""
+        self.superblock, self.copies = superblock, tuple(copies)
+        self.forget_chunks()
 
     def device(self, copy: int) -> BlockDevice:
         return self.devices[self.superblock.log_member[copy]]
@@ -91,20 +104,20 @@ class LogReader:
 
     def header(self, area: int) -> tuple[AreaHeader | None, list[str]]:
         """The area's header from whichever copy has it, and what is wrong with the other."""
-        found: list[AreaHeader | None] = []
+        found: dict[int, AreaHeader | None] = {}
         problems = []
         errors = []
-        for copy in range(layout.LOG_COPIES):
+        for copy in self.copies:
             try:
                 data = self._read(copy, self.superblock.area_offset(copy, area), ALIGN)
-                found.append(AreaHeader.decode(data, self.superblock.volume_id, area))
+                found[copy] = AreaHeader.decode(data, self.superblock.volume_id, area)
             except DeviceError as error:
                 errors.append(error)
-                found.append(None)
-        if len(errors) == layout.LOG_COPIES:
+                found[copy] = None
+        if len(errors) == len(self.copies):
             raise errors[0]
-        best = max((header for header in found if header is not None), default=None, key=lambda h: h.generation)
-        for copy, header in enumerate(found):
+        best = max((header for header in found.values() if header is not None), default=None, key=age)
+        for copy, header in found.items():
             if best is not None and header != best:
                 problems.append(f"log copy {copy}: the header of area {area} is missing or old")
         return best, problems
@@ -114,7 +127,7 @@ class LogReader:
         best: Cursor | None = None
         for area in (0, 1):
             header, problems = self.header(area)
-            if header is not None and (best is None or header.generation > best.header.generation):
+            if header is not None and (best is None or age(header) > age(best.header)):
                 best = Cursor(
                     area,
                     header,
@@ -132,7 +145,7 @@ class LogReader:
     def newer(self, cursor: Cursor) -> bool:
         """Has the writer moved on to the other area?"""
         header, _ = self.header(1 - cursor.area)
-        return header is not None and header.generation > cursor.header.generation
+        return header is not None and age(header) > age(cursor.header)
 
     # ---- records ----
 
@@ -175,7 +188,7 @@ class LogReader:
         record = None
         errors: list[DeviceError] = []
         lacking = []
-        for copy in range(layout.LOG_COPIES):
+        for copy in self.copies:
             found = None
             try:
                 found = self._record_of(copy, cursor, ahead)
@@ -187,7 +200,7 @@ class LogReader:
             if record is not None and not cursor.every_copy:
                 break
         if record is None:
-            if len(errors) == layout.LOG_COPIES:
+            if len(errors) == len(self.copies):
                 raise errors[0]
             return None
         for copy in lacking:
@@ -248,7 +261,7 @@ class LogReader:
         first, end = cursor.block + 1, min(cursor.block + 1 + blocks, self.superblock.area_blocks)
         for block in range(first, end, _SCAN_BLOCKS):
             count = min(_SCAN_BLOCKS, end - block)
-            for copy in range(layout.LOG_COPIES):
+            for copy in self.copies:
                 offset = self.superblock.area_offset(copy, cursor.area) + block * ALIGN
                 try:
                     data = self._read(copy, offset, count * ALIGN)

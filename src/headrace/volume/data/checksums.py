@@ -17,6 +17,7 @@ import numpy as np
 from headrace.device import BlockDevice, read_batch
 from headrace.errors import ChecksumMismatch, DeviceError
 from headrace.volume import layout
+from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.damage import BadBlock, find_bad
 from headrace.volume.data.extents import I64, U32, Pieces
 from headrace.volume.data.objects import StoredBlob
@@ -111,7 +112,8 @@ class ChecksumCache:
             volume_id=self._volume_id,
             mark=layout.TABLE_BLOCK,
         )
-        read_batch(self._devices, batch, [table.values.view(np.uint8)], roots)
+        refuse(self._devices, pieces.member, f"checksum table of blob {entry.birth:#x}")
+        read_batch(solid(self._devices), batch, [table.values.view(np.uint8)], roots)
 
     def _page(self, table: _Table, page: int) -> None:
         """One page, from whichever copy has it. TableMismatch; DeviceError where none can be read."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from headrace.volume.layout.base import (
     ALIGN,
     COLUMN,
+    EPOCHS,
     EXTENT,
     INLINE_CHECKSUMS,
     INSTEAD,
@@ -80,7 +81,16 @@ from headrace.volume.layout.log import (
     record_blocks,
 )
 from headrace.volume.layout.session import UNCLEAN_PREDECESSOR, SessionEntry
-from headrace.volume.layout.superblock import MAGIC, SUPERBLOCK_BYTES, Member, Superblock, superblock_offsets
+from headrace.volume.layout.superblock import (
+    BOTH_COPIES,
+    MAGIC,
+    MAX_EPOCHS,
+    SUPERBLOCK_BYTES,
+    Epoch,
+    Member,
+    Superblock,
+    superblock_offsets,
+)
 from headrace.volume.layout.table import TABLE_COPIES, Root, Tables, TablesChanged
 from headrace.volume.layout.version1 import decode_version1
 
@@ -89,11 +99,13 @@ __all__ = [
     "ADOPT",
     "ALIGN",
     "BLOB_KEY",
+    "BOTH_COPIES",
     "CLOSED",
     "CLOSED_OUTSTANDING",
     "COLUMN",
     "COMMIT",
     "DELETE",
+    "EPOCHS",
     "EXTENT",
     "INLINE",
     "INLINE_CHECKSUMS",
@@ -102,6 +114,7 @@ __all__ = [
     "LOG_COPIES",
     "MAGIC",
     "MARKER",
+    "MAX_EPOCHS",
     "MAX_MEMBERS",
     "MAX_NAME_BYTES",
     "MAX_TABLE_PAGES",
@@ -131,6 +144,7 @@ __all__ = [
     "WINDOW",
     "AreaHeader",
     "Blob",
+    "Epoch",
     "Heartbeat",
     "Member",
     "ObjectHead",

@@ -10,10 +10,12 @@ import numpy.typing as npt
 from headrace.device import crc32c
 
 VERSION = 2
+#: Incompatible feature: the log has had more than one epoch, so a copy of it may be there that does not count.
+EPOCHS = 1 << 0
 #: Incompatible feature: checksum tables may stand twice, and those of new blobs do.
 PAIRED_CHECKSUMS = 1 << 1
 #: Incompatible features that this version knows; any other bit in a superblock refuses the volume by name.
-KNOWN_INCOMPAT = PAIRED_CHECKSUMS
+KNOWN_INCOMPAT = EPOCHS | PAIRED_CHECKSUMS
 #: Everything on a member is aligned to this, whatever its logical block.
 ALIGN = 4096
 MAX_MEMBERS = 64

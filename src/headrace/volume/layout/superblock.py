@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.device import crc32c
 from headrace.errors import NotAVolume, VolumeDamaged, VolumeTooNew
-from headrace.volume.layout.base import ALIGN, KNOWN_INCOMPAT, MAX_MEMBERS, RESERVED_BYTES, VERSION
+from headrace.volume.layout.base import ALIGN, KNOWN_INCOMPAT, LOG_COPIES, MAX_MEMBERS, RESERVED_BYTES, VERSION
 
 # ---- superblock ------------------------------------------------------------------------------------------------------
 #
@@ -20,7 +20,10 @@ from headrace.volume.layout.base import ALIGN, KNOWN_INCOMPAT, MAX_MEMBERS, RESE
 #   32  volume id              16 | 112  log epoch         4 |        data_offset      8
 #   48  generation              8 | 116  name_bytes        4 |        data_end         8
 #   56  member_count            4 |                          |        reserved         8
-#   60  member_index            4 |                          | 3328 reserved          764
+#   60  member_index            4 |                          | 3328 epoch_count         4
+#                                                            | 3332 reserved           12
+#  epoch: number 4 | copies 2 | flags 2 | began (ns) 8 |     | 3344 epochs        23 x 32
+#         identity 16                                        | 4080 reserved           12
 #                                                            | 4092 crc of 0..4091      4
 
 SUPERBLOCK_BYTES = 4096
@@ -29,6 +32,12 @@ _MEMBER = struct.Struct("<16sQQQ8x")
 assert _SUPERBLOCK.size == 256 and _MEMBER.size == 48
 assert _SUPERBLOCK.size + MAX_MEMBERS * _MEMBER.size == 3328 <= SUPERBLOCK_BYTES - 4
 MAGIC = b"HEADRACE"
+_EPOCHS_AT = 3328
+_EPOCHS = struct.Struct("<I12x")
+_EPOCH = struct.Struct("<IHHQ16s")
+MAX_EPOCHS = 23
+assert _EPOCHS_AT + _EPOCHS.size + MAX_EPOCHS * _EPOCH.size + 12 == SUPERBLOCK_BYTES - 4
+BOTH_COPIES = (1 << LOG_COPIES) - 1
 
 
 class Member(NamedTuple):
@@ -40,9 +49,30 @@ class Member(NamedTuple):
     data_end: int
 
 
+class Epoch(NamedTuple):
+    """A time in which the same copies of the log counted, and no commit was acknowledged that is not on each of them.
+
+    `copies`: bit k for copy k. `identity`: random, so that two epochs of one number are told apart; zeros where the
+    volume is older than identities are.
+    """
+
+    number: int
+    copies: int = BOTH_COPIES
+    flags: int = 0
+    began_ns: int = 0
+    identity: bytes = bytes(16)
+
+    def counts(self, copy: int) -> bool:
+        return bool(self.copies >> copy & 1)
+
+    def same(self, other: Epoch) -> bool:
+        return (self.number, self.identity) == (other.number, other.identity)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Superblock:
-    """What a member says about its volume and itself."""
+    """What a member says about its volume and itself. `epochs`: the log's, as far as they are kept, the current one
+    first."""
 
     volume_id: bytes
     name: str
@@ -54,7 +84,7 @@ class Superblock:
     created_ns: int
     log_offset: tuple[int, int]
     log_member: tuple[int, int]
-    log_epoch: int = 1
+    epochs: tuple[Epoch, ...] = (Epoch(1),)
     version: int = VERSION
     incompat: int = 0
     compat: int = 0
@@ -66,7 +96,9 @@ class Superblock:
             len(self.members), self.member_index, self.stripe_bytes, self.area_bytes, self.created_ns, *self.log_offset,
             *self.log_member, self.log_epoch, len(name), name,
         )  # fmt: skip
-        body = (head + b"".join(_MEMBER.pack(*member) for member in self.members)).ljust(SUPERBLOCK_BYTES - 4, b"\0")
+        table = b"".join(_MEMBER.pack(*member) for member in self.members)
+        epochs = _EPOCHS.pack(len(self.epochs)) + b"".join(_EPOCH.pack(*epoch) for epoch in self.epochs)
+        body = ((head + table).ljust(_EPOCHS_AT, b"\0") + epochs).ljust(SUPERBLOCK_BYTES - 4, b"\0")
         return body + struct.pack("<I", crc32c(body))
 
     @classmethod
@@ -117,13 +149,23 @@ class Superblock:
                 if not member.data_offset <= member.data_end <= member.size_bytes:
                     raise ValueError(f"data {member.data_offset}..{member.data_end} of {member.size_bytes}")
             text = name[:name_bytes].decode()
+            epochs = _epochs(data, epoch, created)
         except ValueError as error:
             raise VolumeDamaged("a field of the superblock is out of range", where=where, found=str(error)) from error
         return cls(
             volume_id=volume_id, name=text, generation=generation, member_index=index, members=members,
             stripe_bytes=stripe, area_bytes=area, created_ns=created, log_offset=(log_offset0, log_offset1),
-            log_member=(log_member0, log_member1), log_epoch=epoch, version=version, incompat=incompat, compat=compat,
+            log_member=(log_member0, log_member1), epochs=epochs, version=version, incompat=incompat, compat=compat,
         )  # fmt: skip
+
+    @property
+    def epoch(self) -> Epoch:
+        """The current one, as this member knows it."""
+        return self.epochs[0]
+
+    @property
+    def log_epoch(self) -> int:
+        return self.epoch.number
 
     def area_offset(self, copy: int, area: int) -> int:
         """Where area `area` (0 or 1) of log copy `copy` begins on its member."""
@@ -132,6 +174,21 @@ class Superblock:
     @property
     def area_blocks(self) -> int:
         return self.area_bytes // ALIGN
+
+
+def _epochs(data: bytes, number: int, created_ns: int) -> tuple[Epoch, ...]:
+    """ValueError where they make no sense."""
+    (count,) = _EPOCHS.unpack_from(data, _EPOCHS_AT)
+    if count > MAX_EPOCHS:
+        raise ValueError(f"{count} epochs")
+    at = _EPOCHS_AT + _EPOCHS.size
+    rows = tuple(Epoch(*_EPOCH.unpack_from(data, at + row * _EPOCH.size)) for row in range(count))
+    if not rows:
+        # Of a volume that is older than they are.
+        rows = (Epoch(number, began_ns=created_ns),)
+    if rows[0].number != number or any(not 0 < row.copies <= BOTH_COPIES for row in rows):
+        raise ValueError(f"epoch {number}, and {rows[0]}")
+    return rows
 
 
 def superblock_offsets(size_bytes: int) -> tuple[int, int]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from headrace.device import BlockDevice, open_device
 from headrace.errors import DeviceError, HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
+from headrace.volume import layout
+from headrace.volume.data.absent import AbsentMember, present
 from headrace.volume.data.durable import write_through
 from headrace.volume.layout import SUPERBLOCK_BYTES, Superblock, superblock_offsets
+from headrace.volume.media import epochs
 
 #: A comma before a scheme, a path or nothing.
 _BETWEEN_ADDRESSES = re.compile(r",(?=\s*(?:[A-Za-z][A-Za-z0-9+.-]*://|block:|file:|mem:|/|,|$))")
@@ -19,11 +22,19 @@ _BETWEEN_ADDRESSES = re.compile(r",(?=\s*(?:[A-Za-z][A-Za-z0-9+.-]*://|block:|fi
 
 @dataclass
 class Members:
-    """The members in order, the superblock of the first, and what is wrong with single copies."""
+    """The members in order (`AbsentMember` where one is missing), and what their superblocks say."""
 
     devices: list[BlockDevice]
+    #: That of the current epoch.
     superblock: Superblock
+    #: Each member's own, as far as they are there.
+    blocks: dict[int, Superblock]
+    #: Copies of the log that are read and written.
+    copies: tuple[int, ...]
+    #: What is wrong with single copies of superblocks; the next session mends it.
     warnings: list[str] = field(default_factory=list)
+    #: What is not there, or not up to date.
+    notes: list[str] = field(default_factory=list)
 
 
 def addresses(uris: str | Sequence[str]) -> list[str]:
@@ -40,14 +51,25 @@ def addresses(uris: str | Sequence[str]) -> list[str]:
 
 def open_all(uris: Sequence[str], *, read_only: bool) -> list[BlockDevice]:
     """All or none."""
+    return open_some(uris, read_only=read_only, degraded=False)[0]
+
+
+def open_some(uris: Sequence[str], *, read_only: bool, degraded: bool) -> tuple[list[BlockDevice], list[str]]:
+    """All or none; `degraded`: those that can be opened, at least one, and why others cannot."""
     devices: list[BlockDevice] = []
+    failed: list[str] = []
     try:
         for uri in uris:
-            devices.append(open_device(uri, read_only=read_only))
+            try:
+                devices.append(open_device(uri, read_only=read_only))
+            except DeviceError as error:
+                if not degraded or (not devices and uri == uris[-1]):
+                    raise
+                failed.append(str(error))
     except BaseException:
         close_all(devices)
         raise
-    return devices
+    return devices, failed
 
 
 def close_all(devices: Sequence[BlockDevice]) -> None:
@@ -90,16 +112,32 @@ def read_superblock(device: BlockDevice) -> tuple[Superblock, list[str]]:
                 next_step="check the address, or make one with `headrace volume create`",
             )
         )
-    return max(found, key=lambda superblock: superblock.generation), [str(problem) for problem in problems]
+    best = max(found, key=lambda superblock: superblock.generation)
+    said = [str(problem) for problem in problems]
+    if any(one.generation < best.generation for one in found):
+        said.append(f"a copy of the superblock is older than the other at {device.uri}")
+    return best, said
 
 
-def recognise(devices: Sequence[BlockDevice]) -> Members:
-    """Put the members in order. NotAVolume where one is missing, given twice, or belongs to another volume."""
+def recognise(devices: Sequence[BlockDevice], *, degraded: bool = False) -> Members:
+    """Put the members in order. NotAVolume where one is missing (and not `degraded`), given twice, or belongs to
+    another volume; VolumeDiverged where they have no common history.
+    """
     placed: dict[int, BlockDevice] = {}
+    blocks: dict[int, Superblock] = {}
     first: Superblock | None = None
     warnings: list[str] = []
-    for device in devices:
-        superblock, problems = read_superblock(device)
+    notes: list[str] = []
+    unread: list[HeadraceError] = []
+    for device in present(devices):
+        try:
+            superblock, problems = read_superblock(device)
+        except (DeviceError, VolumeDamaged) as error:
+            if not degraded:
+                raise
+            unread.append(error)
+            notes.append(f"left out: {error}")
+            continue
         warnings.extend(problems)
         if first is None:
             first = superblock
@@ -110,12 +148,7 @@ def recognise(devices: Sequence[BlockDevice]) -> Members:
                 expected=f"volume {first.volume_id.hex()}",
                 found=f"volume {superblock.volume_id.hex()}",
             )
-        if (superblock.members, superblock.stripe_bytes, superblock.area_bytes, superblock.log_offset) != (
-            first.members,
-            first.stripe_bytes,
-            first.area_bytes,
-            first.log_offset,
-        ):
+        if _shape(superblock) != _shape(first):
             raise VolumeDamaged("the members' superblocks contradict each other", where=device.uri)
         index = superblock.member_index
         if index in placed:
@@ -127,34 +160,61 @@ def recognise(devices: Sequence[BlockDevice]) -> Members:
                 expected=f"{superblock.members[index].size_bytes} bytes",
                 found=f"{device.size_bytes} bytes",
             )
-        placed[index] = device
-    assert first is not None
+        placed[index], blocks[index] = device, superblock
+    if first is None:
+        raise unread[0]
     missing = [index for index in range(len(first.members)) if index not in placed]
-    if missing:
+    if missing and not degraded:
         raise NotAVolume(
             "members of the volume are missing",
             where=", ".join(device.uri for device in devices),
             expected=f"{len(first.members)} members",
             found=f"{len(placed)}; number {', '.join(map(str, missing))} not among them",
-            next_step="give the addresses of all members, in any order",
+            next_step="give all addresses, in any order, or go on without some with degraded=True (--degraded)",
         )
-    ordered = [placed[index] for index in range(len(first.members))]
-    if first.member_index != 0:
-        first, _ = read_superblock(ordered[0])
-    return Members(ordered, first, warnings)
+    best = epochs.newest(blocks)
+    copies = epochs.counting(best, blocks)
+    notes += [f"member {index} is missing (id {best.members[index].id.hex()})" for index in missing]
+    for index in epochs.lagging(best, blocks):
+        notes.append(
+            f"member {index} was away: it knows {epochs.said(blocks[index].epoch)}, not {epochs.said(best.epoch)}"
+        )
+    for copy in range(layout.LOG_COPIES):
+        if copy not in copies:
+            notes.append(
+                f"log copy {copy} (member {best.log_member[copy]}) does not count; a session with it rebuilds it"
+            )
+    ordered: list[BlockDevice] = [
+        placed.get(index) or AbsentMember(index, row) for index, row in enumerate(best.members)
+    ]
+    return Members(ordered, best, blocks, copies, warnings, notes)
+
+
+def _shape(superblock: Superblock) -> tuple[object, ...]:
+    """What all members have in common for good."""
+    return superblock.members, superblock.stripe_bytes, superblock.area_bytes, superblock.log_offset
 
 
 def mend_superblocks(devices: Sequence[BlockDevice]) -> None:
-    """Write the bytes of the good copy over a bad one, on every member; the good one is not touched."""
-    for device in devices:
-        good: list[tuple[int, bytes]] = []
-        bad = []
+    """Write the bytes of the newest good copy over a bad or an older one, on every member; it is not touched itself."""
+    for device in present(devices):
+        found: dict[int, tuple[int, bytes]] = {}
         for offset in superblock_offsets(device.size_bytes):
             buffer = np.empty(SUPERBLOCK_BYTES, np.uint8)
             device.read_into(offset, buffer)
             try:
-                good.append((Superblock.decode(buffer.tobytes(), device.uri).generation, buffer.tobytes()))
+                found[offset] = Superblock.decode(buffer.tobytes(), device.uri).generation, buffer.tobytes()
             except (NotAVolume, VolumeDamaged):
-                bad.append(offset)
-        for offset in bad if good else ():
-            write_through(device, offset, max(good)[1])
+                found[offset] = 0, b""
+        best = max(found.values())
+        for offset, one in found.items():
+            if one[0] < best[0]:
+                write_through(device, offset, best[1])
+
+
+def write_superblocks(devices: Sequence[BlockDevice], superblock: Superblock, order: Sequence[int]) -> None:
+    """The same superblock to these members, one after another, each as its own."""
+    for index in order:
+        data = replace(superblock, member_index=index).encode()
+        for offset in superblock_offsets(devices[index].size_bytes):
+            write_through(devices[index], offset, data)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from headrace.device.reference import U8
-from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, ObjectNotFound, VolumeDamaged
+from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, MemberMissing, ObjectNotFound, VolumeDamaged
 from headrace.volume.data.objects import ObjectInfo
 from headrace.volume.many import read_many
 from headrace.volume.transfer import VolumeTransfer
@@ -51,7 +51,7 @@ def _small(volume: Volume, pack: list[ObjectInfo], buffer: U8) -> Verdicts:
     lengths = [entry.length_bytes for entry in pack]
     try:
         read_many(volume, pack, (np.cumsum([0, *lengths])[:-1]).tolist(), buffer)
-    except (ChecksumMismatch, VolumeDamaged, ObjectNotFound):
+    except (ChecksumMismatch, VolumeDamaged, ObjectNotFound, MemberMissing):
         # One by one, to find out which.
         yield from _large(volume, pack)
     else:
@@ -95,9 +95,9 @@ def _large(volume: Volume, entries: Iterable[ObjectInfo]) -> Verdicts:
                 free.append(place)
                 yield entry, length, None
                 continue
-            except DeviceError:
-                raise
             except HeadraceError as error:
+                if isinstance(error, DeviceError) and not isinstance(error, MemberMissing):
+                    raise
                 # Its checksum table, or its extents.
                 free.append(place)
                 if entry.name not in bad:

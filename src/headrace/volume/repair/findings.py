@@ -70,8 +70,16 @@ class ScrubReport:
 class Reader:
     """Reads at a limited rate, counts, and notes what is found."""
 
-    def __init__(self, devices: Sequence[BlockDevice], report: ScrubReport, bytes_per_s: float | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[BlockDevice],
+        report: ScrubReport,
+        bytes_per_s: float | None = None,
+        copies: Sequence[int] = range(layout.LOG_COPIES),
+    ) -> None:
         self.devices = devices
+        #: Of the log, those that count.
+        self.copies = copies
         self.report = report
         self._bytes_per_s = bytes_per_s
         #: When what was read so far is paid for.

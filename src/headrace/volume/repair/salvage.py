@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.device import BlockDevice, crc32c
-from headrace.errors import DeviceError, HeadraceError, NotAVolume, VolumeDamaged, VolumeTooNew
+from headrace.errors import DeviceError, HeadraceError, NotAVolume, VolumeDamaged, VolumeDiverged, VolumeTooNew
 from headrace.volume import layout
 from headrace.volume.data.extents import Extents
 from headrace.volume.layout import ALIGN, AreaHeader, Blob, ObjectValue, Record, RecordHead, Superblock
@@ -210,7 +210,7 @@ def look(devices: Sequence[BlockDevice], *, searching: Callable[[str], None] = l
             where=", ".join(device.uri for device in devices),
             next_step="without one nothing can be verified, and so nothing be salvaged",
         )
-    best = max(blocks, key=lambda block: block.generation)
+    best = max(blocks, key=lambda block: (block.log_epoch, block.generation))
     members: dict[int, BlockDevice] = {}
     strangers: list[BlockDevice] = []
     for device, each in zip(devices, found, strict=True):
@@ -231,9 +231,43 @@ def look(devices: Sequence[BlockDevice], *, searching: Callable[[str], None] = l
             lost.append(f"member {index}: it is missing")
         elif members[index].size_bytes < best.members[index].size_bytes:
             lost.append(f"member {index} ({members[index].uri}): it is smaller than it was")
-    state = _State(best, members, lost)
+    state = _State(best, members, _copies(best, blocks, members, lost), lost)
     state.read()
     return state.result()
+
+
+def _copies(
+    best: Superblock, blocks: Sequence[Superblock], members: dict[int, BlockDevice], lost: list[str]
+) -> list[int]:
+    """The log copies to read: of the newest epoch that has one here. An older one knows objects that are gone, and two
+    that went on without each other do not add up. VolumeDiverged.
+    """
+    own: dict[int, Superblock] = {}
+    for block in blocks:
+        if block.volume_id == best.volume_id:
+            known = own.setdefault(block.member_index, block)
+            own[block.member_index] = max(known, block, key=lambda one: one.generation)
+    for index, block in own.items():
+        if index in best.log_member and not any(block.epoch.same(epoch) for epoch in best.epochs):
+            raise VolumeDiverged(
+                "members of the volume went on without each other",
+                where=f"member {best.member_index} and member {index}",
+                found=f"epochs {best.log_epoch} and {block.log_epoch}",
+                next_step="give the members of one side only, and then those of the other",
+            )
+    # A member without a superblock may have any copy.
+    epochs = {
+        copy: own[member].log_epoch if member in own else 0
+        for copy, member in enumerate(best.log_member)
+        if member in members and (member not in own or own[member].epoch.counts(copy))
+    }
+    newest = max(epochs.values(), default=0)
+    for copy, epoch in epochs.items():
+        if epoch < newest:
+            lost.append(f"log copy {copy} (member {best.log_member[copy]}): it is of epoch {epoch}, not {newest}")
+    if newest and newest < best.log_epoch:
+        lost.append(f"the log: what was committed since epoch {best.log_epoch} began, on members that are missing")
+    return [copy for copy, epoch in epochs.items() if epoch == newest]
 
 
 def _superblocks_of(device: BlockDevice) -> list[Superblock]:
@@ -316,9 +350,13 @@ def _has_log(block: Superblock, copy: int, device: BlockDevice) -> bool:
 class _State:
     """What the records add up to, forgiving all that is not there."""
 
-    def __init__(self, superblock: Superblock, members: dict[int, BlockDevice], lost: list[str]) -> None:
+    def __init__(
+        self, superblock: Superblock, members: dict[int, BlockDevice], copies: Sequence[int], lost: list[str]
+    ) -> None:
         self.superblock = superblock
         self.members = members
+        #: Of the log, those that are read.
+        self.copies = copies
         self.lost = lost
         self.values: dict[bytes, bytes] = {}
         #: Keys of which it is not sure that they still hold.
@@ -338,7 +376,7 @@ class _State:
         """By generation and block, from whichever copy has each."""
         found: dict[int, dict[int, Record]] = {}
         block = self.superblock
-        for copy in range(layout.LOG_COPIES):
+        for copy in self.copies:
             for area in (0, 1):
                 start = block.area_offset(copy, area)
                 member = block.log_member[copy]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.device import BlockDevice
-from headrace.errors import HeadraceError, NotAVolume, VolumeDamaged
+from headrace.errors import HeadraceError, NotAVolume, VolumeDamaged, VolumeDiverged
 from headrace.volume import layout
 from headrace.volume.layout import Superblock
 from headrace.volume.repair.findings import Finding, Reader, ScrubReport
@@ -60,8 +60,8 @@ def scrub(
     all else is in the report. What has a good copy elsewhere `headrace.volume.repair.mend` writes again.
     """
     report = ScrubReport()
-    superblock, ordered = _superblocks(devices, report)
-    read = Reader(ordered, report, bytes_per_s)
+    superblock, ordered, copies = _superblocks(devices, report)
+    read = Reader(ordered, report, bytes_per_s, copies)
     state = _settled(superblock, read, report)
     contents = contents_of(superblock, state.values, state.totals, read)
     blobs = contents.blobs
@@ -111,7 +111,10 @@ def scrub(
 # ---- superblocks -----------------------------------------------------------------------------------------------------
 
 
-def _superblocks(devices: Sequence[BlockDevice], report: ScrubReport) -> tuple[Superblock, list[BlockDevice]]:
+def _superblocks(
+    devices: Sequence[BlockDevice], report: ScrubReport
+) -> tuple[Superblock, list[BlockDevice], list[int]]:
+    """The superblock of the current epoch, the members in order, the log copies that count."""
     by_index: dict[int, tuple[Superblock, BlockDevice]] = {}
     bad: list[tuple[BlockDevice, int, HeadraceError]] = []
     for device in devices:
@@ -142,7 +145,26 @@ def _superblocks(devices: Sequence[BlockDevice], report: ScrubReport) -> tuple[S
                 expected=problem.expected, found=problem.found,
             )
         )  # fmt: skip
-    return first, ordered
+    current = max((block for block, _ in by_index.values()), key=lambda block: (block.log_epoch, block.generation))
+    before = {(epoch.number, epoch.identity) for epoch in current.epochs}
+    for index, (block, _) in sorted(by_index.items()):
+        if (block.epoch.number, block.epoch.identity) not in before and index in block.log_member:
+            raise VolumeDiverged(
+                "members of the volume went on without each other",
+                where=f"member {current.member_index} and member {index}",
+                found=f"epochs {current.log_epoch} and {block.log_epoch}",
+            )
+    copies = []
+    for copy, member in enumerate(current.log_member):
+        own = by_index[member][0].epoch
+        here = (own.number, own.identity) == (current.epoch.number, current.epoch.identity)
+        if here and current.epoch.copies >> copy & 1:
+            copies.append(copy)
+            continue
+        what = f"log copy {copy} does not count in epoch {current.log_epoch}"
+        offset = current.log_offset[copy]
+        report.findings.append(Finding(what=what, member=member, offset=offset, fatal=False, uri=ordered[member].uri))
+    return current, ordered, copies
 
 
 # ---- beside a job that writes ----------------------------------------------------------------------------------------
@@ -175,7 +197,7 @@ def _settled(superblock: Superblock, read: Reader, report: ScrubReport) -> State
 
 def _still_there(superblock: Superblock, birth: int, read: Reader) -> bool:
     """Is this blob part of the last commit?"""
-    quiet = Reader(read.devices, ScrubReport())
+    quiet = Reader(read.devices, ScrubReport(), copies=read.copies)
     for _ in range(_LOOKS):
         try:
             return birth in contents_of(superblock, read_log(superblock, quiet).values, None, quiet).blobs

@@ -39,14 +39,14 @@ class State:
 def check_heartbeats(superblock: Superblock, read: Reader, used: bool) -> None:
     """A copy of the heartbeat block that is missing where the other one is there, or where a session has been."""
     found = []
-    for copy in range(layout.LOG_COPIES):
+    for copy in read.copies:
         member, offset = superblock.log_member[copy], superblock.log_offset[copy]
         try:
             found.append(layout.Heartbeat.decode(read(member, offset, ALIGN), superblock.volume_id))
         except DeviceError:
             found.append(None)
     there = any(one is not None for one in found)
-    for copy, one in enumerate(found):
+    for copy, one in zip(read.copies, found, strict=True):
         if one is None and (there or used):
             place = superblock.log_member[copy], superblock.log_offset[copy]
             read.note(f"log copy {copy} lacks the heartbeat block", *place, fatal=not there)
@@ -55,7 +55,7 @@ def check_heartbeats(superblock: Superblock, read: Reader, used: bool) -> None:
 def read_log(superblock: Superblock, read: Reader) -> State:
     """The state as of the last commit; a finding for whatever one copy of the log or of a table lacks."""
     area, generation = _in_force(superblock, read)
-    held = [_records(superblock, copy, area, generation, read) for copy in range(layout.LOG_COPIES)]
+    held = [_records(superblock, copy, area, generation, read) for copy in read.copies]
     records: list[Record] = []
     position, previous, durable = 1, 0, 0
     while True:
@@ -65,7 +65,7 @@ def read_log(superblock: Superblock, read: Reader) -> State:
             break
         records.append(chosen)
         durable = max(durable, chosen.durable)
-        for copy, one in enumerate(choices):
+        for copy, one in zip(read.copies, choices, strict=True):
             if one is None or one.crc != chosen.crc:
                 _note(read, superblock, copy, area, position, f"log copy {copy} lacks record {chosen.sequence}")
         position, previous = position + chosen.blocks, chosen.crc
@@ -95,8 +95,8 @@ def _note(
 
 def _in_force(superblock: Superblock, read: Reader) -> tuple[int, int]:
     """Area and generation; a finding for each copy that does not say so. VolumeDamaged where none says anything."""
-    headers: dict[tuple[int, int], int] = {}
-    for copy in range(layout.LOG_COPIES):
+    headers: dict[tuple[int, int], tuple[int, int]] = {}
+    for copy in read.copies:
         for area in (0, 1):
             try:
                 data = read(superblock.log_member[copy], superblock.area_offset(copy, area), ALIGN)
@@ -104,11 +104,11 @@ def _in_force(superblock: Superblock, read: Reader) -> tuple[int, int]:
                 continue
             header = AreaHeader.decode(data, superblock.volume_id, area)
             if header is not None:
-                headers[copy, area] = header.generation
+                headers[copy, area] = header.epoch, header.generation
     if not headers:
         places = ", ".join(
             f"member {superblock.log_member[copy]} offset {superblock.area_offset(copy, area)}"
-            for copy in range(layout.LOG_COPIES)
+            for copy in read.copies
             for area in (0, 1)
         )
         raise VolumeDamaged(
@@ -116,11 +116,11 @@ def _in_force(superblock: Superblock, read: Reader) -> tuple[int, int]:
             where=places,
             next_step="`headrace volume salvage` finds records without one",
         )
-    (_, area), generation = max(headers.items(), key=lambda item: item[1])
-    for copy in range(layout.LOG_COPIES):
-        if headers.get((copy, area)) != generation:
+    (_, area), newest = max(headers.items(), key=lambda item: item[1])
+    for copy in read.copies:
+        if headers.get((copy, area)) != newest:
             _note(read, superblock, copy, area, 0, f"log copy {copy} lacks the header of area {area}")
-    return area, generation
+    return area, newest[1]
 
 
 def _records(

@@ -127,11 +127,18 @@ class Allocator:
         log_window: Callable[[list[Range]], None],
         make_room: Callable[[int], None] = lambda ranges: None,
         ghosts: Callable[[], list[Range]] = list,
+        absent: Iterable[int] = (),
+        carried: Iterable[Range] = (),
     ) -> None:
-        self._free = list(members)
+        """`absent`: members that are missing, of which nothing is handed out. `carried`: space there that late writes
+        may still hit when they are back; it stays in what is logged."""
+        self._absent = frozenset(absent)
+        self._free = [FreeSpace() if index in self._absent else space for index, space in enumerate(members)]
         self._pool = [FreeSpace() for _ in members]
         #: Handed out, and neither committed nor known to be quiet: where a write may be on its way to.
         self._out = [FreeSpace() for _ in members]
+        for member, start, length in merge([*carried]):
+            self._out[member].add(start, start + length)
         self._freed: list[Range] = []
         self._log_window = log_window
         self._make_room = make_room
@@ -388,7 +395,7 @@ class Allocator:
     def free(self, ranges: Iterable[Range]) -> None:
         """Space of objects whose deletion is durable, and of aborted ones that are quiet: used last."""
         for member, start, length in ranges:
-            if length:
+            if length and member not in self._absent:
                 self._out[member].remove(start, start + length)
                 self._freed.append((member, start, length))
 
@@ -404,8 +411,7 @@ class Allocator:
                 self._out[one[0]].add(one[1], one[1] + one[2])
         if taken:
             try:
-                self._make_room(len(self._reach()))
-                self._log_window(merge(self._reach()))
+                self.log_reach()
             except BaseException:
                 self.free(taken)
                 raise
@@ -416,6 +422,11 @@ class Allocator:
         for member, start, length in ranges:
             self._out[member].remove(start, start + length)
             self._free[member].add(start, start + length)
+
+    def log_reach(self) -> None:
+        """Say in the log where writes may land, as it is now."""
+        self._make_room(len(self._reach()))
+        self._log_window(merge(self._reach()))
 
     def quarantine(self, ranges: Iterable[Range]) -> None:
         """Space that a late write may still hit: not used again before `settle`, and it stays in what is logged."""

@@ -58,8 +58,10 @@ MACHINE = "machine"
 PROCESS = "process"
 #: Nothing keeps a writer out that was taken over from.
 NONE = "none"
+#: A member that is missing: nobody writes there, and whoever does one day fences it first.
+ABSENT = "absent"
 #: Weakest first. A volume is fenced as well as the worst of its members.
-STRENGTHS = (NONE, PROCESS, MACHINE, NODE, UNTIL_RESTART, PERSISTENT)
+STRENGTHS = (NONE, PROCESS, MACHINE, NODE, UNTIL_RESTART, PERSISTENT, ABSENT)
 
 #: What `kind_of` says of a device with reservations: of a host, which a session is, or of the whole node.
 _RESERVED = (NODE, UNTIL_RESTART)
@@ -109,7 +111,7 @@ def kind_of(device: BlockDevice) -> str:
             return NODE
         # A file of this machine is behind a loop device; behind others there may be a network.
         return MACHINE if str(said["kernel"].get("name", "")).startswith("loop") else NONE
-    return {"memory": PROCESS, "file": MACHINE}.get(said.get("transport", ""), NONE)
+    return {"memory": PROCESS, "file": MACHINE, "absent": ABSENT}.get(said.get("transport", ""), NONE)
 
 
 def in_force(device: BlockDevice) -> str:
@@ -135,6 +137,12 @@ def holder(device: BlockDevice) -> int | None:
         return None
     report = cast(Fenceable, device).reservations.report()
     return report.holders[0].key if report.type is not None and report.holders else None
+
+
+def first(devices: Sequence[BlockDevice], last: Sequence[int] = ()) -> BlockDevice:
+    """Where takers meet: the first member, of those that are there, and were not away (`last`) before the others."""
+    there = [index for index, device in enumerate(devices) if kind_of(device) != ABSENT]
+    return devices[min(there, key=lambda index: (index in last, index))]
 
 
 def check(devices: Sequence[BlockDevice], *, unfenced: bool) -> None:
@@ -201,7 +209,7 @@ class Fence:
         """Does the target itself refuse the writes of whoever is not this session, on every member?
 
         Not where it refuses those of other nodes only: an older session on this one may still write."""
-        return all(strength in (UNTIL_RESTART, PERSISTENT) for strength in self.strengths)
+        return all(strength in (UNTIL_RESTART, PERSISTENT, ABSENT) for strength in self.strengths)
 
     def drained(self, key: int) -> bool:
         """Can no command of the session with this key reach any member any more?"""
@@ -374,10 +382,13 @@ class Fence:
             self.close()
 
 
-def take(devices: Sequence[BlockDevice], *, judged: int | None, anybody: bool = False) -> Fence:
+def take(
+    devices: Sequence[BlockDevice], *, judged: int | None, anybody: bool = False, last: Sequence[int] = ()
+) -> Fence:
     """Open an association of a new session with each member, and shut everybody else out.
 
-    `judged`: the key that held member 0 when its session was judged dead or ended; `anybody`: whoever holds.
+    `judged`: the key that held the first member when its session was judged dead or ended; `anybody`: whoever holds.
+    `last`: members whose turn comes last, since they were away: who holds them now is not who held the volume.
     WriterActive where another taker was first; NotFenced, DeviceError.
     """
     fence = Fence(uuid4(), new_key())
@@ -385,6 +396,7 @@ def take(devices: Sequence[BlockDevice], *, judged: int | None, anybody: bool = 
         for device in devices:
             fence.open(device)
         reserved = [index for index, kind in enumerate(fence.strengths) if kind in _RESERVED]
+        reserved.sort(key=lambda index: index in last)
         for index in reserved:
             first = index == reserved[0]
             if not first:
@@ -450,6 +462,7 @@ def join(devices: Sequence[BlockDevice], ticket: Ticket) -> list[BlockDevice]:
 
 
 __all__ = [
+    "ABSENT",
     "MACHINE",
     "NODE",
     "NONE",
@@ -460,6 +473,7 @@ __all__ = [
     "Fence",
     "Ticket",
     "check",
+    "first",
     "haunted",
     "holder",
     "in_force",

@@ -29,7 +29,7 @@ import numpy as np
 from headrace.device import Beat, BlockDevice, start_beat
 from headrace.errors import DeviceError, DeviceTimeout, ReservationConflict, SessionLost, WriterActive
 from headrace.volume.data.durable import write_through
-from headrace.volume.layout import ACTIVE, ALIGN, CLOSED, Heartbeat, Superblock
+from headrace.volume.layout import ACTIVE, ALIGN, CLOSED, LOG_COPIES, Heartbeat, Superblock
 from headrace.volume.writing.fence import lost as fenced_off
 from headrace.volume.writing.fence import lost_if_fenced
 
@@ -48,17 +48,19 @@ _MAX_LOOKS = 10
 
 
 class HeartbeatBlock:
-    """The block on both log copies."""
+    """The block on the log copies that count."""
 
-    def __init__(self, superblock: Superblock, devices: Sequence[BlockDevice]) -> None:
+    def __init__(
+        self, superblock: Superblock, devices: Sequence[BlockDevice], copies: Sequence[int] | None = None
+    ) -> None:
+        """`copies`: those that count and are there; by default as the superblock says it."""
         self._superblock = superblock
         #: Of all members.
         self.devices = devices
+        if copies is None:
+            copies = [copy for copy in range(LOG_COPIES) if superblock.epoch.counts(copy)]
         #: Device and offset of each copy.
-        self.places = [
-            (devices[member], offset)
-            for member, offset in zip(superblock.log_member, superblock.log_offset, strict=True)
-        ]
+        self.places = [(devices[superblock.log_member[copy]], superblock.log_offset[copy]) for copy in copies]
 
     def read(self) -> Heartbeat | None:
         """The newest valid copy, or None. DeviceError where no copy can be read."""

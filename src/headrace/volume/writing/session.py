@@ -29,15 +29,17 @@ from headrace.volume.catalog.changes import Changes, Outcome
 from headrace.volume.catalog.commit import LogWriter
 from headrace.volume.catalog.log import LogReader
 from headrace.volume.catalog.usage import usage_of
+from headrace.volume.data.absent import absent
 from headrace.volume.data.checksums import table_page_bytes
 from headrace.volume.data.durable import write_through
 from headrace.volume.data.extents import Extents
 from headrace.volume.data.names import check_length
 from headrace.volume.data.objects import Range, space_of
 from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, SessionEntry
+from headrace.volume.media.members import Members
 from headrace.volume.space.allocator import Allocator, TableSpace, count_space
 from headrace.volume.space.deallocate import Deallocator
-from headrace.volume.writing import fence, heartbeat
+from headrace.volume.writing import copies, fence, heartbeat
 from headrace.volume.writing.fence import Ticket
 from headrace.volume.writing.grant import Grant
 from headrace.volume.writing.heartbeat import HeartbeatBlock
@@ -83,9 +85,10 @@ class Session:
         where = ", ".join(volume.uris)
         fence.check(volume.devices, unfenced=unfenced)
         # First who holds, then whether that one lives, then the take-over from exactly that one.
-        holder = fence.holder(volume.devices[0])
+        first = fence.first(volume.devices, volume.lagging)
+        holder = fence.holder(first)
         verdict = heartbeat.judge(
-            HeartbeatBlock(volume.superblock, volume.devices),
+            HeartbeatBlock(volume.superblock, volume.devices, volume.log.copies),
             run_id=run_id,
             takeover=takeover,
             missed_beats=missed_beats,
@@ -93,20 +96,24 @@ class Session:
             last_session=volume.catalog_session(),
             holder=holder,
         )
-        self._fence = fence.take(volume.devices, judged=holder)
+        self._fence = fence.take(volume.devices, judged=holder, last=volume.lagging)
         try:
             #: What data are written with: beside the structures of the log, which go through the devices themselves, so
             #: that neither holds up a heartbeat or a commit. Reads have the volume's own associations.
             self.writing: list[BlockDevice] = lanes(self._fence.devices, "checkpoint")
             self._deallocator = Deallocator(self.writing, self._begin_deallocation, self._end_deallocation)
-            self._begin(HeartbeatBlock(volume.superblock, self._fence.devices), verdict, heartbeat_s, where)
+            self._begin(verdict, heartbeat_s, where)
         except BaseException:
             with suppress(HeadraceError):
                 self._fence.close()
             raise
 
-    def _begin(self, block: HeartbeatBlock, verdict: heartbeat.Verdict, heartbeat_s: float, where: str) -> None:
-        volume = self.volume
+    def _begin(self, verdict: heartbeat.Verdict, heartbeat_s: float, where: str) -> None:
+        volume, devices = self.volume, self._fence.devices
+        # Again, now that nobody else writes: another one may have begun an epoch since the volume was opened.
+        found = volume.look_again(devices)
+        usable = copies.usable(found, devices) if volume.degraded else found.copies
+        block = HeartbeatBlock(found.superblock, devices, usable)
         mine = heartbeat.new_heartbeat(
             volume.catalog_session() + 1,
             self.run_id,
@@ -116,19 +123,21 @@ class Session:
         )
         mine = heartbeat.claim(block, mine, where=where, fenced=self._fence.reserved)
         self.number = mine.session
-        self._log = LogReader(volume.superblock, block.devices)
+        self._log = LogReader(found.superblock, devices, usable)
         # Tables do not change, and the volume reads them after this session, too.
         self._log.nodes = volume.log.nodes
         self._start_heart(block, mine)
         try:
             # What follows writes to the log: a claim that fails from here on may have left commands behind.
             with self.lost_if_fenced():
-                self._writer = self._take_log(mine, verdict)
+                self._writer = self._take_log(mine, verdict, found)
             self._allocator = self._count_space()
             #: No session before had this number, so no allocation had these.
             self._next_birth = (self.number << 32) + 1
             space = TableSpace(self._allocator, self._lose_space)
             self._writer.with_tables(space, self.new_birth, self.volume.lock)
+            if self._outstanding:
+                self._allocator.log_reach()
             self._writer.compact_now(self.number)
             self._allocator.reserve_bytes = self._writer.reserve_bytes
         except BaseException:
@@ -138,10 +147,14 @@ class Session:
 
     # ---- opening and closing ----
 
-    def _take_log(self, mine: layout.Heartbeat, verdict: heartbeat.Verdict) -> LogWriter:
+    def _take_log(self, mine: layout.Heartbeat, verdict: heartbeat.Verdict, found: Members) -> LogWriter:
         volume = self.volume
         volume.mend_superblocks(self._fence.devices)
         catalog, cursor = self._log.load(every_copy=True)
+        if copies.settle(self._log, found, degraded=volume.degraded):
+            volume.look_again(self._fence.devices)
+            self._beat.halt()
+            self._beat_on()
         # Of a predecessor that the targets confirm to have drained no command can land any more.
         last = verdict.last
         clean = verdict.clean or (
@@ -172,7 +185,7 @@ class Session:
         )
         # No move of a session before this one, finished or not, can have used this generation.
         writer.skip = 0 if clean else self.number - catalog.session
-        if not clean or cursor.findings:
+        if not clean or cursor.findings or cursor.header.epoch != self._log.superblock.log_epoch:
             writer.move(say_so=clean)
         writer.skip = 0
         record = writer.append(layout.SESSION, entry.encode(), self.number)
@@ -190,7 +203,11 @@ class Session:
             catalog.load_tables(self.number % layout.TABLE_COPIES)
             with self.lost_if_fenced():
                 catalog.mend_tables(self._fence.devices)
-        windows = [one for ranges in catalog.windows.values() for one in ranges]
+        missing = absent(self._fence.devices)
+        windows = [one for ranges in catalog.windows.values() for one in ranges if one[0] not in missing]
+        carried = [one for ranges in catalog.windows.values() for one in ranges if one[0] in missing]
+        # When that member is back, late writes may still hit it: the successor must not take this one's end for clean.
+        self._outstanding |= bool(carried)
         usage = usage_of(catalog, superblock.stripe_bytes)
         #: Slices of every blob that has a key: who deletes the last one deletes the blob.
         self._counts: dict[int, int] = usage.slices
@@ -203,6 +220,8 @@ class Session:
             log_window=self._log_window,
             make_room=self._room_for_window,
             ghosts=self._ghosts,
+            absent=missing,
+            carried=carried,
         )
         allocator.quarantined_bytes = quarantined
         return allocator
@@ -327,7 +346,7 @@ class Session:
             beat=last.beat + 1,
             flags=layout.UNDRAINED if self._undrained or half is not None else 0,
         )
-        block = HeartbeatBlock(self.volume.superblock, self._fence.devices)
+        block = HeartbeatBlock(self._log.superblock, self._fence.devices, self._log.copies)
         # Also where a target is away just now: a session whose heart stands still gets taken over.
         with suppress(DeviceError), self.lost_if_fenced():
             block.write(mine)

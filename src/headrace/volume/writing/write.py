@@ -11,6 +11,7 @@ from headrace.device.protocol import Buffer
 from headrace.device.reference import U8, as_bytes
 from headrace.errors import UsageError
 from headrace.volume import layout
+from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.durable import write_durably
 from headrace.volume.data.extents import U32, Extents, Pieces
 from headrace.volume.writing.grant import Grant, Receipt
@@ -80,7 +81,8 @@ def write_extents(
         mark=mark,
     )
     # Segments lie in the order of the object's bytes, so their checksums do too.
-    write_batch(devices, batch, [buffer], checksums)
+    refuse(devices, pieces.member, f"blob {birth:#x}")
+    write_batch(solid(devices), batch, [buffer], checksums)
 
 
 def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer) -> Receipt:

@@ -1,0 +1,147 @@
+"""Copies of the log that are missing, and that come back: what a session does about them before it writes a record.
+
+    fence all members that are there
+        |
+    read the log from the copies that count            (`media/epochs.py` says which)
+        |
+    rebuild those that do not, and whose member is there: all of the copy, from one that counts
+        |
+    other copies than before?  the next epoch, on the superblocks: first of a member with a copy that counted so far,
+        |                      then of those that were rebuilt, then of all others
+        v
+    records; and the log moves, so that its area names the epoch
+
+A crash at any write leaves either the old epoch, or the new one on a member whose copy counts in both: who was not
+reached is left behind, and rebuilt once more. So no copy is ever taken for good that lacks a commit, whichever members
+are there the next time; but for both being away in turn, each with a session of its own, and that shows when they meet
+(`VolumeDiverged`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from headrace.device import BlockDevice
+from headrace.errors import DeviceError, ReservationConflict
+from headrace.volume import layout
+from headrace.volume.catalog.log import LogReader
+from headrace.volume.data.absent import AbsentMember, absent
+from headrace.volume.data.durable import write_through
+from headrace.volume.layout import ALIGN, Epoch, Superblock
+from headrace.volume.media import epochs
+from headrace.volume.media.members import Members, write_superblocks
+
+#: Read and written at once where a copy is rebuilt.
+_PIECE_BYTES = 1 << 20
+
+
+def usable(found: Members, devices: Sequence[BlockDevice]) -> tuple[int, ...]:
+    """Of the copies that count, those that can be read and written, as far as one look at each tells. For a session
+    that may go on without the others; DeviceError where none is left."""
+    block, good = found.superblock, []
+    errors: list[DeviceError] = []
+    for copy in found.copies:
+        device = devices[block.log_member[copy]]
+        try:
+            _read(device, block.area_offset(copy, 0), ALIGN)
+            _read(device, block.area_offset(copy, 1), ALIGN)
+            # The same bytes: a late write of them does no harm.
+            write_through(device, block.log_offset[copy], _read(device, block.log_offset[copy], ALIGN))
+        except ReservationConflict:
+            raise
+        except DeviceError as error:
+            errors.append(error)
+        else:
+            good.append(copy)
+    if not good:
+        raise errors[0]
+    return tuple(good)
+
+
+def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
+    """See to it that the epoch says which copies of the log are read and written; True where those are others now.
+
+    `log`: reads the copies that count and can be used; what it has was read through once. `found`: the members as the
+    fence found them. `degraded`: a copy that cannot be rebuilt is left out; else DeviceError.
+    """
+    copies = [*log.copies]
+    failed = [copy for copy in found.copies if copy not in copies]
+    for copy in range(layout.LOG_COPIES):
+        if copy in found.copies or isinstance(log.device(copy), AbsentMember):
+            continue
+        try:
+            _rebuild(log, copy)
+            copies.append(copy)
+        except ReservationConflict:
+            raise
+        except DeviceError as error:
+            if not degraded:
+                raise DeviceError(
+                    f"copy {copy} of the volume's log cannot be rebuilt",
+                    where=log.device(copy).uri,
+                    found=str(error),
+                    next_step="mend the device, or go on without that copy with degraded=True (--degraded)",
+                ) from error
+            failed.append(copy)
+    superblock, members = next_epoch(found.superblock, copies), found.superblock.log_member
+    if superblock == found.superblock and not epochs.lagging(superblock, found.blocks):
+        return False
+    superblock = replace(superblock, generation=1 + max(block.generation for block in found.blocks.values()))
+    # Who has a copy that counts now and did before comes first: whoever knows the new epoch, it has what it needs.
+    order = list(dict.fromkeys(members[copy] for copy in [*log.copies, *copies]))
+    write_superblocks(log.devices, superblock, order)
+    left_out = {members[copy] for copy in failed} - set(order)
+    gone = {*absent(log.devices), *order}
+    for index in range(len(log.devices)):
+        if index in gone:
+            continue
+        try:
+            write_superblocks(log.devices, superblock, [index])
+        except ReservationConflict:
+            raise
+        except DeviceError:
+            # It is left behind, as a member that was away.
+            if index not in left_out:
+                raise
+    log.use(superblock, sorted(copies))
+    return True
+
+
+def next_epoch(superblock: Superblock, copies: Sequence[int]) -> Superblock:
+    """The superblock of the epoch in which these copies count; the same where they do already."""
+    counting = sum(1 << copy for copy in copies)
+    if counting == superblock.epoch.copies:
+        return superblock
+    epoch = Epoch(superblock.log_epoch + 1, counting, 0, time.time_ns(), secrets.token_bytes(16))
+    known = (epoch, *superblock.epochs)[: layout.MAX_EPOCHS]
+    return replace(superblock, epochs=known, incompat=superblock.incompat | layout.EPOCHS)
+
+
+def _read(device: BlockDevice, offset: int, length: int) -> bytes:
+    buffer = np.empty(length, np.uint8)
+    device.read_into(offset, buffer)
+    return buffer.tobytes()
+
+
+def _rebuild(log: LogReader, copy: int) -> None:
+    """All of a copy, from one that counts. Its member does not say yet that it counts."""
+    block, source = log.superblock, log.copies[0]
+    begin, end = block.log_offset[source], block.area_offset(source, 2)
+    for offset in range(begin, end, _PIECE_BYTES):
+        data = _whole(log.device(source), offset, min(_PIECE_BYTES, end - offset))
+        write_through(log.device(copy), block.log_offset[copy] + offset - begin, data)
+
+
+def _whole(device: BlockDevice, offset: int, length: int) -> bytes:
+    """A piece of a copy; a block of it that cannot be read is not needed: the log was read without it."""
+    try:
+        return _read(device, offset, length)
+    except DeviceError:
+        if length == ALIGN:
+            return bytes(ALIGN)
+    return b"".join(_whole(device, at, ALIGN) for at in range(offset, offset + length, ALIGN))
