@@ -92,8 +92,7 @@ def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
     if superblock == found.superblock and not epochs.lagging(superblock, found.blocks):
         return False
     superblock = replace(superblock, generation=1 + max(block.generation for block in found.blocks.values()))
-    # Who has a copy that counts now and did before comes first: whoever knows the new epoch, it has what it needs.
-    order = list(dict.fromkeys(members[copy] for copy in [*log.copies, *copies]))
+    order = members_in_order(members, log.copies, copies)
     write_superblocks(log.devices, superblock, order)
     left_out = {members[copy] for copy in failed} - set(order)
     gone = {*absent(log.devices), *order}
@@ -110,6 +109,12 @@ def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
                 raise
     log.use(superblock, sorted(copies))
     return True
+
+
+def members_in_order(members: Sequence[int], before: Sequence[int], now: Sequence[int]) -> list[int]:
+    """Of the members with log copies that count now, first who had one before: whoever knows the new epoch, one of them
+    knows it and has all of the log."""
+    return list(dict.fromkeys(members[copy] for copy in [*before, *now]))
 
 
 def next_epoch(superblock: Superblock, copies: Sequence[int]) -> Superblock:
