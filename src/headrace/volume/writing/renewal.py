@@ -33,12 +33,16 @@ class Renewal:
         #: Members on which the old host may be refused by now.
         self.begun: set[int] = set()
         self._taken: set[int] = set()
+        #: Members that are not missing.
+        self._there: list[int] = []
         #: Where a command of the old host may land at any later time, since a target did not confirm its end.
         self.lost: list[Range] = []
         try:
             for index, device in enumerate(devices):
                 self.after.open(device)
-                self.after.register(index)
+                if self.after.strengths[index] != fence.ABSENT:
+                    self._there.append(index)
+                    self.after.register(index)
         except BaseException:
             self.after.step_back()
             raise
@@ -46,21 +50,23 @@ class Renewal:
     def go_on(self, changed: Callable[[int], None]) -> None:
         """Take the members that are left. `changed` is told of each, when the old fence's devices have the new one's in
         its place. DeviceError: it may go on later; WriterActive, SessionLost: another session was first."""
-        for index, device in enumerate(self.after.devices):
+        first = self._there[0]
+        for index in self._there:
+            device = self.after.devices[index]
             if index in self._taken:
                 continue
-            if index:
-                self.after.still_held(0)
+            if index != first:
+                self.after.still_held(first)
             self.begun.add(index)
             # In place: tables that are being written go on with what the log writes with.
             self.before.devices[index] = device
             changed(index)
-            self.after.win(index, self.before.key, first=index == 0)
+            self.after.win(index, self.before.key, first=index == first)
             self.after.guard(index)
             if not self.after.drained_on(index, self.before.key):
                 self.lost += [one for one in fence.unsettled(self._old) if one[0] == index]
             self._taken.add(index)
-        for index in range(len(self.after.devices)):
+        for index in self._there:
             self.after.still_held(index)
 
     def end(self) -> Fence:
