@@ -125,8 +125,8 @@ def tokenizer_broken(world: World) -> list[str]:
 def device_full(world: World) -> list[str]:
     small = world.directory / "small.img"
     if not small.exists():
-        Volume.create([f"file:{small}?create=16MiB"], stripe_bytes=65536).close()
-    text = world.text(size=30_000_000)
+        Volume.create([f"file:{small}?create=2MiB"], stripe_bytes=65536, log_bytes=131072).close()
+    text = world.text(size=3_000_000)
     return ["ingest", str(text), "data", "--volume", f"file:{small}", "--vocab-size", "300"]
 
 
@@ -183,7 +183,7 @@ def test_one_line_and_a_status(world: World, case: Callable[[World], list[str]],
 
 
 def test_a_failed_ingest_leaves_nothing(world: World) -> None:
-    headrace(*device_full(world))
+    complaint(headrace(*device_full(world)))
     with Volume.open([f"file:{world.directory}/small.img"]) as volume:
         assert volume.list() == []
 

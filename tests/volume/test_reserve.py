@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -144,6 +145,29 @@ def test_deleted_space_is_deallocated_once_readers_had_time(monkeypatch: pytest.
             put(session, "c", 2 * MIB + i)
         assert volume.read("c") == content(2 * MIB + 29, 2 * MIB + 29)
     assert scrub(volume.devices).clean
+
+
+def test_who_needs_space_that_is_being_deallocated_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full volume whose old checkpoint is just being given back to the target has room for the next one."""
+    monkeypatch.setattr(deallocate, "AFTER_S", 0.0)
+    told, go_on = threading.Event(), threading.Event()
+
+    def slow(self: MemoryDevice, offset: int, length: int) -> None:
+        told.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(Forgetful, "deallocate", slow)
+    volume = small()
+    with writing(volume) as session:
+        half = session.free_bytes * 3 // 5
+        put(session, "old", half)
+        with session.transaction() as tx:
+            tx.delete("old")
+        assert told.wait(30)
+        assert session.deallocating_bytes >= half and session.free_bytes < half
+        threading.Timer(0.1, go_on.set).start()
+        put(session, "new", half)
+        assert not session.deallocating_bytes
 
 
 def test_a_deallocation_that_failed_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:

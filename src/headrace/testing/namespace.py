@@ -247,6 +247,15 @@ class SharedNamespace:
                 left.state = self.state.copy()
             return left
 
+    def rot(self, offset: int, flip: int) -> bool:
+        """Bits of one byte change on the medium. False where a cache stands over it: then nobody would see it."""
+        with self.lock:
+            if offset // self.block_bytes * self.block_bytes in self._cached:
+                return False
+            self._durable[offset] ^= flip
+            self._seen[offset] ^= flip
+            return True
+
     # ---- ghosts ----
 
     def may_land(self, ghost: Ghost) -> bool:

@@ -11,9 +11,12 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.testing import HostDevice, Quirks
+from headrace.units import KIB
 from headrace.volume.catalog import commit, log
+from headrace.volume.catalog.tables import build
 from headrace.volume.data import durable
-from headrace.volume.writing import fence, session
+from headrace.volume.data.objects import space_of
+from headrace.volume.writing import fence, heartbeat, session
 from tests.volume.simulation.world import Weather
 
 
@@ -33,18 +36,71 @@ def _unforced(device: Any, offset: int, data: Any) -> None:
     device.write(offset, data)
 
 
+def _by_another_association(devices: Any) -> None:
+    for device in devices:
+        device.as_host(device.hostid).flush()
+
+
+def _forgets_what_was_in_flight(self: commit.LogWriter) -> None:
+    """The next record goes to its place, with other bytes."""
+    waiting, cursor = self.cursor.waiting, self.cursor
+    if waiting:
+        cursor.block -= sum(record.blocks for record in waiting)
+        cursor.sequence, cursor.previous = waiting[0].sequence - 1, waiting[0].previous
+        waiting.clear()
+
+
+def _stays(self: commit.LogWriter, *, say_so: bool) -> None:
+    if say_so:
+        _move(self, say_so=say_so)
+
+
+_move = commit.LogWriter.move
+
+
+def _deallocates_first(writer: commit.LogWriter, outcome: Any, sequence: int, number: int) -> Any:
+    for blob in outcome.gone:
+        for member, offset, length in space_of(blob, writer.reader.superblock.stripe_bytes):
+            writer.reader.devices[member].deallocate(offset, length)
+    return _commit_records(writer, outcome, sequence, number)
+
+
+_commit_records = session.commit_records
+
+
 #: Name of a rule -> (owner, attribute, what stands in its place).
 RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     # "What may be written where": space that a late command may hit is not used again.
     "quarantine": [(session, "may_still_be_written", _never)],
     # "When is it durable": a flush that succeeds after a loss proves nothing.
     "loss counter": [(durable, "lost_since", _never)],
+    # Windows are logged durably before their first use, so that a successor knows where late writes may land.
+    "windows": [(session.Session, "_log_window", _nothing)],
     # Who wrote flushes, before it says that it wrote.
     "flush": [(durable, "flush_all", _nothing)],
+    # ... and through the association that its writes went through.
+    "flush through another": [(durable, "flush_all", _by_another_association)],
+    # A place gets the same bytes again, or none, while an older command to it may live: the end of the log, too.
+    "identical resend": [(commit.LogWriter, "adopt", _forgets_what_was_in_flight)],
+    # After a predecessor of unknown fate the log goes on where nothing of that can land.
+    "area not in force": [(commit.LogWriter, "move", _stays)],
+    # Deleted space is given back to the target when that can no longer be taken back.
+    "deallocation": [(session, "commit_records", _deallocates_first)],
+    # "Sessions" 3: who beats is not taken over.
+    "patience": [(heartbeat, "wait_for_silence", _always)],
+    # Where nothing else keeps a writer out: it looks at the heartbeat block before it writes to the log,
+    "look before a commit": [
+        (session.Session, "look", session.Session.check),
+        (session.Session, "_on_lost", _nothing),
+    ],
+    # ... and when the commit is durable.
+    "look after a commit": [(session.Session, "_confirm", session.Session.check)],
     # Promise 1: a record is believed once a later one says that it is durable.
     "marker": [(log, "believed", _always)],
     # Promise 2: the log is durable when it is acknowledged.
     "write through": [(commit, "write_through", _unforced)],
+    # A table is durable before a record refers to it.
+    "tables written through": [(build, "write_through", _unforced)],
     # "Sessions" 5: after every new association, ask before anything is written.
     "report after reconnect": [(HostDevice, "guard_writes", _nothing)],
     # "Sessions" 4: everybody else is shut out, on every member, before the log is read.
@@ -56,15 +112,40 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     ],
 }
 
+_UNDRAINED = Quirks(fences_without_draining=True)
+_NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True), Quirks(no_reservations=True)
+
 #: Where a rule matters often.
 STORMS: dict[str, tuple[Weather, Quirks]] = {
+    "windows": (
+        Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
+        _UNDRAINED,
+    ),
+    "identical resend": (Weather(kill=0.02, cut=0.0, sessions=20), Quirks()),
+    "area not in force": (
+        Weather(
+            lose_answer=0.02,
+            given_up=1.0,
+            cut=0.0,
+            undrained_ghosts=True,
+            transactions=3,
+            sessions=12,
+            log_bytes=256 * KIB,
+        ),
+        _UNDRAINED,
+    ),
+    "deallocation": (Weather(fail_command=0.01, kill=0.01, cut=0.03), Quirks()),
+    "patience": (Weather(stop=0.05, cut=0.0), Quirks()),
+    "look before a commit": _NOBODY_FENCES,
+    "look after a commit": _NOBODY_FENCES,
+    "tables written through": (Weather(cut=0.02, many_tables=True), Quirks()),
     "quarantine": (
-        Weather(lose_answer=0.02, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True),
+        Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
         Quirks(fences_without_draining=True),
     ),
-    "marker": (Weather(early=0.2, cut=0.1), Quirks()),
+    "marker": (Weather(early=0.2, cut=0.03), Quirks()),
     "report after reconnect": (
-        Weather(restart=0.02, stop=0.05, lose_answer=0.02, land=0.02, early=0.0),
+        Weather(restart=0.02, stop=0.05, lose_answer=0.01, cut=0.0, by_hand=0.7, sessions=12),
         Quirks(forgets=True),
     ),
 }

@@ -14,14 +14,18 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headrace.errors import CommandFailed, HeadraceError
+from headrace.errors import CommandFailed, DeviceGone, HeadraceError
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
-from headrace.units import MIB
+from headrace.units import KIB, MIB
+from headrace.volume.layout import ALIGN, AreaHeader, Superblock
 from tests.volume.simulation.chain import Chain, Violation
 
 #: Real time that a step may take: more means that an actor waits for something that is not a device.
 STEP_S = 60.0
 
+
+#: Time that a step takes, in the world.
+STEP_TIME_S = 0.001
 
 #: What the targets of a world may be.
 TARGETS = (
@@ -31,6 +35,7 @@ TARGETS = (
     Quirks(fences_without_draining=True),
     Quirks(refuses_abort=True),
     Quirks(forgets=True, fences_without_draining=True),
+    Quirks(no_reservations=True),
 )
 
 
@@ -39,11 +44,21 @@ class Killed(BaseException):
 
 
 class Actor:
-    """One process. `script(actor)` runs in a thread of its own, when the world lets it."""
+    """A thread of a process; the first one is its `main`. `script(actor)` runs when the world lets it."""
 
-    def __init__(self, world: World, name: str, script: Callable[[Actor], None]) -> None:
+    def __init__(self, world: World, name: str, script: Callable[[Actor], None], main: Actor | None = None) -> None:
         self.world = world
         self.name = name
+        self.main = main or self
+        #: Threads that it started; they are stopped with it, and end with it.
+        self.threads: list[Actor] = []
+        if main is not None:
+            main.threads.append(self)
+        #: What it waits for, and the world's time at which it does not any more.
+        self._until: Callable[[], bool] | None = None
+        self.due: float | None = None
+        #: Another session has claimed the volume, and since then it has done nothing but write to the log.
+        self.unaware = False
         self.chance = random.Random(world.chance.getrandbits(64))
         self.hostid = uuid.UUID(int=self.chance.getrandbits(128))
         #: The command that it is about to do; None before the first and at a pause.
@@ -87,14 +102,18 @@ class Actor:
 
     def writing(self) -> tuple[HostDevice, Command] | None:
         """The write that it is about to do, and that would be let to the medium."""
-        if self.command is None or self.command[1].verb != "write" or not self.command[0].may_write():
+        if (
+            self.command is None
+            or self.command[1].verb not in ("write", "deallocate")
+            or not self.command[0].may_write()
+        ):
             return None
         return self.command
 
     def arrive(self, device: HostDevice, command: Command) -> Accident | None:
         """Before a device command, on the actor's thread: stop until it is this one's turn."""
         self.command = (device, command)
-        self._used.add(device)
+        self.main._used.add(device)
         self.world.job_of[device] = self.job
         self.world.job_of_host[device.hostid] = self.job
         fate = self._wait()
@@ -106,6 +125,20 @@ class Actor:
         """Time passes without a device command."""
         self.command = None
         self._wait()
+
+    def wait(self, until: Callable[[], bool], due: float | None) -> None:
+        """Until something is so, which somebody else does, or it is so late; without a device command."""
+        self.command = None
+        self._until, self.due = until, due
+        try:
+            self._wait()
+        finally:
+            self._until = self.due = None
+
+    @property
+    def ready(self) -> bool:
+        """Has it anything to do, where its process is not stopped?"""
+        return self._until is None or self._until() or (self.due is not None and self.due <= self.world.now)
 
     def _wait(self) -> Accident | BaseException | None:
         if not self.killed:
@@ -124,9 +157,17 @@ class Actor:
             raise Violation(f"{self.name} waits for something that is no device")
 
     def kill(self) -> None:
+        """Its process."""
+        for one in (self.main, *self.main.threads):
+            one.end()
+        self.main.leave()
+
+    def end(self) -> None:
         if not self.done:
             self.killed = True
             self.step()
+
+    def leave(self) -> None:
         for device in sorted(self._used, key=lambda one: (one.uri, one.hostid)):
             device.lose(cache_lost=self.chance.random() < 0.5)
 
@@ -146,14 +187,27 @@ class Weather:
     early: float = 0.0
     cut: float = 0.02
     ghosts: bool = True
-    #: Also of writes that the host sent again, and that succeeded. Not survived yet: space and log areas are used again
-    #: without asking `device.unsettled()`.
+    #: Also of writes that the host sent again, and that succeeded.
     resent_ghosts: bool = False
     #: Also at targets that do not drain. Not survived yet: which of the two log areas a session of unknown fate may
     #: still write to is not known, as it may have been moving.
     undrained_ghosts: bool = False
     #: Late commands to the log are no matter.
     data_only: bool = False
+    #: A member does not answer for a while.
+    away: float = 0.0
+    #: A byte of a structure that stands twice is flipped, on the copy that such things happen to.
+    rot: float = 0.0
+    #: The log moves often, and its recent changes become tables soon, which are merged.
+    many_tables: bool = False
+    #: Of transactions of a session; 0: as the seed wants.
+    transactions: int = 0
+    #: Jobs, one after another; 0: as the seed wants.
+    sessions: int = 0
+    #: Takeovers by hand, of all.
+    by_hand: float = 0.0
+    #: Of a log area.
+    log_bytes: int = 128 * KIB
 
     @classmethod
     def of(cls, chance: random.Random) -> Weather:
@@ -168,9 +222,19 @@ class Weather:
             kill=rate(0.005),
             land=rate(0.05),
             early=rate(0.05),
-            cut=chance.choice((0.0, 0.005, 0.03)),
+            cut=chance.choice((0.0, 0.003, 0.01)),
             ghosts=chance.random() < 0.7,
-        )
+            resent_ghosts=chance.random() < 0.3,
+            away=rate(0.003),
+            many_tables=chance.random() < 0.5,
+            by_hand=chance.choice((0.0, 0.3)),
+            # Two faults at once may be too much: a copy that cannot be read, and the other one damaged.
+        )._maybe_rot(chance)
+
+    def _maybe_rot(self, chance: random.Random) -> Weather:
+        if chance.random() < 0.3:
+            self.rot, self.away, self.fail_command, self.given_up = 0.02, 0.0, 0.0, 0.0
+        return self
 
 
 @dataclass
@@ -202,6 +266,19 @@ class World:
         self.current: dict[int, Actor] = {}
         self.back = threading.Semaphore(0)
         self.steps = 0
+        #: Seconds.
+        self.now = 0.0
+        #: Of the volume: where its structures are.
+        self.superblock: Superblock | None = None
+        #: Jobs that said in the heartbeat block that the volume is theirs, in that order.
+        self.claims: list[int] = []
+        #: Session -> when its beats were written.
+        self.beats: dict[int, list[float]] = {}
+        #: Step until which a member does not answer.
+        self._away = [0] * self.members
+        #: The member, thus the copy, that bytes are flipped on.
+        self._rots = self.chance.randrange(self.members)
+        self._rotten_nodes = 0
         #: Sessions that are on their way in.
         self.opening: set[Actor] = set()
         #: Of sessions, in the order in which they opened.
@@ -219,8 +296,8 @@ class World:
 
     # ---- for actors ----
 
-    def spawn(self, name: str, script: Callable[[Actor], None]) -> Actor:
-        actor = Actor(self, name, script)
+    def spawn(self, name: str, script: Callable[[Actor], None], main: Actor | None = None) -> Actor:
+        actor = Actor(self, name, script, main)
         self.actors.append(actor)
         return actor
 
@@ -241,7 +318,8 @@ class World:
 
     def _wrote(self, host: uuid.UUID) -> None:
         job = self.job_of_host.get(host)
-        if job in self._sessions[:-1]:
+        # Without reservations nobody is kept out: what may come of that is looked at (`_excused`).
+        if self.fenced and job in self._sessions[:-1]:
             self._late = job
 
     def count(self, what: str) -> None:
@@ -258,8 +336,12 @@ class World:
         return None if actor is None else actor.arrive(device, command)
 
     @property
+    def fenced(self) -> bool:
+        return not self.quirks.no_reservations
+
+    @property
     def _ghosts(self) -> bool:
-        drains = not (self.quirks.fences_without_draining or self.quirks.refuses_abort)
+        drains = self.fenced and not (self.quirks.fences_without_draining or self.quirks.refuses_abort)
         return self.weather.ghosts and (drains or self.weather.undrained_ghosts)
 
     # ---- one step ----
@@ -267,28 +349,55 @@ class World:
     def alive(self, prefix: str = "") -> list[Actor]:
         return [actor for actor in self.actors if not actor.done and actor.name.startswith(prefix)]
 
+    def _stopped(self, actor: Actor) -> bool:
+        return not self.calm and actor.main.asleep_until > self.steps
+
     def _awake(self) -> list[Actor]:
-        return [actor for actor in self.alive() if self.calm or actor.asleep_until <= self.steps]
+        return [actor for actor in self.alive() if actor.ready and not self._stopped(actor)]
+
+    def _pass_time(self) -> list[Actor]:
+        """Nobody has anything to do: it becomes so late that somebody has."""
+        for _ in range(2):
+            due = [one.due for one in self.alive() if one.due is not None and not self._stopped(one)]
+            if due:
+                self.now = max(self.now, min(due))
+            if awake := self._awake():
+                return awake
+            for actor in self.alive():
+                actor.asleep_until = 0
+        return self._awake()
 
     def step(self, last: Actor | None = None) -> Actor | None:
         """One command of somebody, and perhaps a misfortune before it. Returns who it was."""
         self.steps += 1
+        self.now += STEP_TIME_S
         if not self.calm:
             self._misfortune()
-        awake = self._awake()
+        awake = self._awake() or self._pass_time()
         if not awake:
-            for actor in self.alive():
-                actor.asleep_until = 0
-            awake = self._awake()
-        if not awake:
+            if left := self.alive():
+                raise Violation(f"these wait for each other: {[actor.name for actor in left]}")
             return None
-        # Mostly the same again, so that the others see it at every distance, and not only in lockstep.
-        actor = last if last in awake and self.chance.random() < 0.8 else self.chance.choice(awake)
+        # Who waited for a time gets its turn soon. Mostly the same again, so that the others see it at every distance,
+        # and not only in lockstep.
+        late = [actor for actor in awake if actor.due is not None]
+        if late and self.chance.random() < 0.5:
+            actor = late[0]
+        else:
+            actor = last if last in awake and self.chance.random() < 0.8 else self.chance.choice(awake)
         assert actor is not None
+        if self._excused(actor):
+            return actor
         fate = self._fate_of(actor)
+        done = actor.command
         self.say(f"{actor.name} {_words(self, actor.command)}{'' if fate is None else f'   !! {fate!r}'}")
         actor.step(fate)
+        self._look_at(actor, done)
         self._check(actor)
+        if actor.done and actor.main is actor:
+            for one in actor.threads:
+                one.end()
+                self._check(one)
         return actor
 
     def _fate_of(self, actor: Actor) -> Accident | BaseException | None:
@@ -296,9 +405,12 @@ class World:
             return None
         device, command = actor.command
         chance, weather = self.chance, self.weather
+        if self._away[self.namespaces.index(device.namespace)] > self.steps:
+            actor.main.disturbed |= command.verb == "read"
+            return DeviceGone(f"{command.verb} failed", where=device.uri, found="nobody answers")
         if chance.random() < weather.fail_command and command.verb in ("read", "write", "flush"):
             self.count("failed command")
-            actor.disturbed |= command.verb == "read"
+            actor.main.disturbed |= command.verb == "read"
             return CommandFailed(f"{command.verb} failed", where=device.uri, found="Internal Error")
         if chance.random() < weather.lose_answer:
             self.count("lost answer")
@@ -306,7 +418,7 @@ class World:
             given_up = chance.random() < weather.given_up
             if not given_up and not weather.resent_ghosts:
                 ghost = None
-            actor.disturbed |= given_up and command.verb == "read"
+            actor.main.disturbed |= given_up and command.verb == "read"
             return Accident(
                 landed=chance.random() < 0.5,
                 ghost=ghost,
@@ -318,14 +430,15 @@ class World:
     def _misfortune(self) -> None:
         chance, weather = self.chance, self.weather
         if chance.random() < weather.stop and (awake := self._awake()):
-            actor = chance.choice(awake)
-            actor.asleep_until = self.steps + chance.choice((3, 30, 300))
+            actor = chance.choice(awake).main
+            actor.asleep_until = self.steps + chance.choice((3, 30, 300, 1000))
             self.say(f"{actor.name} is stopped until {actor.asleep_until}")
         if chance.random() < weather.kill and (alive := self.alive()):
-            actor = chance.choice(alive)
+            actor = chance.choice(alive).main
             self.say(f"{actor.name} is killed before {_words(self, actor.command)}")
             self.count("killed")
-            self.leave_behind(actor)
+            for one in (actor, *actor.threads):
+                self.leave_behind(one)
             actor.kill()
             self._check(actor)
         if chance.random() < weather.restart:
@@ -348,9 +461,106 @@ class World:
                     landed = namespace.land(ghost)
                     self.count("ghost landed" if landed else "ghost refused")
                     self.say(f"ghost at member {index} {ghost.offset}+{len(ghost.data)} landed: {landed}")
+        if weather.away and chance.random() < weather.away:
+            index = chance.randrange(self.members)
+            self._away[index] = self.steps + chance.choice((30, 300))
+            self.say(f"member {index} is away until {self._away[index]}")
+            self.count("away")
+        if weather.rot and chance.random() < weather.rot:
+            self._rot()
         if chance.random() < weather.cut and self.after_cut is not None:
             self.count("power cut")
             self.cut()
+
+    # ---- structures ----
+
+    def _in_log(self, member: int, offset: int) -> int | None:
+        """In which area of a log copy, if any."""
+        assert self.superblock is not None
+        for copy in range(2):
+            if self.superblock.log_member[copy] == member:
+                for area in (0, 1):
+                    start = self.superblock.area_offset(copy, area)
+                    if start <= offset < start + self.superblock.area_bytes:
+                        return area
+        return None
+
+    def _area_in_force(self) -> int:
+        assert self.superblock is not None
+        best = (-1, 0)
+        for area in (0, 1):
+            for copy in range(2):
+                namespace = self.namespaces[self.superblock.log_member[copy]]
+                data = namespace.read(self.superblock.area_offset(copy, area), ALIGN)
+                header = AreaHeader.decode(data, self.superblock.volume_id, area)
+                if header is not None:
+                    best = max(best, (header.generation, area))
+        return best[1]
+
+    def _excused(self, actor: Actor) -> bool:
+        """Without reservations two things are not safe (`docs/volume-format.md`, 6.1): a write to the log by a session
+        that was stopped between its look and the write, for so long that the log moved back to there; and a write of
+        data after two sessions. They do not happen here: the process dies before."""
+        if self.fenced or actor.command is None or actor.command[1].verb not in ("write", "deallocate"):
+            return False
+        device, command = actor.command
+        area = self._in_log(self.namespaces.index(device.namespace), command.offset)
+        later = sum(actor.job < job for job in self.claims)
+        if area is None:
+            unsafe = later > 1 and not self._is_beat(device, command)
+        else:
+            unsafe = bool(later) and actor.unaware and area == self._area_in_force()
+        if unsafe:
+            self.count("excused")
+            self.say(f"{actor.name} would do what is not safe, and dies: {_words(self, actor.command)}")
+            actor.kill()
+        return unsafe
+
+    def _is_beat(self, device: HostDevice, command: Command) -> bool:
+        assert self.superblock is not None
+        places = zip(self.superblock.log_member, self.superblock.log_offset, strict=True)
+        return (self.namespaces.index(device.namespace), command.offset) in places
+
+    def _look_at(self, actor: Actor, done: tuple[HostDevice, Command] | None) -> None:
+        """What somebody just did: who claims, and who has not seen it yet."""
+        if done is None or self.superblock is None:
+            return
+        device, command = done
+        if command.verb == "write" and self._is_beat(device, command):
+            if not self.claims or actor.job > max(self.claims):
+                self.claims.append(actor.job)
+                for other in self.alive():
+                    other.unaware |= other.job < actor.job
+        elif command.verb != "write" or self._in_log(self.namespaces.index(device.namespace), command.offset) is None:
+            actor.unaware = False
+
+    def _rot(self) -> None:
+        """One byte of a copy of a structure that stands on another member, too."""
+        assert self.superblock is not None
+        chance, index = self.chance, self._rots
+        namespace, superblock = self.namespaces[index], self.superblock
+        copy = superblock.log_member.index(index)
+        area = superblock.area_offset(copy, self._area_in_force())
+        row = superblock.members[index]
+        nodes = range(row.data_offset, row.data_end, ALIGN)
+        kind = chance.choice(("superblock", "heartbeat", "header", "record", "record", "node"))
+        if kind == "node":
+            # Where space is short both copies of a table are on one member.
+            found = [at for at in nodes if namespace.read(at, 4) == b"HRTN"]
+            if not found or self._rotten_nodes:
+                return
+            self._rotten_nodes += 1
+            block = chance.choice(found)
+        else:
+            block = {
+                "superblock": (0, superblock.members[index].size_bytes - ALIGN)[self.seed % 2],
+                "heartbeat": superblock.log_offset[copy],
+                "header": area,
+                "record": area + ALIGN * chance.randrange(1, 24),
+            }[kind]
+        if namespace.rot(block + chance.randrange(ALIGN), 1 << chance.randrange(8)):
+            self.count(f"rot of a {kind}")
+            self.say(f"a byte of a {kind} is flipped: member {index}, block at {block}")
 
     def leave_behind(self, actor: Actor) -> None:
         """What a dead process had under way may still land."""
@@ -393,7 +603,8 @@ class World:
     def end(self) -> None:
         """Kill whoever is left."""
         for actor in self.alive():
-            actor.kill()
+            if not actor.done:
+                actor.kill()
         for namespace in self.namespaces:
             namespace.observer = None
 

@@ -60,6 +60,9 @@ class Session:
         self.volume = volume
         self.run_id = run_id
         self._lock = threading.RLock()
+        #: Told when a deallocation has ended.
+        self._given_back = threading.Condition(self._lock)
+        self._deallocating_bytes = 0
         self._pid = os.getpid()
         self._lost: SessionLost | None = None
         self._closed = False
@@ -397,6 +400,9 @@ class Session:
         """`check`, and see in the heartbeat block that nobody took the volume over: before every write to the log.
         Where the targets keep others out there is nothing to look at: they refuse the write."""
         self.check()
+        self._ask_block()
+
+    def _ask_block(self) -> None:
         if self._fence.reserved:
             return
         try:
@@ -404,6 +410,13 @@ class Session:
         except SessionLost as lost:
             self._lost = lost
             raise
+
+    def _confirm(self) -> None:
+        """Whoever took the volume over before the marker was durable may have read the log without this commit. Only
+        one whose claim comes after this look is sure to find it, so only now is it acknowledged."""
+        self.check()
+        self._ask_block()
+        self._look_at_log()
 
     def _look_at_log(self) -> None:
         """See that our log is the one in force. A heart that was stopped between its look and its beat has named us in
@@ -495,15 +508,29 @@ class Session:
             return self._allocator.quarantined_bytes
 
     @property
+    def deallocating_bytes(self) -> int:
+        """Space of deletions that a device is being told of: free in a moment, and who needs it waits for that."""
+        with self._lock:
+            return self._deallocating_bytes
+
+    @property
     def building_bytes(self) -> int:
         """Space of the catalogue's tables that are being written, or were replaced a moment ago."""
         with self._lock:
             return self._writer.building_bytes
 
     def _take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
-        kept = self._reservations.held(allocation.name)
-        self._make_room(length_bytes + kept)
-        runs, columns = self._allocator.allocate(length_bytes, block_bytes, kept=kept)
+        while True:
+            kept = self._reservations.held(allocation.name)
+            self._make_room(length_bytes + kept)
+            try:
+                runs, columns = self._allocator.allocate(length_bytes, block_bytes, kept=kept)
+                break
+            except VolumeFull:
+                # What is being deallocated is free in a moment: devices have deadlines.
+                if not self._deallocating_bytes:
+                    raise
+                self._given_back.wait()
         return Extents(
             runs,
             columns,
@@ -605,7 +632,7 @@ class Session:
         with self._lock:
             self.check()
             self._make_room(check_length(length_bytes))
-            available = self._allocator.available - self._allocator.reserve_bytes
+            available = self._allocator.available + self._deallocating_bytes - self._allocator.reserve_bytes
             return self._reservations.reserve(self, self.catalog, prefix, length_bytes, available)
 
     @property
@@ -628,10 +655,14 @@ class Session:
             self.look()
             if self._half_way is not None:
                 raise DeviceError("the session is on its way to be another host", where=self.volume.uris[0])
-            return self._allocator.take_freed(ranges)
+            taken = self._allocator.take_freed(ranges)
+            self._deallocating_bytes += sum(length for _, _, length in taken)
+            return taken
 
     def _end_deallocation(self, ranges: list[Range], well: bool) -> None:
         with self._lock:
+            self._deallocating_bytes -= sum(length for _, _, length in ranges)
+            self._given_back.notify_all()
             if well:
                 self._allocator.renew(ranges)
             else:
@@ -725,10 +756,7 @@ class Session:
                 # Ctrl-C between the record and what follows from it: log and memory say different things from now on.
                 self._writer.broken = self._writer.broken or error
                 raise
-            # Whoever took the volume over before the marker was durable may have read the log without this commit. Only
-            # one whose claim comes after this look is sure to find it, so only now is it acknowledged.
-            self.look()
-            self._look_at_log()
+            self._confirm()
             # The commit is a fact, whatever becomes of a merge. Where that broke the log, the next commit says so.
             with suppress(HeadraceError):
                 self._writer.compact(payload_bytes, self.number)
