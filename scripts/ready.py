@@ -18,8 +18,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,12 +91,17 @@ def digest(*paths: Path, salt: str = "") -> str:
     return total.hexdigest()
 
 
-def phase(title: str, *commands: list[str], env: dict[str, str] | None = None) -> None:
-    """Run the commands, one line on the screen: what, how long, and on a terminal the tool's own last line."""
+def phase(
+    title: str, *commands: list[str], env: dict[str, str] | None = None, after: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Run the commands, one line on the screen: what, how long, and on a terminal the tool's own last line.
+    `after`: what has to end before."""
     begun = time.monotonic()
     terminal = sys.stdout.isatty()
     again = "\r\x1b[K" if terminal else ""  # back to the start of the line, and empty it
     print(f"  {title} ...", end="" if terminal else "\n", flush=True)
+    if after is not None:
+        after.wait()
     with LOG.open("a") as log:
         for command in commands:
             log.write(f"\n$ {' '.join(command)}\n")
@@ -127,25 +130,6 @@ def phase(title: str, *commands: list[str], env: dict[str, str] | None = None) -
                 print(again, end="")
                 fail(f"{title}: `{' '.join(command)}` failed:", *tail, f"(the whole output: {LOG.relative_to(ROOT)})")
     print(f"{again}  {title}: {time.monotonic() - begun:.0f} s", flush=True)
-
-
-@contextmanager
-def compiling(env: dict[str, str]) -> Iterator[None]:
-    """What the native module stands on compiles meanwhile. Where that fails, maturin says why."""
-    crates = [word for crate in ("host", "target", "media", "transfer") for word in ("-p", f"headrace-{crate}")]
-    with subprocess.Popen(
-        ["cargo", "build", "--release", "--quiet", *crates],
-        cwd=ROOT,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            yield
-        except BaseException:
-            process.terminate()
-            raise
 
 
 def done(name: str, key: str) -> bool:
@@ -190,20 +174,31 @@ def make_ready() -> dict[str, str]:
         if done("packages", package_key) and done("native", native_key) and built:
             return environment
         print("headrace: getting ready (once)", flush=True)
+        native = [str(VENV / "bin/maturin"), "develop", "--release"]
+        ahead: subprocess.Popen[bytes] | None = None
         if not done("packages", package_key):
             if not (VENV / "bin/pip").exists():
                 phase("virtual environment", [sys.executable, "-m", "venv", str(VENV)])
-            with compiling(environment):
-                phase(
-                    "packages (PyTorch is the large one)",
-                    [python, "-m", "pip", "install", "--progress-bar", "off", "--upgrade", "pip"],
-                    [python, "-m", "pip", "install", "--progress-bar", "off", *packages],
-                    env=environment,
-                )
+            install = [python, "-m", "pip", "install", "--progress-bar", "off"]
+            builder = [package for package in packages if package.startswith("maturin")]
+            phase("pip and maturin", [*install, "--upgrade", "pip"], [*install, *builder], env=environment)
+            # It compiles while packages come, just as below, where it says what it has to say.
+            ahead = subprocess.Popen(
+                [*native, "--skip-install"],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            try:
+                phase("packages (PyTorch is the large one)", [*install, *packages], env=environment)
+            except BaseException:
+                ahead.terminate()
+                ahead.wait()
+                raise
             mark("packages", package_key)
-        phase(
-            "native engine (Rust, release build)", [str(VENV / "bin/maturin"), "develop", "--release"], env=environment
-        )
+        phase("native engine (Rust, release build)", native, env=environment, after=ahead)
         mark("native", native_key)
     return environment
 
