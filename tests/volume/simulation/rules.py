@@ -121,7 +121,7 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
         Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
         _UNDRAINED,
     ),
-    "identical resend": (Weather(kill=0.02, cut=0.0, sessions=20), Quirks()),
+    "identical resend": (Weather(kill=0.01, cut=0.0, sessions=8), Quirks()),
     "area not in force": (
         Weather(
             lose_answer=0.02,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from headrace.errors import CommandFailed, DeviceGone, HeadraceError
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
 from headrace.units import KIB, MIB
-from headrace.volume.layout import ALIGN, AreaHeader, Superblock
+from headrace.volume.layout import ALIGN, AreaHeader, RecordHead, Superblock
 from tests.volume.simulation.chain import Chain, Violation
 
 #: Real time that a step may take: more means that an actor waits for something that is not a device.
@@ -279,6 +279,8 @@ class World:
         #: The member, thus the copy, that bytes are flipped on.
         self._rots = self.chance.randrange(self.members)
         self._rotten_nodes = 0
+        #: What was written to the log: (member, offset) -> a record.
+        self._records: dict[tuple[int, int], bytes] = {}
         #: Sessions that are on their way in.
         self.opening: set[Actor] = set()
         #: Of sessions, in the order in which they opened.
@@ -516,6 +518,16 @@ class World:
             actor.kill()
         return unsafe
 
+    @property
+    def _volume_id(self) -> bytes:
+        assert self.superblock is not None
+        return self.superblock.volume_id
+
+    def _block_of(self, index: int, area: int, offset: int) -> int:
+        assert self.superblock is not None
+        copy = self.superblock.log_member.index(index)
+        return (offset - self.superblock.area_offset(copy, area)) // ALIGN
+
     def _is_beat(self, device: HostDevice, command: Command) -> bool:
         assert self.superblock is not None
         places = zip(self.superblock.log_member, self.superblock.log_offset, strict=True)
@@ -531,8 +543,22 @@ class World:
                 self.claims.append(actor.job)
                 for other in self.alive():
                     other.unaware |= other.job < actor.job
-        elif command.verb != "write" or self._in_log(self.namespaces.index(device.namespace), command.offset) is None:
+            return
+        index = self.namespaces.index(device.namespace)
+        if command.verb != "write" or (area := self._in_log(index, command.offset)) is None:
             actor.unaware = False
+        elif not self.weather.fail_command and not self.weather.away and not self.weather.rot:
+            self._check_log(actor, index, area, command)
+
+    def _check_log(self, actor: Actor, index: int, area: int, command: Command) -> None:
+        """I1: what stands in the log once is not changed before the log comes back to that area."""
+        head = RecordHead.decode(command.data, self._volume_id, self._block_of(index, area, command.offset))
+        if head is None or self.namespaces[index].read(command.offset, command.length) != command.data:
+            return
+        before = self._records.get((index, command.offset))
+        if before is not None and before != command.data and before[32:40] == command.data[32:40]:
+            raise Violation(f"{actor.name} changed a record of the log: member {index} offset {command.offset}")
+        self._records[index, command.offset] = command.data
 
     def _rot(self) -> None:
         """One byte of a copy of a structure that stands on another member, too."""
