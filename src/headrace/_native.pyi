@@ -6,6 +6,7 @@ Raises the exceptions of `headrace.errors`, with where, expected, found and next
 from collections.abc import Sequence
 
 from headrace.device.protocol import U32, U64, Buffer
+from headrace.device.ranges import I64, Rows
 
 class Device:
     """An open device. All methods release the GIL while they wait."""
@@ -36,6 +37,31 @@ class Transfer:
     def wait(self, timeout_s: float | None) -> bool:
         """True when complete, False when the time passed; raises the batch's first error once all segments ended."""
     def failed_segment(self) -> int | None: ...
+    def failed_range(self) -> tuple[int, int, int, int, int] | None:
+        """Of `submit_ranges`: the range, where in it, bytes, member, offset."""
+
+class Source:
+    """Bytes dealt out over devices, with their checksums, or with a table of these (page size, rows) and its roots."""
+
+    def __init__(
+        self,
+        birth: int,
+        length_bytes: int,
+        block_bytes: int,
+        stripe_bytes: int,
+        rows: Rows,
+        sums: U32,
+        table: tuple[int, Rows] | None,
+    ) -> None: ...
+
+class ChecksumPages:
+    """Pages of checksum tables that were read; the ones not used for longest go beyond the limit."""
+
+    def __init__(self, limit_bytes: int) -> None: ...
+    def keep(self, birth: int, page: int, sums: U32) -> None:
+        """A page that was read and verified elsewhere."""
+    @property
+    def kept_bytes(self) -> int: ...
 
 class Beat:
     """A thread that writes one block each interval to the same places of several devices. Dropping it stops it."""
@@ -113,6 +139,20 @@ def submit_read(
     checksums: U32 | None,
 ) -> Transfer:
     """Columns as in `headrace.device.batch`. With `checksums` (checksum_block_bytes > 0) every block is verified."""
+
+def submit_ranges(
+    devices: Sequence[Device],
+    volume_id: bytes,
+    sources: Sequence[Source],
+    source: U32 | None,
+    start: I64,
+    length: I64,
+    buffers: Sequence[Buffer],
+    buffer: U32 | None,
+    buffer_offset: I64,
+    pages: ChecksumPages | None,
+) -> Transfer:
+    """Ranges of sources, cut into segments natively; with `pages` every block is verified."""
 
 def submit_write(
     devices: Sequence[Device],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume.data.checksums import ChecksumCache, table_page_bytes
+from headrace.volume.read import submit_pieces
 from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, content, state_of, writing
 
@@ -81,6 +84,121 @@ def test_a_flipped_byte_names_object_offset_and_member(tmp_path: Path) -> None:
                 again.read("stream")
             assert caught.value.fault == "media"
             assert again.read("tokens") == TOKENS
+
+
+def composed(tmp_path: Path) -> tuple[Volume, bytes]:
+    """A volume with the object "all" of slices of blobs with checksum blocks of two sizes, one of them with a table."""
+    volume = native_volume(tmp_path, 3)
+    parts = [("tokens", 5, MIB + 77), ("stream", 4097, 2 * MIB), ("tokens", 2 * MIB, None), ("small", 0, None)]
+    with writing(volume) as session, session.transaction() as tx:
+        tx.compose("all", parts)
+    whole = b"".join(
+        {"small": b"small"}.get(name, TOKENS)[start:][:length] for name, start, length in parts
+    )  # fmt: skip
+    return volume, whole
+
+
+def test_the_native_engine_cuts_ranges_as_we_do(tmp_path: Path) -> None:
+    chance = np.random.default_rng(5)
+    volume, whole = composed(tmp_path)
+    sizes = [blob.entry.checksum_block_bytes for blob in volume.stored("all").blobs]
+    assert len(set(sizes)) == 2
+    with volume:
+        for name, want in [("all", whole), ("tokens", TOKENS), ("stream", TOKENS), ("small", b"small")]:
+            stored = volume.stored(name)
+            for count in (1, 3, 200):
+                starts = chance.integers(0, len(want) + 1, count)
+                lengths = np.minimum(chance.integers(0, 70_000, count), len(want) - starts)
+                places = np.cumsum(lengths) - lengths
+                index = chance.integers(0, 2, count).astype(np.uint32)
+                got = [[np.zeros(int(lengths.sum()), np.uint8) for _ in range(2)] for _ in range(2)]
+                volume.submit_read(name, starts, lengths, got[0], places, index).wait(60)
+                submit_pieces(volume, stored, starts, lengths, places, got[1], index, True).wait(60)
+                for start, length, place, which in zip(starts, lengths, places, index, strict=True):
+                    part = want[start : start + length]
+                    assert got[0][which][place : place + length].tobytes() == part
+                    assert got[1][which][place : place + length].tobytes() == part
+
+
+def test_damage_is_named_alike_and_one_copy_of_a_table_is_enough(tmp_path: Path) -> None:
+    volume, whole = composed(tmp_path)
+    tokens, stream = volume.stored("tokens").blobs[0], volume.stored("stream").blobs[0]
+    tables = [table.used()[0] for table in tokens.tables]
+    assert len(tables) == 2
+    # Read cold and in small ranges, so that the one which fails is in the middle of a batch.
+    starts = np.arange(0, len(whole) - 50_000, 50_000)
+    lengths = np.full(len(starts), 50_000)
+    places = starts.copy()
+    end = int(starts[-1]) + 50_000
+
+    def read(volume: Volume, native: bool) -> bytes:
+        into = [np.zeros(len(whole), np.uint8)]
+        if native:
+            volume.submit_read("all", starts, lengths, into, places).wait(60)
+        else:
+            submit_pieces(volume, volume.stored("all"), starts, lengths, places, into, None, True).wait(60)
+        return into[0][:end].tobytes()
+
+    for spaces in ([tokens.data.used()[1]], [stream.data.used()[2]], tables):
+        for member, offset, _ in spaces:
+            flip(tmp_path / str(member), offset + 3)
+        found = []
+        for native in (True, False):
+            with Volume.open(volume.uris) as again:
+                with pytest.raises(ChecksumMismatch, match=rf"object 'all'.*offset {spaces[0][1]}") as caught:
+                    read(again, native)
+                found.append(str(caught.value))
+                assert again.read("small") == b"small"
+        assert found[0] == found[1]
+        for member, offset, _ in spaces:
+            flip(tmp_path / str(member), offset + 3)
+
+    member, offset, _ = tables[0]
+    flip(tmp_path / str(member), offset + 3)
+    with Volume.open(volume.uris) as again:
+        assert read(again, True) == whole[:end]
+        (finding,) = again.info().warnings
+        assert "copy 0 of page 0 of its checksum table is damaged" in finding
+        # The engine has the page now: the other copy is gone, and it is read all the same.
+        flip(tmp_path / str(tables[1][0]), tables[1][1] + 3)
+        assert again.read("tokens") == TOKENS
+    volume.close()
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+def test_pages_of_tables_come_once_and_go_one_by_one(tmp_path: Path) -> None:
+    with Volume.create([f"file:{tmp_path / 'wide'}?create=160MiB"], stripe_bytes=MIB) as volume:
+        size = 100 * MIB  # 25,600 checksums: seven pages.
+        with writing(volume) as session, session.transaction() as tx:
+            tx.put("x", np.zeros(size, np.uint8), checksum_block_bytes=4096)
+        page = table_page_bytes(size // 4096, MIB)
+        assert page == 16 * KIB
+        pages = volume._checksums.pages
+        into = np.ones(8 * MIB, np.uint8)
+        for start in (0, 1, 17 * MIB, 0):
+            volume.submit_read("x", [start], [100], [into], [0]).wait()
+        assert pages.kept_bytes == 2 * page
+        volume.read_into("x", 30 * MIB, into)
+        assert pages.kept_bytes == 3 * page and not into.any()
+        volume.submit_read("x", [99 * MIB], [100], [into], [0], verify=False).wait()
+        assert pages.kept_bytes == 3 * page
+        # A child shares no lock with threads that it does not have: it begins with none.
+        assert os.waitstatus_to_exitcode(_in_a_fork(lambda: volume._checksums.pages.kept_bytes)) == 0
+
+
+def _in_a_fork(work: Callable[[], int]) -> int:
+    """The status of a child that ends with what `work` gives."""
+    child = os.fork()
+    if child == 0:
+        os._exit(min(1, work()))
+    return os.waitpid(child, 0)[1]
 
 
 def test_one_volume_many_threads(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ mod open_memory;
 mod open_nvme_tcp;
 mod passthrough;
 mod paths;
+mod ranges;
 mod reservation;
 mod submit;
 mod target;
@@ -24,6 +25,8 @@ mod wait;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Device>()?;
     module.add_class::<transfer::Transfer>()?;
+    module.add_class::<ranges::Source>()?;
+    module.add_class::<ranges::ChecksumPages>()?;
     module.add_class::<beat::Beat>()?;
     module.add_class::<target::Target>()?;
     module.add_function(wrap_pyfunction!(open_block::open_block, module)?)?;
@@ -34,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(discover::discover, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_read, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_write, module)?)?;
+    module.add_function(wrap_pyfunction!(ranges::submit_ranges, module)?)?;
     module.add_function(wrap_pyfunction!(passthrough::command, module)?)?;
     module.add_function(wrap_pyfunction!(reservation::reservation_register, module)?)?;
     module.add_function(wrap_pyfunction!(reservation::reservation_acquire, module)?)?;

@@ -163,8 +163,13 @@ fn column<const N: usize>(
     Ok(numbers)
 }
 
-pub fn column_u64(object: &Bound<'_, PyAny>, name: &str, count: usize) -> PyResult<Vec<u64>> {
-    Ok(column::<8>(object, name, Some(count))?
+/// `count`: `None` where any length will do.
+pub fn column_u64(
+    object: &Bound<'_, PyAny>,
+    name: &str,
+    count: impl Into<Option<usize>>,
+) -> PyResult<Vec<u64>> {
+    Ok(column::<8>(object, name, count.into())?
         .into_iter()
         .map(u64::from_ne_bytes)
         .collect())

@@ -2,8 +2,12 @@
 
 use crate::device::Device;
 use crate::{errors, memory, wait};
+use headrace_transfer::ranges::Origins;
 use headrace_transfer::{ErrorKind, IoError, Transfer as Batch};
 use pyo3::prelude::*;
+
+/// A range, where in it, and how many wanted bytes; member and offset.
+type Place = (u32, u64, u64, u32, u64);
 
 #[pyclass(frozen, module = "headrace._native")]
 pub struct Transfer {
@@ -12,14 +16,21 @@ pub struct Transfer {
     _devices: Vec<Py<Device>>,
     /// The process that started it: the threads that would end it, and locks that they may hold, are not in a forked child.
     process: u32,
+    /// Of a batch that was cut out of ranges.
+    origins: Origins,
 }
 
 impl Transfer {
     pub fn new(batch: Batch, devices: Vec<Py<Device>>) -> Self {
+        Self::of_ranges(batch, devices, Origins::new())
+    }
+
+    pub fn of_ranges(batch: Batch, devices: Vec<Py<Device>>, origins: Origins) -> Self {
         Transfer {
             batch,
             _devices: devices,
             process: std::process::id(),
+            origins,
         }
     }
 
@@ -50,5 +61,16 @@ impl Transfer {
     fn failed_segment(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         self.check_process(py)?;
         Ok(self.batch.failed_segment())
+    }
+
+    /// Of a batch of ranges: what failed.
+    fn failed_range(&self, py: Python<'_>) -> PyResult<Option<Place>> {
+        self.check_process(py)?;
+        let place = |index: usize| {
+            let (range, within) = *self.origins.get(index)?;
+            let segment = self.batch.segment(index)?;
+            Some((range, within, segment.take, segment.member, segment.offset))
+        };
+        Ok(self.batch.failed_segment().and_then(place))
     }
 }

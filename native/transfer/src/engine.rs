@@ -18,7 +18,7 @@ use crate::checksum::ChecksumSpec;
 use crate::piece::{Cursor, Cutter, Piece};
 use crate::segment::{check, Direction, Segment, Surroundings};
 use crate::{BlockDevice, Buffer, ErrorKind, IoError, Op, Request, Sink};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Bounce memory under way in one transfer.
@@ -51,11 +51,17 @@ struct State {
     bounce_bytes: u64,
     pumping: bool,
     again: bool,
-    error: Option<(IoError, usize)>,
+    /// And the segment in which it was, where it was in one of this batch.
+    error: Option<(IoError, Option<usize>)>,
     finished: bool,
     /// Taken when the batch ends, so that the caller's memory is let go then and not when the transfer is dropped.
     buffers: Vec<Buffer>,
+    /// What begins when it has ended.
+    next: Option<Next>,
 }
+
+/// Called once, by the thread that ended a batch, without its lock.
+type Next = Box<dyn FnOnce(Result<(), IoError>) + Send>;
 
 struct Shared {
     /// Itself, for pumping from a completion.
@@ -64,8 +70,10 @@ struct Shared {
     block_bytes: Vec<u64>,
     segments: Vec<Segment>,
     checksum: ChecksumSpec,
-    /// Reads: what the blocks should have.
-    expected: Option<Vec<u32>>,
+    /// Reads: blocks are verified.
+    verifies: bool,
+    /// Of such a read: what the blocks should have; there before the first request is sent.
+    expected: OnceLock<Vec<u32>>,
     direction: Direction,
     window: usize,
     state: Mutex<State>,
@@ -82,8 +90,41 @@ pub struct Transfer {
 /// Fails at once, with nothing submitted, where [`check`] finds fault.
 pub fn submit_read(plan: Plan, checksums: Option<Vec<u32>>) -> Result<Transfer, IoError> {
     let given = checksums.as_ref().map(Vec::len);
-    let (shared, buffers) = Shared::new(plan, Direction::Read, given, checksums)?;
+    let (shared, buffers) = Shared::new(plan, Direction::Read, given)?;
+    if let Some(checksums) = checksums {
+        shared.expect(checksums);
+    }
     Ok(shared.start(buffers))
+}
+
+/// Read and verify `first`, whose blocks have `checksums`; when it has ended well, take the checksums of `plan` from `fill`
+/// and read that. The transfer is that of `plan`; an error of `first` ends it, with no segment of its own.
+///
+/// Both are checked before anything is submitted.
+pub fn submit_read_behind(
+    first: Plan,
+    checksums: Vec<u32>,
+    plan: Plan,
+    fill: impl FnOnce() -> Vec<u32> + Send + 'static,
+) -> Result<Transfer, IoError> {
+    let count = |plan: &Plan| {
+        let blocks = |segment: &Segment| plan.checksum.count(segment.length) as usize;
+        plan.segments.iter().map(blocks).sum::<usize>()
+    };
+    let given = count(&plan);
+    let (shared, buffers) = Shared::new(plan, Direction::Read, Some(given))?;
+    let (before, memory) = Shared::new(first, Direction::Read, Some(checksums.len()))?;
+    before.expect(checksums);
+    let behind = shared.clone();
+    before.lock().next = Some(Box::new(move |result| match result {
+        Ok(()) => {
+            behind.expect(fill());
+            drop(behind.start(buffers));
+        }
+        Err(error) => behind.give_up(error),
+    }));
+    before.start(memory);
+    Ok(Transfer { shared })
 }
 
 /// Write every segment of `plan`; the end of the last block is padded with zeros. `checksums` (4 bytes a block, native
@@ -93,7 +134,7 @@ pub fn submit_write(mut plan: Plan, checksums: Option<&Buffer>) -> Result<Transf
         (segment.skip, segment.take) = (0, segment.length);
     }
     let given = checksums.map(|array| array.len() / 4);
-    let (shared, buffers) = Shared::new(plan, Direction::Write, given, None)?;
+    let (shared, buffers) = Shared::new(plan, Direction::Write, given)?;
     let sources = checksums.map(|array| (array, buffers.clone()));
     let transfer = shared.start(buffers);
     if let Some((array, sources)) = sources {
@@ -107,7 +148,6 @@ impl Shared {
         plan: Plan,
         direction: Direction,
         checksums: Option<usize>,
-        expected: Option<Vec<u32>>,
     ) -> Result<(Arc<Self>, Vec<Buffer>), IoError> {
         let Plan {
             devices,
@@ -131,12 +171,27 @@ impl Shared {
             block_bytes: infos.iter().map(|info| u64::from(info.block_bytes)).collect(),
             segments,
             checksum,
-            expected,
+            verifies: direction == Direction::Read && checksums.is_some(),
+            expected: OnceLock::new(),
             direction,
             state: Mutex::default(),
             ended: Condvar::new(),
         });
         Ok((shared, buffers))
+    }
+
+    /// What the blocks should have: as many as `check` counted.
+    fn expect(&self, checksums: Vec<u32>) {
+        // Once a batch: `start` comes behind it.
+        let _ = self.expected.set(checksums);
+    }
+
+    /// End a batch that never began.
+    fn give_up(&self, error: IoError) {
+        let mut state = self.lock();
+        state.error = Some((error, None));
+        let next = self.finish_if_done(&mut state);
+        self.go_on(state, next);
     }
 
     fn start(self: Arc<Self>, buffers: Vec<Buffer>) -> Transfer {
@@ -154,7 +209,7 @@ impl Shared {
         Cutter {
             segments: &self.segments,
             block_bytes: &self.block_bytes,
-            checksum_block_bytes: if self.expected.is_some() {
+            checksum_block_bytes: if self.verifies {
                 self.checksum.block_bytes
             } else {
                 0
@@ -188,7 +243,8 @@ impl Shared {
             let mut state = self.lock();
             if !state.again {
                 state.pumping = false;
-                self.finish_if_done(&mut state);
+                let next = self.finish_if_done(&mut state);
+                self.go_on(state, next);
                 return;
             }
         }
@@ -210,7 +266,7 @@ impl Shared {
             let memory = match self.memory(&piece, segment, &state.buffers) {
                 Ok(memory) => memory,
                 Err(error) => {
-                    state.error = Some((error, piece.segment));
+                    state.error = Some((error, Some(piece.segment)));
                     break;
                 }
             };
@@ -278,7 +334,9 @@ impl Shared {
     ) -> Result<(), (IoError, usize)> {
         // SAFETY: the device gave the range up with the completion, and the waiter does not look before the end.
         let data = unsafe { memory.bytes() };
-        if let Some(expected) = &self.expected {
+        if self.verifies {
+            // Where there are none, nothing matches.
+            let expected = self.expected.get().map_or(&[][..], Vec::as_slice);
             self.verify(piece, &data[..piece.length as usize], expected)?;
         }
         if let Some(target) = target {
@@ -304,8 +362,8 @@ impl Shared {
                 let number = position / unit;
                 let identity = segment.first_block.wrapping_add(number);
                 let found = self.checksum.of(segment.birth, identity, block);
-                let wanted = expected[(segment.first_checksum + number) as usize];
-                if found != wanted {
+                let wanted = expected.get((segment.first_checksum + number) as usize).copied();
+                if wanted != Some(found) {
                     let place = format!(
                         "segment {index}, member {}, offset {}, block {identity}",
                         segment.member,
@@ -313,7 +371,7 @@ impl Shared {
                     );
                     let error = IoError::new(ErrorKind::Checksum, "data do not match their checksum")
                         .at(place)
-                        .expected(format!("crc32c {wanted:#010x}"))
+                        .expected(format!("crc32c {:#010x}", wanted.unwrap_or_default()))
                         .found(format!("{found:#010x}"));
                     return Err((error, index));
                 }
@@ -347,7 +405,8 @@ impl Shared {
         }
     }
 
-    fn finish_if_done(&self, state: &mut State) {
+    /// The batch has ended where nothing is under way and nothing will be. Gives what begins then, for [`Self::go_on`].
+    fn finish_if_done(&self, state: &mut State) -> Option<(Next, Result<(), IoError>)> {
         if !state.finished
             && state.in_flight == 0
             && !state.pumping
@@ -357,6 +416,19 @@ impl Shared {
             state.buffers = Vec::new();
             state.slots = Vec::new();
             self.ended.notify_all();
+            let result = state
+                .error
+                .as_ref()
+                .map_or(Ok(()), |(error, _)| Err(error.clone()));
+            return state.next.take().map(|next| (next, result));
+        }
+        None
+    }
+
+    fn go_on(&self, state: MutexGuard<'_, State>, next: Option<(Next, Result<(), IoError>)>) {
+        drop(state);
+        if let Some((next, result)) = next {
+            next(result);
         }
     }
 }
@@ -391,7 +463,8 @@ impl Sink for Shared {
             state.bounce_bytes -= piece.device_length;
         }
         if let Err(error) = result {
-            state.error.get_or_insert(error);
+            let (error, segment) = error;
+            state.error.get_or_insert((error, Some(segment)));
         }
         let more = !state.exhausted && state.error.is_none();
         // Wait until there is room for a handful, so that devices are woken for several requests at once.
@@ -405,7 +478,8 @@ impl Sink for Shared {
             }
         } else {
             state.again |= more && state.pumping;
-            self.finish_if_done(&mut state);
+            let next = self.finish_if_done(&mut state);
+            self.go_on(state, next);
         }
     }
 }
@@ -439,8 +513,17 @@ impl Transfer {
         )
     }
 
-    /// The segment of the first error.
+    /// One of its segments.
+    pub fn segment(&self, index: usize) -> Option<Segment> {
+        self.shared.segments.get(index).copied()
+    }
+
+    /// The segment of the first error; `None` where it was in none of this batch.
     pub fn failed_segment(&self) -> Option<usize> {
-        self.shared.lock().error.as_ref().map(|(_, segment)| *segment)
+        self.shared
+            .lock()
+            .error
+            .as_ref()
+            .and_then(|(_, segment)| *segment)
     }
 }

@@ -5,6 +5,7 @@
 //! * [`error`]: what can go wrong, and whose fault it was
 //! * [`single`]: one request and its waiter
 //! * [`segment`], [`piece`], [`engine`]: a batch's rows, how they are cut into requests, and how these move
+//! * [`stripes`], [`ranges`], [`pages`]: byte ranges of what is dealt out over devices, as batches; their checksums from tables
 //! * [`checksum`]: CRC32C with the block's identity mixed in
 //! * [`beat`]: a heartbeat of blocks that were made beforehand
 //! * [`local`]: files and memory as block devices
@@ -16,9 +17,12 @@ pub mod device;
 pub mod engine;
 pub mod error;
 pub mod local;
+pub mod pages;
 pub mod piece;
+pub mod ranges;
 pub mod segment;
 pub mod single;
+pub mod stripes;
 
 pub use buffer::{Buffer, MemoryOwner};
 pub use checksum::ChecksumSpec;
@@ -26,5 +30,8 @@ pub use device::{BlockDevice, DeviceInfo, Op, Request, Sink};
 pub use engine::{submit_read, submit_write, Plan, Transfer};
 pub use error::{ErrorKind, IoError};
 pub use local::MediaDevice;
+pub use pages::PageCache;
+pub use ranges::{submit_ranges, Source};
 pub use segment::Segment;
 pub use single::{submit_one, Pending};
+pub use stripes::Stripes;

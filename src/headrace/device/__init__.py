@@ -21,6 +21,7 @@ from headrace.device.native import NativeDevice
 from headrace.device.open import lanes, open_device
 from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnsettledRange
 from headrace.device.protocol import BlockDevice, Buffer
+from headrace.device.ranges import ChecksumPages, Source, make_source, submit_ranges
 from headrace.device.reservations import (
     AdminResult,
     Registrant,
@@ -39,6 +40,7 @@ __all__ = [
     "BlockAddress",
     "BlockDevice",
     "Buffer",
+    "ChecksumPages",
     "FileAddress",
     "FileLock",
     "KernelReservations",
@@ -54,17 +56,20 @@ __all__ = [
     "ReservationReport",
     "ReservationType",
     "Reservations",
+    "Source",
     "TrafficClass",
     "Transfer",
     "UnsettledRange",
     "crc32c",
     "lanes",
     "lock_file",
+    "make_source",
     "new_key",
     "open_device",
     "parse_address",
     "read_batch",
     "start_beat",
+    "submit_ranges",
     "submit_read",
     "submit_write",
     "write_batch",

@@ -51,6 +51,12 @@ class Transfer:
         """Row of the batch in which the first error was; `None` where there is none, or it is not known."""
         return None if self._native is None else self._native.failed_segment()
 
+    @property
+    def failed_range(self) -> tuple[int, int, int, int, int] | None:
+        """Of `submit_ranges`: the range in which the first error was, where in it and how many of its bytes, member and
+        offset there; `None` where there is none, or it was in no range but in a page of checksums."""
+        return None if self._native is None else self._native.failed_range()
+
 
 def submit_read(
     devices: Sequence[BlockDevice], batch: Batch, buffers: Sequence[Buffer], checksums: U32 | None = None
@@ -64,7 +70,7 @@ def submit_read(
     the device's `block_bytes`, a buffer that cannot be written to, checksums of the wrong length.
     """
     check_checksums(batch, checksums, writable=False)
-    handles = _handles(devices)
+    handles = native_handles(devices)
     if handles is None:
         check_batch(devices, batch, buffers, checksums, write=False)
         return _now(lambda: reference.read(devices, batch, buffers, checksums))
@@ -102,7 +108,7 @@ def submit_write(
             except UsageError as error:
                 raise UsageError(error.what, where=where, next_step=error.next_step) from None
             raise UsageError("the device is open for reading only", where=where)
-    handles = _handles(devices)
+    handles = native_handles(devices)
     if handles is None:
         check_batch(devices, batch, buffers, checksums, write=True)
         return _now(lambda: reference.write(devices, batch, buffers, checksums))
@@ -130,7 +136,7 @@ def write_batch(
     submit_write(devices, batch, buffers, checksums).wait()
 
 
-def _handles(devices: Sequence[BlockDevice]) -> list[_native.Device] | None:
+def native_handles(devices: Sequence[BlockDevice]) -> list[_native.Device] | None:
     """The native handles; `None` where a device has none."""
     if not all(isinstance(device, NativeDevice) for device in devices):
         return None

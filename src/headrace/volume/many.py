@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.device import read_batch
+from headrace.device import read_batch, submit_ranges
 from headrace.device.reference import U8
-from headrace.errors import ObjectNotFound
+from headrace.errors import HeadraceError, ObjectNotFound
 from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.extents import I64, Pieces, spread
 from headrace.volume.data.objects import ObjectInfo, StoredBlob
@@ -38,13 +38,47 @@ def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int
         for birth, start, length in _slices(volume, info, blobs):
             ranges.setdefault(birth, []).append((start, length, offset))
             offset += length
-    by_block: dict[int, list[tuple[StoredBlob, Pieces, I64]]] = {}
+    by_block: dict[int, list[tuple[StoredBlob, I64]]] = {}
     for birth, rows in ranges.items():
         blob = blobs[birth] if birth in blobs else _blob(volume, birth)
-        table = _joined(np.array(rows, np.int64))
-        pieces = blob.data.pieces(table[:, 0], table[:, 1])
-        by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, pieces, table[:, 2]))
-    for block_bytes, parts in by_block.items():
+        by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, _joined(np.array(rows, np.int64))))
+    transfers = []
+    for some in by_block.values():
+        columns = np.concatenate([table for _, table in some])
+        transfer = submit_ranges(
+            volume.devices,
+            volume.superblock.volume_id,
+            [blob.source for blob, _ in some],
+            np.repeat(np.arange(len(some), dtype=np.uint32), [len(table) for _, table in some]),
+            np.ascontiguousarray(columns[:, 0]),
+            np.ascontiguousarray(columns[:, 1]),
+            [buffer],
+            None,
+            np.ascontiguousarray(columns[:, 2]),
+            volume._checksums.pages,
+        )
+        if transfer is None:
+            _read_pieces(volume, by_block, buffer)
+            return
+        transfers.append(transfer)
+    errors = []
+    for transfer in transfers:
+        try:
+            transfer.wait()
+        except HeadraceError as error:
+            # The others still move: the buffer is the caller's again only when they have ended, too.
+            errors.append((error, transfer.failed_segment))
+    if any(segment is None for _, segment in errors):
+        # No bytes were wrong: the first copy of a checksum table was.
+        _read_pieces(volume, by_block, buffer)
+    elif errors:
+        raise errors[0][0]
+
+
+def _read_pieces(volume: Volume, by_block: dict[int, list[tuple[StoredBlob, I64]]], buffer: U8) -> None:
+    """The same with segments and checksums that are found here."""
+    for block_bytes, some in by_block.items():
+        parts = [(blob, blob.data.pieces(table[:, 0], table[:, 1]), table[:, 2]) for blob, table in some]
         counts = [len(places) for _, _, places in parts]
         first = np.cumsum([0, *counts[:-1]])
         pieces = Pieces.join(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from headrace.errors import ChecksumMismatch, DeviceTimeout, HeadraceError, ObjectNotFound
+from headrace.errors import ChecksumMismatch, DeviceError, DeviceTimeout, HeadraceError, ObjectNotFound
 from headrace.volume.data.damage import BadBlock, find_bad
-from headrace.volume.data.extents import I64, Pieces, spread
-from headrace.volume.data.objects import StoredBlob, StoredObject
+from headrace.volume.data.extents import Pieces, spread
+from headrace.volume.data.objects import Cut, StoredBlob, StoredObject
 
 if TYPE_CHECKING:
     from headrace.device import Transfer
@@ -19,22 +19,67 @@ if TYPE_CHECKING:
 Parts = Sequence[tuple[StoredBlob, Pieces]]
 
 
+class Move(Protocol):
+    """A transfer of the devices, of all that has checksum blocks of one size."""
+
+    transfer: Transfer
+
+    def failed(self) -> tuple[Parts, int | None] | None:
+        """Segments, and which of them failed (None: it is not known). None: no segment did, but its checksums are not
+        there."""
+
+
+class PiecesMove:
+    """Of segments that were found by `parts`."""
+
+    def __init__(self, transfer: Transfer, parts: Parts) -> None:
+        self.transfer = transfer
+        self._parts = parts
+
+    def failed(self) -> tuple[Parts, int | None] | None:
+        return self._parts, self.transfer.failed_segment
+
+
+class CutMove:
+    """Of ranges, whose segments the native engine found."""
+
+    def __init__(self, transfer: Transfer, cut: Cut) -> None:
+        self.transfer = transfer
+        self._cut = cut
+
+    def failed(self) -> tuple[Parts, int | None] | None:
+        found = self.transfer.failed_range
+        if found is None:
+            return None
+        row, _, _, member, offset = found
+        cut = self._cut
+        blob = cut.blobs[0 if cut.which is None else int(cut.which[row])]
+        pieces = blob.data.pieces(cut.start[row : row + 1], cut.length[row : row + 1])
+        places = zip(pieces.member.tolist(), pieces.offset.tolist(), strict=True)
+        return [(blob, pieces)], list(places).index((member, offset))
+
+
 class VolumeTransfer:
     """Made by `Volume.submit_read`. The buffers are the devices' until it is done."""
 
     def __init__(
-        self, volume: Volume, stored: StoredObject, starts: I64, moves: Sequence[tuple[Parts, Transfer]]
+        self,
+        volume: Volume,
+        stored: StoredObject,
+        moves: Sequence[Move],
+        again: Callable[[], VolumeTransfer] | None = None,
     ) -> None:
-        """`starts`: of the ranges, in the object. `moves`: one for each size of checksum blocks that is met."""
+        """`moves`: one for each size of checksum blocks that is met. `again`: the same read another way, for where
+        checksums are not to be had in the first."""
         self._volume = volume
         self._stored = stored
-        self._starts = starts
         self._moves = list(moves)
+        self._again = again
         self._error: HeadraceError | None = None
 
     def done(self) -> bool:
         """All bytes have arrived, or it failed; never blocks."""
-        return all(transfer.done() for _, transfer in self._moves)
+        return all(move.transfer.done() for move in self._moves)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end. `timeout_s`: DeviceTimeout when it passes, and the read goes on.
@@ -45,23 +90,36 @@ class VolumeTransfer:
         if self._error is not None:
             raise self._error
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        failed: tuple[HeadraceError, Parts, Transfer] | None = None
-        for parts, transfer in self._moves:
+        failed: tuple[HeadraceError, Move] | None = None
+        for move in self._moves:
             try:
-                transfer.wait(None if end is None else max(0.0, end - time.monotonic()))
+                move.transfer.wait(None if end is None else max(0.0, end - time.monotonic()))
             except HeadraceError as error:
-                if isinstance(error, DeviceTimeout) and not transfer.done():
+                if isinstance(error, DeviceTimeout) and not move.transfer.done():
                     raise
                 # The others still move: the buffers are the caller's again only when they have ended, too.
-                failed = failed or (error, parts, transfer)
+                failed = failed or (error, move)
         if failed is not None:
-            first, parts, transfer = failed
-            if not isinstance(first, ChecksumMismatch):
+            first, move = failed
+            where = move.failed() if isinstance(first, (ChecksumMismatch, DeviceError)) else ([], None)
+            if where is None and self._again is not None:
+                self._read_again(self._again, end)
+            elif where is None or not isinstance(first, ChecksumMismatch):
                 raise first
-            self._error = gone(self._volume, self._stored) or self._mismatch(first, parts, transfer.failed_segment)
-            raise self._error from first
+            else:
+                self._error = gone(self._volume, self._stored) or self._mismatch(first, *where)
+                raise self._error from first
         # What is only needed for messages is not kept for as long as the caller keeps this.
-        self._moves = []
+        self._moves, self._again = [], None
+
+    def _read_again(self, again: Callable[[], VolumeTransfer], end: float | None) -> None:
+        try:
+            other = again()
+        except HeadraceError as error:
+            self._error = error
+            raise
+        self._moves, self._again = other._moves, None
+        other.wait(None if end is None else max(0.0, end - time.monotonic()))
 
     def _mismatch(self, error: ChecksumMismatch, parts: Parts, segment: int | None) -> ChecksumMismatch:
         """What is wrong, found by a second look at the segment that failed, or at all where it is not known which."""

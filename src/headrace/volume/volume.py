@@ -15,9 +15,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.device import BlockDevice, lanes, submit_read
+from headrace.device import BlockDevice, lanes
 from headrace.device.protocol import Buffer
-from headrace.errors import MemberMissing, ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
+from headrace.errors import ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import layout
@@ -27,14 +27,15 @@ from headrace.volume.catalog.listing import Listing, listing_of
 from headrace.volume.catalog.log import Cursor, Followed, LogReader
 from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.create import create as create_on
-from headrace.volume.data.absent import absent, present, refuse, solid
-from headrace.volume.data.checksums import ChecksumCache, TableMismatch
-from headrace.volume.data.extents import I64, U32, Pieces, spread
+from headrace.volume.data.absent import absent, present
+from headrace.volume.data.checksums import ChecksumCache
+from headrace.volume.data.extents import I64, U32
 from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
 from headrace.volume.info import VolumeInfo, members_of, quarantined_bytes, unreachable_bytes, writer_of
 from headrace.volume.layout import ObjectValue, Superblock
 from headrace.volume.media import epochs, members
-from headrace.volume.transfer import VolumeTransfer, gone, mismatch
+from headrace.volume.read import leaves, submit
+from headrace.volume.transfer import VolumeTransfer
 from headrace.volume.writing import fence
 from headrace.volume.writing.fence import Ticket
 from headrace.volume.writing.grant import Grant, Receipt
@@ -397,9 +398,9 @@ class Volume:
             length = max(0, stored.length_bytes - offset)
         # Checked before memory is taken, and before they are columns: Python's numbers have no end.
         if not 0 <= offset <= stored.length_bytes - length <= stored.length_bytes:
-            raise _leaves(stored, offset, length)
+            raise leaves(stored, offset, length)
         buffer = np.empty(length, np.uint8)
-        self._submit(stored, [offset], [length], [buffer], [0], None, True).wait()
+        submit(self, stored, [offset], [length], [buffer], [0], None, True).wait()
         return buffer.tobytes()
 
     def read_into(self, name: str, offset: int, buffer: Buffer) -> None:
@@ -426,71 +427,7 @@ class Volume:
 
         UsageError where a range leaves the object or its buffer; ObjectNotFound; errors of the read come from `wait`.
         """
-        return self._submit(self.stored(what), offsets, lengths, buffers, buffer_offsets, buffer_index, verify)
-
-    def _submit(
-        self,
-        stored: StoredObject,
-        offsets: npt.ArrayLike,
-        lengths: npt.ArrayLike,
-        buffers: Sequence[Buffer],
-        buffer_offsets: npt.ArrayLike,
-        buffer_index: npt.ArrayLike | None,
-        verify: bool,
-    ) -> VolumeTransfer:
-        starts, counts, places = _int64(offsets), _int64(lengths), _int64(buffer_offsets)
-        index: U32 = (
-            np.zeros(len(starts), np.uint32)
-            if buffer_index is None
-            else np.ascontiguousarray(buffer_index, dtype=np.uint32)
-        )
-        if not len(starts) == len(counts) == len(places) == len(index):
-            raise UsageError(
-                "the columns of a read have different lengths",
-                found=f"{len(starts)}, {len(counts)}, {len(places)}, {len(index)}",
-            )
-        _check_ranges(stored, starts, counts)
-        if len(places) and int(places.min()) < 0:
-            raise UsageError("a range leaves its buffer", found=f"buffer offset {int(places.min())}")
-        by_block: dict[int, list[tuple[StoredBlob, Pieces]]] = {}
-        for blob, pieces in stored.parts(starts, counts):
-            by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, pieces))
-        moves = []
-        for block_bytes, parts in by_block.items():
-            pieces = Pieces.join([pieces for _, pieces in parts])
-            births = np.array([blob.entry.birth for blob, _ in parts], np.uint64)
-            batch = pieces.batch(
-                buffer=index,
-                buffer_offset=places,
-                birth=np.repeat(births, [len(pieces.member) for _, pieces in parts]),
-                block_bytes=block_bytes,
-                volume_id=self.superblock.volume_id,
-                mark=0,
-            )
-            refuse(self.devices, pieces.member, f"object {stored.name!r}")
-            moves.append((parts, batch, self._expected(stored, parts) if verify else None))
-        return VolumeTransfer(
-            self,
-            stored,
-            starts,
-            [(parts, submit_read(solid(self.devices), batch, buffers, sums)) for parts, batch, sums in moves],
-        )
-
-    def _expected(self, stored: StoredObject, parts: Sequence[tuple[StoredBlob, Pieces]]) -> U32:
-        """The checksums of all blocks of these segments."""
-        sums = []
-        for blob, pieces in parts:
-            blocks = spread(*pieces.blocks(blob.entry.checksum_block_bytes))
-            try:
-                sums.append(self.checksums_of(blob, blocks))
-            except TableMismatch as error:
-                wrong = mismatch(self, stored, blob, error.low, error.high, error.where or "", error)
-                raise gone(self, stored) or wrong from error
-            except MemberMissing as error:
-                raise MemberMissing(
-                    error.what, where=f"object {stored.name!r}", found=error.found, next_step=error.next_step
-                ) from error
-        return sums[0] if len(sums) == 1 else np.concatenate(sums)
+        return submit(self, self.stored(what), offsets, lengths, buffers, buffer_offsets, buffer_index, verify)
 
     def checksums_of(self, blob: StoredBlob, blocks: I64) -> U32:
         """Checksums of these blocks of a blob. TableMismatch, DeviceError."""
@@ -644,31 +581,3 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _reopen(where: Any, write: bool, ticket: Ticket | None = None, degraded: bool = False) -> Volume:
     return Volume.open(where, write=write, ticket=ticket, degraded=degraded)
-
-
-def _int64(values: npt.ArrayLike) -> I64:
-    if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
-        return np.ascontiguousarray(values)
-    array = np.atleast_1d(np.asarray(values))
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise UsageError("a column of a read", expected="whole numbers, one dimension", found=f"{array.dtype}")
-    if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
-        raise UsageError("a column of a read", expected="below 2^63", found=str(int(array.max())))
-    return array.astype(np.int64)
-
-
-def _check_ranges(stored: StoredObject, starts: I64, counts: I64) -> None:
-    size = stored.length_bytes
-    wrong = np.flatnonzero((starts < 0) | (counts < 0) | (starts > size) | (counts > size - starts))
-    if len(wrong):
-        i = int(wrong[0])
-        raise _leaves(stored, int(starts[i]), int(counts[i]))
-
-
-def _leaves(stored: StoredObject, start: int, count: int) -> UsageError:
-    return UsageError(
-        "the range leaves the object",
-        where=f"object {stored.name!r}",
-        expected=f"within {stored.length_bytes} bytes",
-        found=f"{count} bytes from {start}",
-    )

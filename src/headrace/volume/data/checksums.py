@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.device import BlockDevice, read_batch
+from headrace.device import BlockDevice, ChecksumPages, read_batch
 from headrace.errors import ChecksumMismatch, DeviceError
 from headrace.volume import layout
 from headrace.volume.data.absent import refuse, solid
@@ -55,12 +55,17 @@ class _Table:
 
 
 class ChecksumCache:
-    """Checksums of blocks, from tables that are loaded when needed and forgotten, oldest first, beyond the limit."""
+    """Checksums of blocks, from tables that are loaded when needed and forgotten, oldest first, beyond the limit.
+
+    The native engine does that for itself, without waiting for anybody, and keeps single `pages`; it reads the first
+    copy of a table only. Where that is bad the page is read here, and given to it.
+    """
 
     def __init__(self, devices: Sequence[BlockDevice], volume_id: bytes, limit_bytes: int = CACHE_BYTES) -> None:
         self._devices = devices
         self._volume_id = volume_id
         self._limit_bytes = limit_bytes
+        self.pages = ChecksumPages(limit_bytes)
         self._tables: OrderedDict[int, _Table] = OrderedDict()
         self._lock = threading.Lock()
         #: What one copy of a table lacked and the other had.
@@ -125,6 +130,8 @@ class ChecksumCache:
             except (ChecksumMismatch, DeviceError) as error:
                 errors.append(error)
                 continue
+            size = stored.entry.table_page_bytes // 4
+            self.pages.keep(stored.entry.birth, page, table.values[page * size : (page + 1) * size])
             for bad, wrong in enumerate(errors):
                 self._report(
                     f"blob {stored.entry.birth:#x}: copy {bad} of page {page} of its checksum table is damaged at "
@@ -179,3 +186,4 @@ class ChecksumCache:
         """In the child: the lock may have been held by a thread that it does not have."""
         self._lock = threading.Lock()
         self._tables.clear()
+        self.pages = ChecksumPages(self._limit_bytes)

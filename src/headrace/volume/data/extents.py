@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.device import Batch
+from headrace.device.ranges import Rows as NativeRows
 from headrace.errors import VolumeDamaged
 from headrace.volume.layout import COLUMN, RUN, Rows, align_up
 
@@ -154,6 +155,15 @@ class Extents:
             skip=wanted_start - start,
             take=wanted_end - wanted_start,
             within=wanted_start - starts,
+        )
+
+    def rows(self) -> NativeRows:
+        """For the native engine, which does the same arithmetic."""
+        return (
+            self.runs["length"].astype(np.uint64),
+            self.runs["width"].astype(np.uint32),
+            self.columns["member"].astype(np.uint32),
+            self.columns["offset"].astype(np.uint64),
         )
 
     def _unit_of(self, position: I64) -> I64:

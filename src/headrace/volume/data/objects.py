@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from headrace.device import Source, make_source
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.data.extents import I64, Extents, Pieces, spread, used_space
+from headrace.volume.data.extents import I64, U32, Extents, Pieces, spread, used_space
 from headrace.volume.layout import Blob, ObjectHead, ObjectValue
 
 #: (member, offset, bytes)
@@ -68,6 +70,7 @@ class StoredBlob:
             block_bytes=blob.checksum_block_bytes,
             stripe_bytes=stripe_bytes,
         )
+        self._stripe_bytes = stripe_bytes
         self.block_count = -(-blob.length_bytes // blob.checksum_block_bytes)
         #: Of each copy of the checksum table; none where it lies in the entry.
         self.tables = [
@@ -88,6 +91,45 @@ class StoredBlob:
                 expected=f"{roots} roots",
                 found=str(len(blob.roots)),
             )
+
+    @cached_property
+    def source(self) -> Source:
+        """The same for the native engine."""
+        return make_source(
+            birth=self.entry.birth,
+            length_bytes=self.entry.length_bytes,
+            block_bytes=self.entry.checksum_block_bytes,
+            stripe_bytes=self._stripe_bytes,
+            rows=self.data.rows(),
+            sums=np.ascontiguousarray(self.entry.roots, np.uint32),
+            table=(self.entry.table_page_bytes, self.tables[0].rows()) if self.tables else None,
+        )
+
+
+class Cut(NamedTuple):
+    """Ranges of an object as ranges of its blobs, all with checksum blocks of one size; all but `which` int64."""
+
+    blobs: list[StoredBlob]
+    #: Index of each one's blob, uint32; None: the first.
+    which: U32 | None
+    #: The range of the object that each serves; None: range i.
+    source: I64 | None
+    #: In the blob.
+    start: I64
+    length: I64
+    #: Where it lies within the range of the object; None: at its beginning.
+    within: I64 | None
+
+    def buffers(self, index: U32 | None) -> U32 | None:
+        """Of each, where `index` is of the object's ranges."""
+        return index if index is None or self.source is None else index[self.source]
+
+    def places(self, offsets: I64) -> I64:
+        """Where each goes, where `offsets` is where the object's ranges go."""
+        if self.source is None or self.within is None:
+            return offsets
+        result: I64 = offsets[self.source] + self.within
+        return result
 
 
 class StoredObject:
@@ -150,6 +192,40 @@ class StoredObject:
         if self.value.blob is not None:
             yield self.blobs[0], self.blobs[0].data.pieces(starts, lengths)
             return
+        row, index_of, in_blob, length, within = self._slices_of(starts, lengths)
+        for index in np.unique(index_of).tolist():
+            mine = np.flatnonzero(index_of == index)
+            pieces = self.blobs[index].data.pieces(in_blob[mine], length[mine])
+            back = mine[pieces.source]
+            yield self.blobs[index], pieces._replace(source=row[back], within=within[back] + pieces.within)
+
+    def cut(self, starts: I64, lengths: I64) -> list[Cut]:
+        """The byte ranges `[start, start + length)`, which lie within the object, in its blobs."""
+        if self.value.blob is not None:
+            return [Cut(self.blobs, None, None, starts, lengths, None)]
+        row, index_of, in_blob, length, within = self._slices_of(starts, lengths)
+        used, which = np.unique(index_of, return_inverse=True)
+        blobs = [self.blobs[index] for index in used.tolist()]
+        sizes = np.array([blob.entry.checksum_block_bytes for blob in blobs], np.int64)
+        result = []
+        for size in np.unique(sizes).tolist():
+            mine = np.flatnonzero(sizes[which] == size)
+            some, each = np.unique(which[mine], return_inverse=True)
+            result.append(
+                Cut(
+                    [blobs[index] for index in some.tolist()],
+                    each.astype(np.uint32),
+                    row[mine],
+                    in_blob[mine],
+                    length[mine],
+                    within[mine],
+                )
+            )
+        return result
+
+    def _slices_of(self, starts: I64, lengths: I64) -> tuple[I64, I64, I64, I64, I64]:
+        """For each part of a range that is one slice: the range, the index of the blob, where it is in that, its bytes,
+        where it is in the range."""
         source = np.flatnonzero(lengths > 0)
         low, high = starts[source], starts[source] + lengths[source]
         first = np.searchsorted(self._end, low, side="right")
@@ -159,12 +235,7 @@ class StoredObject:
         begin = np.maximum(self._start[which], low[row])
         end = np.minimum(self._end[which], high[row])
         in_blob = begin - self._start[which] + self._blob_start[which]
-        within = begin - low[row]
-        for index in np.unique(self._which[which]).tolist():
-            mine = np.flatnonzero(self._which[which] == index)
-            pieces = self.blobs[index].data.pieces(in_blob[mine], (end - begin)[mine])
-            back = mine[pieces.source]
-            yield self.blobs[index], pieces._replace(source=source[row[back]], within=within[back] + pieces.within)
+        return source[row], self._which[which], in_blob, end - begin, begin - low[row]
 
 
 class Values(Protocol):

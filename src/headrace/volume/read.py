@@ -1,0 +1,158 @@
+"""Reads of ranges of one object: from columns of numbers to transfers under way.
+
+Where all devices are native, their engine finds segments and checksums (`headrace.device.ranges`). Else, and where that
+has met a bad copy of a checksum table, they are found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.device import submit_ranges, submit_read
+from headrace.device.protocol import Buffer
+from headrace.errors import MemberMissing, UsageError
+from headrace.volume.data.absent import refuse, solid
+from headrace.volume.data.checksums import TableMismatch
+from headrace.volume.data.extents import I64, U32, Pieces, spread
+from headrace.volume.data.objects import StoredBlob, StoredObject
+from headrace.volume.transfer import CutMove, Move, PiecesMove, VolumeTransfer, gone, mismatch
+
+if TYPE_CHECKING:
+    from headrace.volume.volume import Volume
+
+
+def submit(
+    volume: Volume,
+    stored: StoredObject,
+    offsets: npt.ArrayLike,
+    lengths: npt.ArrayLike,
+    buffers: Sequence[Buffer],
+    buffer_offsets: npt.ArrayLike,
+    buffer_index: npt.ArrayLike | None,
+    verify: bool,
+) -> VolumeTransfer:
+    """`Volume.submit_read`, of an object that was looked up."""
+    starts, counts, places = _int64(offsets), _int64(lengths), _int64(buffer_offsets)
+    index = None if buffer_index is None else np.ascontiguousarray(buffer_index, dtype=np.uint32)
+    if not len(starts) == len(counts) == len(places) == (len(starts) if index is None else len(index)):
+        raise UsageError(
+            "the columns of a read have different lengths",
+            found=f"{len(starts)}, {len(counts)}, {len(places)}, {'none' if index is None else len(index)}",
+        )
+    if stored.value.blob is None:
+        _check_ranges(stored, starts, counts, places)
+    moves: list[Move] = []
+    for cut in stored.cut(starts, counts):
+        try:
+            transfer = submit_ranges(
+                volume.devices,
+                volume.superblock.volume_id,
+                [blob.source for blob in cut.blobs],
+                cut.which,
+                cut.start,
+                cut.length,
+                buffers,
+                cut.buffers(index),
+                cut.places(places),
+                volume._checksums.pages if verify else None,
+            )
+        except UsageError:
+            # The engine has looked, too; it names no object.
+            _check_ranges(stored, starts, counts, places)
+            raise
+        if transfer is None:
+            return submit_pieces(volume, stored, starts, counts, places, buffers, index, verify)
+        moves.append(CutMove(transfer, cut))
+    again = partial(submit_pieces, volume, stored, starts, counts, places, buffers, index, verify)
+    return VolumeTransfer(volume, stored, moves, again)
+
+
+def submit_pieces(
+    volume: Volume,
+    stored: StoredObject,
+    starts: I64,
+    counts: I64,
+    places: I64,
+    buffers: Sequence[Buffer],
+    index: U32 | None,
+    verify: bool,
+) -> VolumeTransfer:
+    """The same with segments and checksums that are found here: for devices that have no native engine, and where
+    the first copy of a checksum table is not good."""
+    _check_ranges(stored, starts, counts, places)
+    if index is None:
+        index = np.zeros(len(starts), np.uint32)
+    by_block: dict[int, list[tuple[StoredBlob, Pieces]]] = {}
+    for blob, pieces in stored.parts(starts, counts):
+        by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, pieces))
+    moves = []
+    for block_bytes, parts in by_block.items():
+        pieces = Pieces.join([pieces for _, pieces in parts])
+        births = np.array([blob.entry.birth for blob, _ in parts], np.uint64)
+        batch = pieces.batch(
+            buffer=index,
+            buffer_offset=places,
+            birth=np.repeat(births, [len(pieces.member) for _, pieces in parts]),
+            block_bytes=block_bytes,
+            volume_id=volume.superblock.volume_id,
+            mark=0,
+        )
+        refuse(volume.devices, pieces.member, f"object {stored.name!r}")
+        moves.append((parts, batch, _expected(volume, stored, parts) if verify else None))
+    return VolumeTransfer(
+        volume,
+        stored,
+        [PiecesMove(submit_read(solid(volume.devices), batch, buffers, sums), parts) for parts, batch, sums in moves],
+    )
+
+
+def _expected(volume: Volume, stored: StoredObject, parts: Sequence[tuple[StoredBlob, Pieces]]) -> U32:
+    """The checksums of all blocks of these segments."""
+    sums = []
+    for blob, pieces in parts:
+        blocks = spread(*pieces.blocks(blob.entry.checksum_block_bytes))
+        try:
+            sums.append(volume.checksums_of(blob, blocks))
+        except TableMismatch as error:
+            wrong = mismatch(volume, stored, blob, error.low, error.high, error.where or "", error)
+            raise gone(volume, stored) or wrong from error
+        except MemberMissing as error:
+            raise MemberMissing(
+                error.what, where=f"object {stored.name!r}", found=error.found, next_step=error.next_step
+            ) from error
+    return sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+
+def _int64(values: npt.ArrayLike) -> I64:
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
+        return np.ascontiguousarray(values)
+    array = np.atleast_1d(np.asarray(values))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise UsageError("a column of a read", expected="whole numbers, one dimension", found=f"{array.dtype}")
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
+        raise UsageError("a column of a read", expected="below 2^63", found=str(int(array.max())))
+    return array.astype(np.int64)
+
+
+def _check_ranges(stored: StoredObject, starts: I64, counts: I64, places: I64) -> None:
+    size = stored.length_bytes
+    wrong = np.flatnonzero((starts < 0) | (counts < 0) | (starts > size) | (counts > size - starts))
+    if len(wrong):
+        i = int(wrong[0])
+        raise leaves(stored, int(starts[i]), int(counts[i]))
+    if len(places) and int(places.min()) < 0:
+        raise UsageError("a range leaves its buffer", found=f"buffer offset {int(places.min())}")
+
+
+def leaves(stored: StoredObject, start: int, count: int) -> UsageError:
+    return UsageError(
+        "the range leaves the object",
+        where=f"object {stored.name!r}",
+        expected=f"within {stored.length_bytes} bytes",
+        found=f"{count} bytes from {start}",
+    )
