@@ -183,7 +183,7 @@ def rank(actor: Actor, job: Job, hostid_of: Actor) -> None:
     with allowed():
         volume = Volume.open(actor.devices(hostid_of.hostid), write=True)
         assert job.grants is not None and job.receipts is not None
-        while not job.over or job.grants:
+        while not (job.over or hostid_of.done) or job.grants:
             if not job.grants:
                 actor.pause()
                 continue

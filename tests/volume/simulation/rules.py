@@ -94,7 +94,10 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
         (session.Session, "_on_lost", _nothing),
     ],
     # ... and when the commit is durable.
-    "look after a commit": [(session.Session, "_confirm", session.Session.check)],
+    "look after a commit": [
+        (session.Session, "_confirm", session.Session.check),
+        (session.Session, "_on_lost", _nothing),
+    ],
     # Promise 1: a record is believed once a later one says that it is durable.
     "marker": [(log, "believed", _always)],
     # Promise 2: the log is durable when it is acknowledged.
@@ -113,7 +116,7 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 }
 
 _UNDRAINED = Quirks(fences_without_draining=True)
-_NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True), Quirks(no_reservations=True)
+_NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True, sessions=8), Quirks(no_reservations=True)
 
 #: Where a rule matters often.
 STORMS: dict[str, tuple[Weather, Quirks]] = {
@@ -137,7 +140,7 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
     "deallocation": (Weather(fail_command=0.01, kill=0.01, cut=0.03), Quirks()),
     "patience": (Weather(stop=0.05, cut=0.0), Quirks()),
     "look before a commit": _NOBODY_FENCES,
-    "look after a commit": _NOBODY_FENCES,
+    "look after a commit": (Weather(stop_in_log=0.1, cut=0.0, sessions=8), Quirks(no_reservations=True)),
     "tables written through": (Weather(cut=0.02, many_tables=True), Quirks()),
     "quarantine": (
         Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),

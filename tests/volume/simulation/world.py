@@ -182,6 +182,8 @@ class Weather:
     fail_command: float = 0.0
     restart: float = 0.0
     stop: float = 0.0
+    #: Of writes to the log: stopped before it for so long that somebody takes over.
+    stop_in_log: float = 0.0
     kill: float = 0.0
     land: float = 0.0
     early: float = 0.0
@@ -226,6 +228,7 @@ class Weather:
             ghosts=chance.random() < 0.7,
             resent_ghosts=chance.random() < 0.3,
             away=rate(0.003),
+            stop_in_log=rate(0.03),
             many_tables=chance.random() < 0.5,
             by_hand=chance.choice((0.0, 0.3)),
             # Two faults at once may be too much: a copy that cannot be read, and the other one damaged.
@@ -435,6 +438,11 @@ class World:
             actor = chance.choice(awake).main
             actor.asleep_until = self.steps + chance.choice((3, 30, 300, 1000))
             self.say(f"{actor.name} is stopped until {actor.asleep_until}")
+        if weather.stop_in_log:
+            for actor in self._awake():
+                if self._writes_log(actor) and chance.random() < weather.stop_in_log:
+                    actor.main.asleep_until = self.steps + 1000
+                    self.say(f"{actor.main.name} is stopped before {_words(self, actor.command)}")
         if chance.random() < weather.kill and (alive := self.alive()):
             actor = chance.choice(alive).main
             self.say(f"{actor.name} is killed before {_words(self, actor.command)}")
@@ -517,6 +525,12 @@ class World:
             self.say(f"{actor.name} would do what is not safe, and dies: {_words(self, actor.command)}")
             actor.kill()
         return unsafe
+
+    def _writes_log(self, actor: Actor) -> bool:
+        if actor.command is None or actor.command[1].verb != "write" or actor.main is not actor:
+            return False
+        device, command = actor.command
+        return self._in_log(self.namespaces.index(device.namespace), command.offset) is not None
 
     @property
     def _volume_id(self) -> bytes:
