@@ -75,6 +75,31 @@ def put(session: Session, name: str, data: bytes) -> None:
         tx.put(name, data)
 
 
+def test_a_reader_forgets_a_record_that_was_never_durable(world: World) -> None:
+    """It read what a writer was just writing; then writer and target lost it, and the next session, whose predecessor
+    the target drained, writes others to the same place."""
+    old = stopped(world.open().session("run", heartbeat_s=BEAT))
+    reader = world.open()
+    cursor, superblock = old._writer.cursor, old.volume.superblock
+    data, _ = layout.Record(
+        layout.WINDOW, cursor.sequence + 1, cursor.durable, cursor.header.generation, old.number, cursor.previous, b""
+    ).encode(superblock.volume_id, cursor.block)
+    for copy, member in enumerate(superblock.log_member):
+        device = old._fence.devices[member]
+        assert isinstance(device, HostDevice)
+        offset = superblock.area_offset(copy, cursor.area) + cursor.block * layout.ALIGN
+        device.show_early(Command(verb="write", offset=offset, length=len(data), data=data))
+    reader.refresh()
+    assert reader._cursor.sequence == cursor.sequence + 1
+    for device in old._fence.devices:
+        assert isinstance(device, HostDevice)
+        device.lose(cache_lost=True)
+    with world.open().session("run", heartbeat_s=60) as session:
+        assert session._writer.cursor.area == cursor.area, "the log did not move"
+        put(session, "new", b"y" * 5000)
+        assert reader.refresh() and state_of(reader) == {"new": b"y" * 5000}
+
+
 # ---- one host a session, and nothing released ----
 
 

@@ -282,9 +282,15 @@ class LogReader:
         """Apply every record that has become a fact.
 
         The records are read first, then the other area's header: a record that a fenced-off writer appended after the
-        log had moved is then never applied, because the move is seen.
+        log had moved is then never applied, because the move is seen. What is not believed yet is read again each
+        time: it may have vanished, and others stand in its place.
         """
         before = catalog.sequence
+        if cursor.waiting:
+            first = cursor.waiting[0]
+            cursor.block -= sum(record.blocks for record in cursor.waiting)
+            cursor.sequence, cursor.previous = first.sequence - 1, first.previous
+            cursor.waiting.clear()
         moved = False
         while True:
             record = self.next(cursor, ahead)
