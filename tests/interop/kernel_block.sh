@@ -1,5 +1,7 @@
 # Block devices of this kernel, connected over TCP and RDMA, used by headrace's own Python: `kernel_block_cases.py`.
-for m in nvme-tcp nvme-rdma nvmet nvmet-tcp nvmet-rdma rdma_rxe dm-flakey dm-delay; do modprobe $m || exit 1; done
+for m in nvme-tcp nvme-rdma nvmet nvmet-tcp nvmet-rdma rdma_rxe dm-flakey dm-delay sd_mod target_core_mod tcm_loop; do
+  modprobe $m || exit 1
+done
 modprobe null_blk nr_devices=0
 rdma link add rxe0 type rxe netdev eth0 || exit 1
 
@@ -17,6 +19,16 @@ for transport in rdma tcp; do
   i=$((i + 1)); d=ports/$i; mkdir $d
   echo $transport > $d/addr_trtype; echo ipv4 > $d/addr_adrfam; echo 10.0.2.15 > $d/addr_traddr; echo $((4419 + i)) > $d/addr_trsvcid
   ln -s $PWD/$sub $d/subsystems/ || exit 1
+done
+
+# A SCSI disk of the kernel's own target, seen through two nexuses, as two nodes at one array would see it.
+mkdir -p /var/target/pr
+cd /sys/kernel/config/target
+disk=core/rd_mcp_0/disk; mkdir -p $disk
+echo rd_pages=16384 > $disk/control; echo lab-scsi > $disk/wwn/vpd_unit_serial; echo 1 > $disk/enable || exit 1
+for n in 1 2; do
+  tpg=loopback/naa.500140500000000$n/tpgt_1; mkdir -p $tpg
+  echo naa.60014050000000a$n > $tpg/nexus; mkdir $tpg/lun/lun_0; ln -s $PWD/$disk $tpg/lun/lun_0/ || exit 1
 done
 cd /
 machine_python "$CASES"

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -178,6 +179,35 @@ def volume_taken_over() -> None:
 
 
 @case
+def rank_joins() -> None:
+    """Another process of the job, on a node that has the disk from its kernel. After a takeover none joins."""
+    with Volume.open(tcp.uri, write=True) as volume:
+        session = volume.session(run_id="guest", takeover="now")
+        with Volume.open(tcp.uri, write=True, ticket=session.ticket) as rank, session.transaction() as tx:
+            tx.accept(rank.write_grant(tx.allocate("granted", len(DATA)), DATA))
+            assert rank._joined is not None and rank._joined[1][0].describe()["guard"]["state"] == "passed"
+        assert volume.read("granted") == DATA.tobytes()
+        outside("take-volume-again")
+        with pytest.raises(SessionLost), Volume.open(tcp.uri, write=True, ticket=session.ticket):
+            pass
+        with suppress(HeadraceError):
+            session.close()
+
+
+@case
+def forgotten() -> None:
+    """Nobody holds any more, as when a target forgot while the kernel reconnected: a session that does nothing ends."""
+    with Volume.open(tcp.uri, write=True) as volume:
+        session = volume.session(run_id="guest", takeover="now")
+        outside("clear")
+        until(lambda: session._lost is not None, 30, "nobody asks")
+        with pytest.raises(SessionLost, match=r"the reservation of this session is gone.*held by nobody"):
+            session.check()
+        with suppress(HeadraceError):
+            session.close()
+
+
+@case
 def reserved() -> None:
     clear(tcp)
     kept = kernel(tcp)
@@ -287,6 +317,40 @@ def fenced_over_rdma() -> None:
         assert bytes_of(device, 0, BLOCK) == b"1" * BLOCK
         rival.write(0, b"4" * BLOCK)
         rival.reservations.clear(other)
+
+
+@case
+def scsi() -> None:
+    """Persistent reservations of SCSI, through the same calls: a disk of the kernel's target with two initiators."""
+    disks = sorted(Path("/sys/class/scsi_disk").glob("*/device/block/*"))
+    first, second = (f"/dev/{disk.name}" for disk in disks)
+    volume_on(first)
+    with Volume.open(first, write=True) as one, Volume.open(second, write=True) as other:
+        session = one.session(run_id="first")
+        assert session.fence == "node" and session.volume.info().fence == "node"
+        with session.transaction() as tx, Volume.open(second, write=True, ticket=session.ticket) as rank:
+            tx.accept(rank.write_grant(tx.allocate("by a rank", len(DATA)), DATA))
+            late = session.transaction().allocate("late", len(DATA))
+            with pytest.raises(WriterActive, match="its heart beats"):
+                other.session(run_id="second")
+            [mine, theirs] = kernel(cast(NativeDevice, one.devices[0])).report().registrants
+            assert mine.key == theirs.key and mine.hostid.int == 0
+        with other.session(run_id="second", takeover="now") as taker:
+            with pytest.raises(SessionLost):
+                one.write_grant(late, DATA)
+            with pytest.raises(SessionLost), session.transaction() as tx:
+                tx.put("late", DATA.tobytes())
+            with pytest.raises(SessionLost):
+                Volume.open(first, write=True, ticket=session.ticket)
+            with suppress(HeadraceError):
+                session.close()
+            with taker.transaction() as tx:
+                tx.put("second", DATA.tobytes())
+            with open_device(first) as device, pytest.raises(ReservationConflict, match="this node is fenced"):
+                device.write(0, bytes(BLOCK))
+    with Volume.open(first) as volume:
+        assert {info.name for info in volume.list()} == {"numbers", "more", "by a rank", "second"}
+        assert volume.read("by a rank") == volume.read("second") == DATA.tobytes()
 
 
 @case

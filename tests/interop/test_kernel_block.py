@@ -89,6 +89,14 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 assert volume.read("before") == DATA.tobytes()
                 tx.put("outside", b"o" * 10_000)
 
+        def take_volume_again() -> None:
+            with Volume.open(target.uri(), write=True) as volume:
+                volume.session(run_id="outside", takeover="now").close()
+
+        def clear() -> None:
+            device.reservations.register(OTHER)
+            device.reservations.clear(OTHER)
+
         def volume_is_whole() -> None:
             with Volume.open(target.uri()) as volume:
                 assert "late" not in volume
@@ -136,6 +144,8 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 "volume": same_volume,
                 "take-volume": take_volume,
                 "volume-is-whole": volume_is_whole,
+                "take-volume-again": take_volume_again,
+                "clear": clear,
                 "refused": refused,
                 "preempt": preempt,
                 "nothing-of-it": nothing_of_it,

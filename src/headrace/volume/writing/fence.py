@@ -89,6 +89,12 @@ class Fenceable(BlockDevice, Protocol):
     def settle(self, generation: int) -> int: ...
 
 
+class Node(Fenceable, Protocol):
+    """A block device of the kernel, which has to be asked."""
+
+    def check_guard(self) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ticket(Message):
     """With what other processes write for a session: the host that it is. No secret, but not for everybody either."""
@@ -171,6 +177,15 @@ def lost(found: str) -> SessionLost:
         "another session took the volume over",
         found=found,
         next_step="nothing more can be written here; end this run",
+    )
+
+
+def forgotten(found: str) -> SessionLost:
+    return SessionLost(
+        "the reservation of this session is gone",
+        found=found,
+        next_step="another session took the volume over, or the target forgot: nothing more can be written here; "
+        "end this run",
     )
 
 
@@ -371,6 +386,20 @@ class Fence:
         """Each association with the member asks before it writes, from now on."""
         with lost_if_fenced():
             cast(Fenceable, self.devices[index]).guard_writes(self.key, TYPE)
+
+    @property
+    def has_to_ask(self) -> bool:
+        """On some member nobody asks by himself whether the reservation holds: the kernel hides its associations."""
+        return NODE in self.strengths
+
+    def ask(self) -> None:
+        """SessionLost where the reservation of this node does not hold any more; DeviceError where nobody answers."""
+        for device, strength in zip(self.devices, self.strengths, strict=True):
+            if strength == NODE:
+                try:
+                    cast(Node, device).check_guard()
+                except ReservationConflict as conflict:
+                    raise forgotten(str(conflict)) from conflict
 
     def step_back(self) -> None:
         """Leave no registration behind but where it holds: to give that up would let everybody write."""

@@ -38,6 +38,8 @@ INTERVAL_S = 1.0
 MISSED_BEATS = 5
 #: A claim is looked at again after this time: of two that claimed at once the later writer stays.
 SETTLE_S = 0.05
+#: How often, at most, a target is asked whether the reservation of this node still holds.
+ASK_S = 1.0
 #: An interval that a heartbeat block asks others to respect is bounded, so that no bad block makes anybody wait for
 #: ever.
 _MAX_INTERVAL_S = 60.0
@@ -234,17 +236,26 @@ def claim(block: HeartbeatBlock, mine: Heartbeat, *, where: str, fenced: bool) -
     return mine
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a heart looks out for."""
+
+    on_lost: Callable[[SessionLost], None]
+    #: Look at the block before it is written, since no target refuses what a lost session writes.
+    confirm: bool
+    #: Asked every so often, where that is not done elsewhere: does the reservation still hold? SessionLost.
+    ask: Callable[[], None] | None = None
+
+
 class Heart(ABC):
     """Beats until it is stopped, or finds that the volume is another's: then `on_lost` is called, once."""
 
-    def __init__(
-        self, block: HeartbeatBlock, mine: Heartbeat, *, on_lost: Callable[[SessionLost], None], confirm: bool
-    ) -> None:
-        """`confirm`: look at the block before it is written, since no target refuses what a lost session writes."""
+    def __init__(self, block: HeartbeatBlock, mine: Heartbeat, watch: Watch) -> None:
         self._block = block
         self._mine = mine
-        self._on_lost = on_lost
-        self._confirm = confirm
+        self._on_lost = watch.on_lost
+        self._confirm = watch.confirm
+        self._ask = watch.ask
 
     def check(self) -> None:
         """Raises SessionLost where the block names another session; DeviceError where it cannot be read."""
@@ -278,10 +289,8 @@ class Heart(ABC):
 class HeartbeatThread(Heart):
     """The heart in Python, for devices that are not the native engine's."""
 
-    def __init__(
-        self, block: HeartbeatBlock, mine: Heartbeat, *, on_lost: Callable[[SessionLost], None], confirm: bool
-    ) -> None:
-        super().__init__(block, mine, on_lost=on_lost, confirm=confirm)
+    def __init__(self, block: HeartbeatBlock, mine: Heartbeat, watch: Watch) -> None:
+        super().__init__(block, mine, watch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-heartbeat", daemon=True)
         self._thread.start()
@@ -292,6 +301,8 @@ class HeartbeatThread(Heart):
             try:
                 if self._confirm:
                     self.check()
+                if self._ask is not None:
+                    self._ask()
                 self._mine = self._mine._replace(beat=self._mine.beat + 1)
                 self._block.write(self._mine)
             except ReservationConflict as conflict:
@@ -316,16 +327,8 @@ class HeartbeatThread(Heart):
 class NativeHeart(Heart):
     """The heart as a native thread, which this one feeds and listens to."""
 
-    def __init__(
-        self,
-        block: HeartbeatBlock,
-        mine: Heartbeat,
-        beat: Beat,
-        *,
-        on_lost: Callable[[SessionLost], None],
-        confirm: bool,
-    ) -> None:
-        super().__init__(block, mine, on_lost=on_lost, confirm=confirm)
+    def __init__(self, block: HeartbeatBlock, mine: Heartbeat, watch: Watch, beat: Beat) -> None:
+        super().__init__(block, mine, watch)
         self._beat = beat
         self._fed = mine.beat
         self._feed()
@@ -338,9 +341,10 @@ class NativeHeart(Heart):
         self._beat.feed([self._block.encode(self._mine._replace(beat=beat)) for beat in range(first, self._fed + 1)])
 
     def _tend(self) -> None:
+        patience_s = 60.0 if self._ask is None else max(self._mine.interval_ns / 1e9, ASK_S)
         while True:
             try:
-                news = self._beat.news(60.0)
+                news = self._beat.news(patience_s)
                 if news == "ended":
                     return
                 if news == "low":
@@ -349,10 +353,13 @@ class NativeHeart(Heart):
                     self.check()
                     # Damaged, or older than our claim: ours to write again.
                     self._beat.resume()
+                elif self._ask is not None:
+                    self._ask()
             except ReservationConflict as conflict:
                 self._on_lost(fenced_off(str(conflict)))
                 return
             except SessionLost as lost:
+                self.abandon()
                 self._on_lost(lost)
                 return
             except DeviceError:
@@ -378,11 +385,7 @@ class NativeHeart(Heart):
             self._thread.join()
 
 
-def start_heart(
-    block: HeartbeatBlock, mine: Heartbeat, *, fenced: bool, on_lost: Callable[[SessionLost], None]
-) -> Heart:
-    """Beat `mine`, which the block holds. `fenced`: the target itself refuses the beats of who was taken over from."""
-    beat = start_beat(block.places, block.encode(mine), interval_s=mine.interval_ns / 1e9, confirm=not fenced)
-    if beat is None:
-        return HeartbeatThread(block, mine, on_lost=on_lost, confirm=not fenced)
-    return NativeHeart(block, mine, beat, on_lost=on_lost, confirm=not fenced)
+def start_heart(block: HeartbeatBlock, mine: Heartbeat, watch: Watch) -> Heart:
+    """Beat `mine`, which the block holds."""
+    beat = start_beat(block.places, block.encode(mine), interval_s=mine.interval_ns / 1e9, confirm=watch.confirm)
+    return HeartbeatThread(block, mine, watch) if beat is None else NativeHeart(block, mine, watch, beat)

@@ -357,12 +357,12 @@ class Session:
 
     def _start_heart(self, block: HeartbeatBlock, mine: layout.Heartbeat) -> None:
         on_lost = weakref.WeakMethod(self._on_lost)
-        self._beat = heartbeat.start_heart(
-            block,
-            mine,
-            fenced=self._fence.reserved,
+        watch = heartbeat.Watch(
             on_lost=lambda lost: None if (told := on_lost()) is None else told(lost),
+            confirm=not self._fence.reserved,
+            ask=self._fence.ask if self._fence.has_to_ask else None,
         )
+        self._beat = heartbeat.start_heart(block, mine, watch)
         # A session that nobody holds any more must not look alive.
         weakref.finalize(self, self._beat.abandon)
 
@@ -398,7 +398,8 @@ class Session:
 
     def look(self) -> None:
         """`check`, and see in the heartbeat block that nobody took the volume over: before every write to the log.
-        Where the targets keep others out there is nothing to look at: they refuse the write."""
+        Where the targets keep others out there is nothing to look at: they refuse the write. Those behind the
+        kernel's block devices are asked whether they still do."""
         self.check()
         self._ask_block()
 
@@ -407,6 +408,7 @@ class Session:
             return
         try:
             self._beat.check()
+            self._fence.ask()
         except SessionLost as lost:
             self._lost = lost
             raise
