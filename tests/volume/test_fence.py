@@ -20,6 +20,7 @@ from headrace.errors import (
     SessionLost,
     UsageError,
     VolumeError,
+    VolumeFull,
     WriterActive,
 )
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
@@ -486,6 +487,47 @@ def test_a_renewal_that_fails_anywhere_goes_on_later(world: World, accident: Acc
             break
     assert failed >= 8
     assert len(state_of(world.open())) == 4 * (n + 1)
+
+
+def test_a_deallocation_under_way_survives_a_renewal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.volume.space.deallocate.AFTER_S", 0.0)
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(device: HostDevice, command: Command) -> None:
+        if command.verb == "deallocate" and not begun.is_set():
+            begun.set()
+            assert go.wait(20)
+
+    with world.open().session("run", heartbeat_s=60) as session:
+        put(session, "x", b"x" * 400 * KIB)
+        for namespace in world.namespaces:
+            namespace.observer = hold
+        with session.transaction() as tx:
+            tx.delete("x")
+        assert begun.wait(20)
+        threading.Timer(0.1, go.set).start()
+        assert session.renew()
+        deadline = time.monotonic() + 20
+        while session.deallocation.deallocated_bytes < 400 * KIB and time.monotonic() < deadline:
+            assert session.deallocation.failed is None
+            time.sleep(0.01)
+        assert session.deallocation.deallocated_bytes >= 400 * KIB and session.quarantined_bytes == 0
+
+
+def test_full_only_of_what_waits_says_so_and_renews_itself(world: World) -> None:
+    with world.open().session("run", heartbeat_s=60) as session:
+        free = session.free_bytes
+        with suppress(VolumeError), session.transaction() as tx:
+            tx.allocate("never answered", free - 500 * KIB)
+        key = session.ticket
+        with (
+            pytest.raises(VolumeFull, match=r"waiting until late writes can be ruled out; end the open transactions"),
+            session.transaction() as tx,
+        ):
+            tx.put("x", content(1, 600 * KIB))
+        assert session.ticket == key
+        put(session, "x", content(1, 600 * KIB))
+        assert session.ticket != key
 
 
 def test_what_no_target_confirmed_stays_quarantined_over_renewals() -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from headrace.errors import DeviceError, ObjectNotFound, UsageError, VolumeFull
+from headrace.errors import DeviceError, ObjectNotFound, UsageError, VolumeError, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Session, Volume
 from headrace.volume.repair.scrub import scrub
 from headrace.volume.space import deallocate
+from headrace.volume.space.allocator import FreeSpace
 from headrace.volume.writing import reserve
+from headrace.volume.writing.session import window_ranges
 from tests.volume.support import KIB, STRIPE, content, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -191,6 +194,57 @@ def test_a_deallocation_that_failed_is_quarantined(monkeypatch: pytest.MonkeyPat
             tx.delete("c")
         assert reader.read("a") == content(300 * KIB, 300 * KIB)
     assert volume.info().quarantined_bytes >= 300 * KIB
+
+
+def test_space_that_is_being_given_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deallocate, "AFTER_S", 0.0)
+    go = threading.Event()
+    forget = Forgetful.deallocate
+
+    def slow(device: Forgetful, offset: int, length: int) -> None:
+        assert go.wait(20)
+        forget(device, offset, length)
+
+    monkeypatch.setattr(Forgetful, "deallocate", slow)
+    volume = small()
+    with writing(volume) as session:
+        put(session, "a", 4 * MIB)
+        with session.transaction() as tx:
+            tx.delete("a")
+        wait_until(lambda: session.free_bytes < 4 * MIB)
+        with monkeypatch.context() as patch:
+            patch.setattr("headrace.volume.writing.session.SPACE_S", 0.05)
+            with pytest.raises(VolumeFull, match=r"4.0 MiB being given back to the target, free in a moment"):
+                put(session, "b", 5 * MIB)
+        threading.Timer(0.1, go.set).start()
+        put(session, "b", 5 * MIB)
+    assert volume.read("b") == content(5 * MIB, 5 * MIB)
+
+
+def test_space_in_thousands_of_pieces_fits_into_the_log_and_so_does_a_successor() -> None:
+    """What is logged covers them: rows for all would be longer than an area."""
+    volume = small()
+    session = volume.session("test", heartbeat_s=60.0)
+    for member, space in enumerate(session._allocator._free):
+        start, end = space.ranges()[-1]
+        holes = [(at, at + 4 * KIB) for at in range(start, end - 8 * KIB, 8 * KIB)]
+        session._allocator._free[member] = FreeSpace(holes)
+    pieces = sum(len(space.ranges()) for space in session._allocator._free)
+    assert pieces > 900
+    for step in range(3):
+        with suppress(VolumeError), session.transaction() as tx:
+            tx.allocate("never answered", 700 * KIB, checksum_block_bytes=4096)
+        with session.transaction() as tx:
+            tx.put(f"{step}", content(step, 100 * KIB), checksum_block_bytes=4096)
+    with pytest.raises(VolumeFull, match=r"in pieces too small for checksum blocks of 64.0 KiB; choose smaller"):
+        put(session, "wide", 100 * KIB)
+    rows = [len(ranges) for ranges in volume._catalog.windows.values()]
+    assert max(rows) <= window_ranges(volume.superblock) < pieces
+    session._beat.stop(None)
+    with writing(Volume.open(volume.devices, write=True)) as following:
+        assert following.quarantined_bytes >= 2100 * KIB
+        put(following, "after", 1000)
+    assert {info.name for info in Volume.open(volume.devices).list()} == {"0", "1", "2", "after"}
 
 
 def test_a_reader_of_deallocated_bytes_hears_that_the_object_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,26 @@ def merge(ranges: list[Range]) -> list[Range]:
     return result
 
 
+def cover(ranges: Sequence[Range], limit: int) -> list[Range]:
+    """At most `limit` ranges (or one a member) that have all of these in them, and as little else as can be."""
+    merged_ranges = merge(list(ranges))
+    if len(merged_ranges) <= limit:
+        return merged_ranges
+    rows = np.array(merged_ranges, np.int64)
+    ends = rows[:, 1] + rows[:, 2]
+    gaps = np.where(rows[1:, 0] == rows[:-1, 0], rows[1:, 1] - ends[:-1], np.iinfo(np.int64).max)
+    # The smallest gaps are closed.
+    many = min(len(rows) - limit, int(np.count_nonzero(gaps < np.iinfo(np.int64).max)))
+    kept = np.ones(len(rows), bool)
+    kept[1 + np.argsort(gaps, kind="stable")[:many]] = False
+    first = np.flatnonzero(kept)
+    last = np.concatenate((first[1:], [len(rows)])) - 1
+    return [
+        (int(rows[low, 0]), int(rows[low, 1]), int(ends[high] - rows[low, 1]))
+        for low, high in zip(first, last, strict=True)
+    ]
+
+
 class Catalog:
     """The state behind the log, advanced record by record. It does not look into keys and values. Not thread-safe: its
     volume's lock guards it.

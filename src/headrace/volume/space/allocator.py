@@ -10,7 +10,9 @@ Three kinds of space that nobody's object lies in:
 Space goes from free into the **pool** in windows, each logged durably before its first use, so that a successor knows
 where late writes of this session may land. Objects are cut from the pool. What is logged is all space that commands may
 be on their way to by then: the pool, what was handed out and is neither committed nor given back, and the new window.
-A long session goes round its members many times, and a successor must not wait for all of that.
+A long session goes round its members many times, and a successor must not wait for all of that. Where space is in many
+pieces, what is logged covers them and what is between: a record of the log has its bound, and a successor can wait for
+more than it has to.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from headrace.errors import VolumeDamaged, VolumeFull
 from headrace.units import format_bytes
-from headrace.volume.catalog.catalog import merge
+from headrace.volume.catalog.catalog import cover, merge
 from headrace.volume.catalog.usage import Ranges
 from headrace.volume.data.extents import I64, column_bytes, make_runs
 from headrace.volume.data.objects import Range
@@ -119,6 +121,9 @@ class Allocator:
     `make_room(count)` comes before: it sees to it that so many ranges can be logged, and may take space itself.
     """
 
+    #: What ends the waiting for late writes.
+    until = "go on in a new session"
+
     def __init__(
         self,
         members: Sequence[FreeSpace],
@@ -129,9 +134,11 @@ class Allocator:
         ghosts: Callable[[], list[Range]] = list,
         absent: Iterable[int] = (),
         carried: Iterable[Range] = (),
+        most_ranges: int = 1 << 20,
     ) -> None:
         """`absent`: members that are missing, of which nothing is handed out. `carried`: space there that late writes
-        may still hit when they are back; it stays in what is logged."""
+        may still hit when they are back; it stays in what is logged. `most_ranges`: of one call of `log_window`, unless
+        there are more members."""
         self._absent = frozenset(absent)
         self._free = [FreeSpace() if index in self._absent else space for index, space in enumerate(members)]
         self._pool = [FreeSpace() for _ in members]
@@ -146,10 +153,15 @@ class Allocator:
         self._ghosts = ghosts
         #: What `quarantine` was told.
         self._quarantined: list[Range] = []
+        self._most_ranges = max(most_ranges, len(self._free))
         self.stripe_bytes = stripe_bytes
         self.quarantined_bytes = 0
         #: Of what is available, kept for the catalogue: it must be able to grow by deletions, and to be merged.
         self.reserve_bytes = 0
+        #: Of what `take_freed` took: not answered yet.
+        self.deallocating_bytes = 0
+        #: Of what is quarantined, because of the session before.
+        self.predecessor_bytes = 0
         self._turn = 0
         capacity = sum(space.total for space in members)
         self._window_bytes = min(max(align_up(capacity // 64 // len(members), 1 << 20), 1 << 20), 1 << 30)
@@ -177,7 +189,7 @@ class Allocator:
                 try:
                     if self._extend(left):
                         continue
-                    raise self._full(length)
+                    raise self._full(length, kept, cut=block_bytes)
                 except BaseException:
                     # A window that could not be logged, too: nothing was taken.
                     self.give_back(_space_of(rows, self.stripe_bytes))
@@ -216,20 +228,46 @@ class Allocator:
         if align_up(length) > self.available - self.reserve_bytes - kept:
             raise self._full(length, kept)
 
-    def _full(self, length: int, kept: int = 0) -> VolumeFull:
-        detail = f"{format_bytes(max(0, self.available - kept))} free"
+    def _full(self, length: int, kept: int = 0, *, cut: int = 0) -> VolumeFull:
+        """`cut`: space that is there is in pieces smaller than this."""
+        haunted = self.haunted_bytes
+        detail = f"{format_bytes(max(0, self.available - haunted - kept))} free"
         if kept:
             detail += f" and {format_bytes(kept)} reserved for others"
         if self.reserve_bytes:
             detail += f", of which the catalogue keeps {format_bytes(self.reserve_bytes)} for itself"
-        if self.quarantined_bytes:
-            detail += f" and {format_bytes(self.quarantined_bytes)} waiting until late writes can be ruled out"
+        waiting = haunted + self.quarantined_bytes - self.predecessor_bytes
+        if waiting:
+            detail += f"; {format_bytes(waiting)} waiting until late writes can be ruled out"
+        if self.predecessor_bytes:
+            detail += (
+                f"; {format_bytes(self.predecessor_bytes)} that late writes of the session before this one may still "
+                "hit: free in the next one"
+            )
+        if self.deallocating_bytes:
+            detail += f"; {format_bytes(self.deallocating_bytes)} being given back to the target, free in a moment"
+        next_step = (f"{self.until}, or delete" if waiting else "delete") + " objects that are not needed"
+        if cut and align_up(length) <= self.available - haunted - self.reserve_bytes - kept:
+            detail += f", in pieces too small for checksum blocks of {format_bytes(cut)}"
+            next_step = f"choose smaller checksum blocks; or {next_step}"
         return VolumeFull(
             "the volume is full",
             expected=f"{format_bytes(length)} of free space",
             found=detail,
-            next_step="delete objects that are not needed",
+            next_step=next_step,
         )
+
+    @property
+    def haunted_bytes(self) -> int:
+        """Of what is available: where a command that was given up may still land. Not handed out."""
+        ghosts = [FreeSpace() for _ in self._free]
+        for member, start, length in merge(self._ghosts()):
+            ghosts[member].add(start, start + length)
+        together = 0
+        for member, start, length in self._freed:
+            for low, high in ghosts[member].ranges():
+                together += max(0, min(high, start + length) - max(low, start))
+        return together
 
     def _run(self, length: int, block_bytes: int) -> tuple[int, list[tuple[int, int]]] | None:
         """One run of at most `length` bytes out of the pool; None when the pool has no room for it."""
@@ -320,14 +358,17 @@ class Allocator:
 
     def _extend(self, length: int) -> bool:
         """Move a window from free (or, at last, from freed) into the pool; False when there is nothing left."""
-        self._make_room(len(self._reach()) + 2 * len(self._free))
+        pieces = len(self._reach())
+        self._make_room(min(pieces + 2 * len(self._free), self._most_ranges))
+        # Where the record is long, it is worth more.
+        least = self._window_bytes * (4 if pieces > self._most_ranges // 2 else 1)
         share = align_up(align_up(length, self.stripe_bytes) // len(self._free), self.stripe_bytes)
         window: list[Range] = []
         for member, space in enumerate(self._free):
-            wanted = max(self._window_bytes, share) - self._pool[member].total
+            wanted = max(least, share) - self._pool[member].total
             if wanted <= 0 and self._pool[member].front(self.stripe_bytes):
                 continue
-            wanted = max(wanted, self._window_bytes)
+            wanted = max(wanted, least)
             while wanted > 0:
                 front = space.front()
                 if front is None:
@@ -342,7 +383,7 @@ class Allocator:
                 return False
             return self._use_freed() and self._extend(length)
         try:
-            self._log_window(merge([*self._reach(), *window]))
+            self._log_window(cover([*self._reach(), *window], self._most_ranges))
         except BaseException:
             for member, start, taken in window:
                 self._free[member].add(start, start + taken)
@@ -415,6 +456,7 @@ class Allocator:
             except BaseException:
                 self.free(taken)
                 raise
+        self.deallocating_bytes += sum(length for _, _, length in taken)
         return taken
 
     def renew(self, ranges: Iterable[Range]) -> None:
@@ -425,8 +467,8 @@ class Allocator:
 
     def log_reach(self) -> None:
         """Say in the log where writes may land, as it is now."""
-        self._make_room(len(self._reach()))
-        self._log_window(merge(self._reach()))
+        self._make_room(min(len(self._reach()), self._most_ranges))
+        self._log_window(cover(self._reach(), self._most_ranges))
 
     def quarantine(self, ranges: Iterable[Range]) -> None:
         """Space that a late write may still hit: not used again before `settle`, and it stays in what is logged."""

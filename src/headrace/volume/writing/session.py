@@ -15,16 +15,16 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from headrace.device import BlockDevice, lanes
 from headrace.errors import DeviceError, HeadraceError, SessionLost, UsageError, VolumeError, VolumeFull, WriterActive
 from headrace.volume import layout
-from headrace.volume.catalog.catalog import Catalog
+from headrace.volume.catalog.catalog import Catalog, cover
 from headrace.volume.catalog.changes import Changes, Outcome
 from headrace.volume.catalog.commit import LogWriter
 from headrace.volume.catalog.log import LogReader
@@ -50,6 +50,16 @@ from headrace.volume.writing.transaction import COMMITTED, Allocation, Transacti
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
 
+_T = TypeVar("_T")
+
+#: How long space is waited for that the target is giving back.
+SPACE_S = 30.0
+
+
+def window_ranges(superblock: layout.Superblock) -> int:
+    """How many ranges the windows of a session have at most: two sessions' must fit into an area beside all else."""
+    return min(superblock.area_bytes // 8, 32 << 10) // layout.EXTENT.itemsize
+
 
 class Session:
     """Made by `Volume.session`. Thread-safe; belongs to the process that opened it."""
@@ -62,7 +72,6 @@ class Session:
         self._lock = threading.RLock()
         #: Told when a deallocation has ended.
         self._given_back = threading.Condition(self._lock)
-        self._deallocating_bytes = 0
         self._pid = os.getpid()
         self._lost: SessionLost | None = None
         self._closed = False
@@ -81,6 +90,8 @@ class Session:
         self._haunted: list[Range] = []
         #: Where a command of a host that this session once was may still land, since no target confirmed its end.
         self._never_quiet: list[Range] = []
+        #: Somebody wanted space that a renewal would make free.
+        self._wanted = False
         #: There may be such commands; whoever takes over from this session cannot rule them out either.
         self._undrained = False
         #: One that has begun, and could not be ended yet.
@@ -166,6 +177,8 @@ class Session:
             and not last.flags & layout.UNDRAINED
             and self._fence.drained(last.key)
         )
+        for number, ranges in catalog.windows.items():
+            catalog.windows[number] = cover(ranges, window_ranges(volume.superblock))
         writer = LogWriter(self._log, catalog, cursor)
         writer.look = self.look
         writer.adopt()
@@ -225,8 +238,11 @@ class Session:
             ghosts=self._ghosts,
             absent=missing,
             carried=carried,
+            most_ranges=window_ranges(superblock),
         )
-        allocator.quarantined_bytes = quarantined
+        if self._fence.reserved:
+            allocator.until = "end the open transactions (the next one begins by ruling late writes out)"
+        allocator.quarantined_bytes = allocator.predecessor_bytes = quarantined
         return allocator
 
     def mend_tables(self) -> None:
@@ -274,6 +290,10 @@ class Session:
         """Of these, where a renewal can rule it out."""
         return self._haunted + fence.unsettled(self._fence.devices)
 
+    def _to_be_settled(self) -> bool:
+        """Would a renewal make anything better?"""
+        return bool(self._restless()) or (self._wanted and self._outstanding and not self._undrained)
+
     def haunt(self, space: Sequence[Range]) -> None:
         """A rank wrote there, and a copy of its write may still land."""
         with self._lock:
@@ -303,10 +323,13 @@ class Session:
                 self._never_quiet += renewal.lost + self._haunted
                 self._haunted.clear()
                 self._outstanding |= self._undrained
+                if self._undrained:
+                    self._allocator.until = Allocator.until
                 return False
             self._haunted.clear()
             self._allocator.settle()
             self._outstanding = False
+            self._wanted = False
             self._deallocator.go_on()
             return True
 
@@ -479,7 +502,7 @@ class Session:
         """
         with self._lock:
             self.look()
-            if not self._transactions and self._fence.reserved and (self._half_way or self._restless()):
+            if not self._transactions and self._fence.reserved and (self._half_way or self._to_be_settled()):
                 # Nothing of ours is under way but what was given up: a good moment to rule that out. Where a target is
                 # away just now, it waits for the next one.
                 try:
@@ -513,7 +536,7 @@ class Session:
     def deallocating_bytes(self) -> int:
         """Space of deletions that a device is being told of: free in a moment, and who needs it waits for that."""
         with self._lock:
-            return self._deallocating_bytes
+            return self._allocator.deallocating_bytes
 
     @property
     def building_bytes(self) -> int:
@@ -522,17 +545,12 @@ class Session:
             return self._writer.building_bytes
 
     def _take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
-        while True:
+        def take() -> tuple[layout.Rows, layout.Rows]:
             kept = self._reservations.held(allocation.name)
             self._make_room(length_bytes + kept)
-            try:
-                runs, columns = self._allocator.allocate(length_bytes, block_bytes, kept=kept)
-                break
-            except VolumeFull:
-                # What is being deallocated is free in a moment: devices have deadlines.
-                if not self._deallocating_bytes:
-                    raise
-                self._given_back.wait()
+            return self._allocator.allocate(length_bytes, block_bytes, kept=kept)
+
+        runs, columns = self._when_there_is_space(take)
         return Extents(
             runs,
             columns,
@@ -540,6 +558,17 @@ class Session:
             block_bytes=block_bytes,
             stripe_bytes=self.volume.superblock.stripe_bytes,
         )
+
+    def _when_there_is_space(self, take: Callable[[], _T]) -> _T:
+        """What is being deallocated is waited for: it is free in a moment. What waits for late writes is free when the
+        session has renewed itself, which it does before the next transaction."""
+        while True:
+            try:
+                return take()
+            except VolumeFull:
+                self._wanted = True
+                if not self._allocator.deallocating_bytes or not self._given_back.wait(SPACE_S):
+                    raise
 
     def _make_room(self, length_bytes: int) -> None:
         """Where there is less: the tables of a catalogue out of which much was deleted take more space than they need,
@@ -614,7 +643,9 @@ class Session:
         if not superblock.incompat & layout.PAIRED_CHECKSUMS:
             # A volume that was made before tables stood twice stays readable by what could read it.
             return [self._take(allocation, length, page)]
-        pair = self._allocator.allocate_pair(length, page, kept=self._reservations.held(allocation.name))
+        pair = self._when_there_is_space(
+            lambda: self._allocator.allocate_pair(length, page, kept=self._reservations.held(allocation.name))
+        )
         return [
             Extents(runs, columns, length_bytes=length, block_bytes=page, stripe_bytes=superblock.stripe_bytes)
             for runs, columns in pair
@@ -634,7 +665,7 @@ class Session:
         with self._lock:
             self.check()
             self._make_room(check_length(length_bytes))
-            available = self._allocator.available + self._deallocating_bytes - self._allocator.reserve_bytes
+            available = self._allocator.available + self._allocator.deallocating_bytes - self._allocator.reserve_bytes
             return self._reservations.reserve(self, self.catalog, prefix, length_bytes, available)
 
     @property
@@ -657,19 +688,17 @@ class Session:
             self.look()
             if self._half_way is not None:
                 raise DeviceError("the session is on its way to be another host", where=self.volume.uris[0])
-            taken = self._allocator.take_freed(ranges)
-            self._deallocating_bytes += sum(length for _, _, length in taken)
-            return taken
+            return self._allocator.take_freed(ranges)
 
     def _end_deallocation(self, ranges: list[Range], well: bool) -> None:
         with self._lock:
-            self._deallocating_bytes -= sum(length for _, _, length in ranges)
-            self._given_back.notify_all()
+            self._allocator.deallocating_bytes -= sum(length for _, _, length in ranges)
             if well:
                 self._allocator.renew(ranges)
             else:
                 self._allocator.quarantine(ranges)
                 self._outstanding |= bool(ranges)
+            self._given_back.notify_all()
 
     def new_birth(self) -> int:
         """A number that no other allocation of this volume ever had."""
