@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -11,6 +12,10 @@ import pytest
 # Then no test of Ctrl-C would mean anything; give the signal its default back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# PyTorch's threads wait for each other by spinning: with one for each core, in each of several processes, most of the
+# cores' time goes there. What is computed here is small.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
