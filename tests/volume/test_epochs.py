@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
-from headrace.errors import HeadraceError, MemberMissing, NotAVolume, VolumeDiverged
-from headrace.testing import CrashDevice, MemoryDevice, Timeline
+from headrace.device import BlockDevice
+from headrace.device.protocol import Buffer
+from headrace.errors import (
+    CommandFailed,
+    DeviceError,
+    HeadraceError,
+    MemberMissing,
+    NotAVolume,
+    SessionLost,
+    VolumeDiverged,
+)
+from headrace.testing import CrashDevice, MemoryDevice, SharedNamespace, Timeline
 from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume.layout import ALIGN, Superblock
+from headrace.volume.media import epochs
+from headrace.volume.repair import salvage
+from headrace.volume.repair.scrub import scrub
 from headrace.volume.writing import copies
 from tests.volume.support import KIB, STRIPE, State, content, state_of, writing
 
@@ -120,6 +135,143 @@ def test_where_no_copy_is_there_that_counts_nothing_opens() -> None:
         Volume.open(devices[1:], degraded=True)
 
 
+@pytest.mark.parametrize("keep", [0, 1])
+def test_members_that_went_on_without_each_other_are_refused_until_one_is_given_up(keep: int) -> None:
+    devices = made(2)
+    for index in (0, 1):
+        go_on([devices[index]], f"by {index} alone")
+        go_on([devices[index]], f"by {index} again")
+    before = [bytes(device.data) for device in devices]
+    refused = (
+        r"member [01] and member [01]: found member [01] knows epoch 2 \(.*, since .*\); .* epoch 2 .*--keep MEMBER"
+    )
+    for call in (Volume.open, scrub, salvage.look):
+        with pytest.raises(VolumeDiverged, match=refused if call == Volume.open else "without each other"):
+            call(devices)  # type: ignore[operator]
+    # Each side alone can be read.
+    for index in (0, 1):
+        assert names([devices[index]]) == {"wide", f"by {index} alone", f"by {index} again"}
+        assert "by" in str([found.name for found in salvage.look([devices[index]]).objects])
+    volume = Volume.open(devices, keep=keep)
+    assert f"by {keep} alone" in volume and f"by {1 - keep} alone" not in volume
+    assert [bytes(device.data) for device in devices] == before
+    volume = Volume.open(devices, keep=keep, write=True)
+    with writing(volume) as session:
+        assert session.number == 4
+        commit(volume, session, "together")
+    # From now on they have one history.
+    kept = {"wide", f"by {keep} alone", f"by {keep} again", "together"}
+    assert names(devices) == names([devices[0]]) == names([devices[1]]) == kept
+    assert Volume.open(devices).info().epoch == 3 and scrub(devices).clean
+
+
+def test_without_identities_two_histories_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs, "known", lambda best, block: True)
+    with pytest.raises(pytest.fail.Exception, match="VolumeDiverged"):
+        test_members_that_went_on_without_each_other_are_refused_until_one_is_given_up(0)
+
+
+def test_a_reader_learns_that_a_copy_was_left_behind_and_came_back() -> None:
+    devices = made()
+    readers = {away: Volume.open(devices) for away in (0, 1)}
+    for away in (1, 0):
+        go_on([device for index, device in enumerate(devices) if index != away], f"without {away}")
+        assert all(reader.refresh() and f"without {away}" in reader for reader in readers.values())
+        assert readers[0].log.copies == (1 - away,)
+        go_on(devices, f"with {away}", degraded=False)
+        assert all(reader.refresh() and f"with {away}" in reader for reader in readers.values())
+        assert readers[1].log.copies == (0, 1) and readers[1].info().epoch in (3, 5)
+
+
+class Bad(MemoryDevice):
+    """Its copy of the log cannot be written, or not even read."""
+
+    fails: str = ""
+
+    def read_into(self, offset: int, buffer: Buffer) -> None:
+        if self.fails == "reads" and 64 * KIB <= offset < 384 * KIB:
+            raise CommandFailed("unrecovered read error", where=self.uri)
+        super().read_into(offset, buffer)
+
+    def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
+        if self.fails and 64 * KIB <= offset < 384 * KIB:
+            raise CommandFailed("write fault", where=self.uri)
+        super().write(offset, data, fua=fua)
+
+
+@pytest.mark.parametrize("fails", ["reads", "writes"])
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_copy_that_fails_though_its_member_is_there(copy: int, fails: str) -> None:
+    devices = made(2)
+    bad = Bad(2 * MIB)
+    bad.data[:] = devices[copy].data
+    devices[copy] = bad
+    bad.fails = fails
+    with pytest.raises(CommandFailed):
+        go_on(devices, "both", degraded=False)
+    go_on(devices, "one")
+    volume = Volume.open(devices)
+    assert volume.log.copies == (1 - copy,) and volume.info().epoch == 2 and len(state_of(volume)) == 2
+    # It stays so: it is tried each time.
+    go_on(devices, "again")
+    assert Volume.open(devices).info().epoch == 2
+    with pytest.raises(DeviceError, match=rf"copy {copy} of the volume's log cannot be rebuilt.*--degraded"):
+        go_on(devices, "both", degraded=False)
+    bad.fails = ""
+    go_on(devices, "mended", degraded=False)
+    assert Volume.open(devices).log.copies == (0, 1) and names([bad]) == {"wide", "one", "again", "mended"}
+
+
+def test_by_address_and_in_another_process(tmp_path: Path) -> None:
+    uris = [f"file:{tmp_path / name}?create=4MiB" for name in "abc"]
+    with Volume.create(uris, stripe_bytes=STRIPE) as volume:
+        addresses = volume.uris
+    (tmp_path / "b").rename(tmp_path / "away")
+    with pytest.raises(DeviceError):
+        Volume.open(addresses)
+    with Volume.open(addresses, write=True, degraded=True) as volume:
+        with writing(volume) as session:
+            commit(volume, session, "alone")
+        again = pickle.loads(pickle.dumps(volume))
+        assert state_of(again) == state_of(volume) and len(again.uris) == 2
+        again.close()
+        assert any("left out" in text or "b" in text for text in volume.info().warnings)
+    (tmp_path / "away").rename(tmp_path / "b")
+    with Volume.open(addresses) as volume:
+        assert state_of(volume) == {"alone": content(5, 5 * KIB)}
+
+
+def test_a_zombie_on_a_member_that_was_away_is_fenced_when_it_is_back() -> None:
+    namespaces = [SharedNamespace(4 * MIB) for _ in range(3)]
+
+    def connect(*which: int) -> list[BlockDevice]:
+        return [namespaces[index].connect() for index in which]
+
+    Volume.create(devices=connect(0, 1, 2), stripe_bytes=STRIPE)
+    volume = Volume.open(connect(0, 1, 2), write=True)
+    zombie = volume.session("zombie", heartbeat_s=60.0)
+    tx = zombie.transaction()
+    grant = tx.allocate("late", 300 * KIB)
+    for away in (0, 2):
+        left = [index for index in range(3) if index != away]
+        volume = Volume.open(connect(*left), write=True, degraded=True)
+        with volume.session("alone", takeover="if-dead", heartbeat_s=60.0) as session:
+            assert session.fence == "persistent"
+            commit(volume, session, f"without {away}")
+            if away == 0:
+                # It may still write there: its windows on that member stay in the log, and its heir is not at ease.
+                assert any(member == 0 for ranges in volume._catalog.windows.values() for member, _, _ in ranges)
+        assert volume.info().writer is not None
+    volume = Volume.open(connect(0, 1, 2), write=True)
+    with volume.session("all", takeover="if-dead", heartbeat_s=60.0) as session:
+        with pytest.raises(SessionLost):
+            zombie.volume.write_grant(grant, content(0, 300 * KIB))
+        reports = [namespace.connect().reservations.report() for namespace in namespaces]
+        assert len({found.key for report in reports for found in report.registrants}) == 1
+        commit(volume, session, "all")
+    assert sorted(state_of(Volume.open(connect(2, 1, 0)))) == ["all", "without 0", "without 2"]
+
+
 # ---- a crash at every write ------------------------------------------------------------------------------------------
 
 
@@ -209,7 +361,7 @@ def test_a_crash_at_any_write_loses_nothing_that_was_acknowledged(away: int) -> 
     crashes(away)
 
 
-def no_epoch(superblock: Superblock, counting: Sequence[int]) -> Superblock:
+def no_epoch(superblock: Superblock, *_: object) -> Superblock:
     return superblock
 
 

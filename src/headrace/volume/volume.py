@@ -61,13 +61,17 @@ _open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()
 class Volume:
     """Open with `Volume.open` or `Volume.create`. Thread-safe. Pickles by address: the other side opens it again."""
 
-    def __init__(self, found: members.Members, *, write: bool, owned: bool, degraded: bool = False) -> None:
+    def __init__(
+        self, found: members.Members, *, write: bool, owned: bool, degraded: bool = False, keep: int | None = None
+    ) -> None:
         #: In order; an `AbsentMember` where one is missing.
         self.devices: list[BlockDevice] = found.devices
         self.superblock: Superblock = found.superblock
         self.writable = write
         #: Members may be missing.
         self.degraded = degraded
+        #: The member whose history goes on, where members went on without each other.
+        self.keep = keep
         #: Guards catalog and cursor; never held while waiting for a session.
         self.lock = threading.RLock()
         self.log = LogReader(self.superblock, self.devices, found.copies)
@@ -129,6 +133,7 @@ class Volume:
         write: bool = False,
         ticket: Ticket | None = None,
         degraded: bool = False,
+        keep: int | None = None,
     ) -> Volume:
         """Open by the addresses of all members, in any order (one text may hold several, separated by commas), or
         devices.
@@ -136,7 +141,9 @@ class Volume:
         `write`: needed for `session` and `write_grant`. `ticket`: of the session for which this process writes
         (`Session.ticket`), to connect now what the first grant would connect. `degraded`: go on where members are
         missing, or do not answer: what lies on them is refused by name (MemberMissing), all else works; `info()` says
-        what is missing. Raises NotAVolume, VolumeTooNew, VolumeDamaged, VolumeDiverged, DeviceError; SessionLost where
+        what is missing. `keep`: where members went on without each other, the index of one whose history goes on; the
+        commits of the other side are given up by the next session, and objects fail their checksums whose bytes it had
+        overwritten. Raises NotAVolume, VolumeTooNew, VolumeDamaged, VolumeDiverged, DeviceError; SessionLost where
         the ticket's session was taken over from.
         """
         uris = [where] if isinstance(where, str) else [item for item in where if isinstance(item, str)]
@@ -150,9 +157,9 @@ class Volume:
             listed = members.addresses(where if isinstance(where, str) else uris)
             opened, failed = members.open_some(listed, read_only=not write, degraded=degraded)
         try:
-            found = members.recognise(opened, degraded=degraded)
+            found = members.recognise(opened, degraded=degraded, keep=keep)
             found.notes[:0] = failed
-            volume = cls(found, write=write, owned=owned, degraded=degraded)
+            volume = cls(found, write=write, owned=owned, degraded=degraded, keep=keep)
             if ticket is not None:
                 volume._join(ticket)
             return volume
@@ -165,7 +172,7 @@ class Volume:
         session, joined = self._session, self._joined
         ticket = session.ticket if session is not None else None if joined is None else joined[0]
         where: Any = self.uris if self._owned else present(self.devices)
-        return (_reopen, (where, self.writable, ticket, self.degraded))
+        return (_reopen, (where, self.writable, ticket, self.degraded, self.keep))
 
     @property
     def uris(self) -> Addresses:
@@ -541,7 +548,8 @@ class Volume:
 
     def look_again(self, devices: Sequence[BlockDevice], *, degraded: bool | None = None) -> members.Members:
         """Read the superblocks again: which copies of the log count now?"""
-        found = members.recognise(devices, degraded=self.degraded if degraded is None else degraded)
+        degraded = self.degraded if degraded is None else degraded
+        found = members.recognise(devices, degraded=degraded, keep=self.keep)
         with self.lock:
             self.superblock, self.lagging = found.superblock, epochs.lagging(found.superblock, found.blocks)
             self._warnings, self._notes = found.warnings, found.notes
@@ -579,5 +587,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _reopen(where: Any, write: bool, ticket: Ticket | None = None, degraded: bool = False) -> Volume:
-    return Volume.open(where, write=write, ticket=ticket, degraded=degraded)
+def _reopen(
+    where: Any, write: bool, ticket: Ticket | None = None, degraded: bool = False, keep: int | None = None
+) -> Volume:
+    return Volume.open(where, write=write, ticket=ticket, degraded=degraded, keep=keep)

@@ -22,6 +22,16 @@ def takeover(
     now: Annotated[
         bool, typer.Option("--now", help="Also from a job whose heart still beats: it is shut out.")
     ] = False,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep",
+            metavar="MEMBER",
+            help="Where members went on without each other: the number of one whose history goes on. The other side's "
+            "commits are given up.",
+            show_default=False,
+        ),
+    ] = None,
     yes: Yes = False,
     unfenced: Unfenced = False,
     json: AsJson = False,
@@ -38,7 +48,7 @@ def takeover(
     from headrace.volume import Volume
 
     number, beats = None, False
-    with Volume.open(addresses_of(members), write=True) as volume:
+    with Volume.open(addresses_of(members), write=True, keep=keep) as volume:
         writer = volume.info().writer
         held = writer is not None and writer.state == "active"
         if held and writer is not None:
@@ -52,16 +62,26 @@ def takeover(
                 )  # fmt: skip
             confirm(f"{who}. Take the volume over?", yes)
             how = "now" if now else "if-dead"
-            with volume.session(run_id="headrace volume takeover", takeover=how, unfenced=unfenced) as session:
-                number = session.number
+            number = _session(volume, how, unfenced)
+        elif keep is not None:
+            confirm(f"Keep the history of member {keep}, and give up what others committed without it?", yes)
+            number = _session(volume, "if-dead", unfenced)
         if json:
             was = {"run_id": writer.run_id, "host": writer.host, "pid": writer.pid, "session": writer.session,
                    "started_s": writer.started_s, "beats": beats} if held and writer else None  # fmt: skip
             print_json({"taken": held, "from": was, "session": number})
         elif held:
             print(f"taken over, as session {number}; the next one opens at once")
+        elif keep is not None:
+            print(f"the history of member {keep} goes on, since session {number}")
         else:
             print("nobody holds the volume: the next session opens at once")
+
+
+def _session(volume: Volume, how: str, unfenced: bool) -> int:
+    """Its number; it has ended."""
+    with volume.session(run_id="headrace volume takeover", takeover=how, unfenced=unfenced) as session:
+        return session.number
 
 
 def _who(writer: WriterInfo) -> str:

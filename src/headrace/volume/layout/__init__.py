@@ -83,6 +83,7 @@ from headrace.volume.layout.log import (
 from headrace.volume.layout.session import UNCLEAN_PREDECESSOR, SessionEntry
 from headrace.volume.layout.superblock import (
     BOTH_COPIES,
+    GIVEN_UP,
     MAGIC,
     MAX_EPOCHS,
     SUPERBLOCK_BYTES,
@@ -107,6 +108,7 @@ __all__ = [
     "DELETE",
     "EPOCHS",
     "EXTENT",
+    "GIVEN_UP",
     "INLINE",
     "INLINE_CHECKSUMS",
     "INSTEAD",

@@ -49,6 +49,10 @@ class Member(NamedTuple):
     data_end: int
 
 
+#: An epoch of members that went on without those that have it here, and that was given up by hand.
+GIVEN_UP = 1
+
+
 class Epoch(NamedTuple):
     """A time in which the same copies of the log counted, and no commit was acknowledged that is not on each of them.
 

@@ -6,7 +6,8 @@ says which epoch it knows as the current one, and which there were before. So
 
 * the member with the highest epoch is right, if the epochs of all others are among those before: they were left behind,
   and a copy of the log on such a member is not read, and rebuilt by the next session;
-* else two sets of members went on without each other, and neither is right: the volume is refused.
+* else two sets of members went on without each other, and neither is right: the volume is refused, until somebody says
+  whose history goes on (`keep`). The other one is given up by the next epoch, which names it among those before.
 """
 
 from __future__ import annotations
@@ -19,19 +20,27 @@ from headrace.volume import layout
 from headrace.volume.layout import Epoch, Superblock
 
 
-def newest(blocks: Mapping[int, Superblock]) -> Superblock:
-    """Of the members' own superblocks, by member: the one that is right. VolumeDiverged."""
-    best = max(blocks.values(), key=lambda block: (block.epoch.number, block.generation, -block.member_index))
-    for block in blocks.values():
-        if not known(best, block):
-            raise VolumeDiverged(
-                "members of the volume went on without each other, and each has commits that the other does not know",
-                where=f"member {best.member_index} and member {block.member_index}",
-                found=f"{_told(best)}; {_told(block)}",
-                next_step="give the members of one side only, with degraded=True (--degraded), to go on with it, or to "
-                "read it; `headrace volume salvage` reads each side, too",
-            )
-    return best
+def newest(blocks: Mapping[int, Superblock], keep: int | None = None) -> tuple[Superblock, list[Epoch]]:
+    """Of the members' own superblocks, by member: the one that is right, and the epochs of those that have another
+    history, where `keep` is the member whose history goes on. VolumeDiverged; MemberMissing where `keep` is."""
+    said = [*blocks.values()]
+    if keep is not None:
+        if keep not in blocks:
+            raise MemberMissing("the member whose history is to be kept is missing", found=f"no member {keep}")
+        said = [block for block in said if known(block, blocks[keep])]
+    best = max(said, key=lambda block: (block.epoch.number, block.generation, -block.member_index))
+    strangers = [block for block in blocks.values() if not known(best, block)]
+    if strangers and keep is None:
+        other = strangers[0]
+        raise VolumeDiverged(
+            "members of the volume went on without each other, and each side has commits that the other does not know",
+            where=f"member {best.member_index} and member {other.member_index}",
+            found=f"{_told(best)}; {_told(other)}",
+            next_step="look at each side without the other (degraded=True, --degraded), copy what only one of them has "
+            "(`headrace volume cp`, `headrace volume salvage`), then give that one up: keep=MEMBER "
+            "(`headrace volume takeover --keep MEMBER`) names a member of the side that goes on",
+        )
+    return best, [block.epoch for block in strangers]
 
 
 def known(best: Superblock, block: Superblock) -> bool:

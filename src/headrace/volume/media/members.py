@@ -13,7 +13,7 @@ from headrace.errors import DeviceError, HeadraceError, NotAVolume, UsageError, 
 from headrace.volume import layout
 from headrace.volume.data.absent import AbsentMember, present
 from headrace.volume.data.durable import write_through
-from headrace.volume.layout import SUPERBLOCK_BYTES, Superblock, superblock_offsets
+from headrace.volume.layout import SUPERBLOCK_BYTES, Epoch, Superblock, superblock_offsets
 from headrace.volume.media import epochs
 
 #: A comma before a scheme, a path or nothing.
@@ -31,6 +31,8 @@ class Members:
     blocks: dict[int, Superblock]
     #: Copies of the log that are read and written.
     copies: tuple[int, ...]
+    #: Of members that have another history than `keep`, which was asked for.
+    given_up: list[Epoch] = field(default_factory=list)
     #: What is wrong with single copies of superblocks; the next session mends it.
     warnings: list[str] = field(default_factory=list)
     #: What is not there, or not up to date.
@@ -119,9 +121,9 @@ def read_superblock(device: BlockDevice) -> tuple[Superblock, list[str]]:
     return best, said
 
 
-def recognise(devices: Sequence[BlockDevice], *, degraded: bool = False) -> Members:
+def recognise(devices: Sequence[BlockDevice], *, degraded: bool = False, keep: int | None = None) -> Members:
     """Put the members in order. NotAVolume where one is missing (and not `degraded`), given twice, or belongs to
-    another volume; VolumeDiverged where they have no common history.
+    another volume; VolumeDiverged where they have no common history, unless `keep` is a member whose history goes on.
     """
     placed: dict[int, BlockDevice] = {}
     blocks: dict[int, Superblock] = {}
@@ -172,7 +174,7 @@ def recognise(devices: Sequence[BlockDevice], *, degraded: bool = False) -> Memb
             found=f"{len(placed)}; number {', '.join(map(str, missing))} not among them",
             next_step="give all addresses, in any order, or go on without some with degraded=True (--degraded)",
         )
-    best = epochs.newest(blocks)
+    best, given_up = epochs.newest(blocks, keep)
     copies = epochs.counting(best, blocks)
     notes += [f"member {index} is missing (id {best.members[index].id.hex()})" for index in missing]
     for index in epochs.lagging(best, blocks):
@@ -187,7 +189,7 @@ def recognise(devices: Sequence[BlockDevice], *, degraded: bool = False) -> Memb
     ordered: list[BlockDevice] = [
         placed.get(index) or AbsentMember(index, row) for index, row in enumerate(best.members)
     ]
-    return Members(ordered, best, blocks, copies, warnings, notes)
+    return Members(ordered, best, blocks, copies, given_up, warnings, notes)
 
 
 def _shape(superblock: Superblock) -> tuple[object, ...]:

@@ -35,6 +35,7 @@ from headrace.volume.data.durable import write_through
 from headrace.volume.layout import ALIGN, Epoch, Superblock
 from headrace.volume.media import epochs
 from headrace.volume.media.members import Members, write_superblocks
+from headrace.volume.writing.heartbeat import HeartbeatBlock
 
 #: Read and written at once where a copy is rebuilt.
 _PIECE_BYTES = 1 << 20
@@ -88,7 +89,7 @@ def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
                     next_step="mend the device, or go on without that copy with degraded=True (--degraded)",
                 ) from error
             failed.append(copy)
-    superblock, members = next_epoch(found.superblock, copies), found.superblock.log_member
+    superblock, members = next_epoch(found.superblock, copies, found.given_up), found.superblock.log_member
     if superblock == found.superblock and not epochs.lagging(superblock, found.blocks):
         return False
     superblock = replace(superblock, generation=1 + max(block.generation for block in found.blocks.values()))
@@ -117,13 +118,24 @@ def members_in_order(members: Sequence[int], before: Sequence[int], now: Sequenc
     return list(dict.fromkeys(members[copy] for copy in [*before, *now]))
 
 
-def next_epoch(superblock: Superblock, copies: Sequence[int]) -> Superblock:
-    """The superblock of the epoch in which these copies count; the same where they do already."""
+def first_number(found: Members, devices: Sequence[BlockDevice], number: int) -> int:
+    """At least `number`, for a session: above all of a history that is given up, so that births are not used twice."""
+    block = found.superblock
+    there = [copy for copy in range(layout.LOG_COPIES) if block.log_member[copy] in found.blocks]
+    last = HeartbeatBlock(block, devices, there).read() if found.given_up else None
+    return number if last is None else max(number, last.session + 1)
+
+
+def next_epoch(superblock: Superblock, copies: Sequence[int], given_up: Sequence[Epoch]) -> Superblock:
+    """The superblock of the epoch in which these copies count; the same where they do already, and no history is given
+    up."""
     counting = sum(1 << copy for copy in copies)
-    if counting == superblock.epoch.copies:
+    if counting == superblock.epoch.copies and not given_up:
         return superblock
-    epoch = Epoch(superblock.log_epoch + 1, counting, 0, time.time_ns(), secrets.token_bytes(16))
-    known = (epoch, *superblock.epochs)[: layout.MAX_EPOCHS]
+    number = 1 + max(epoch.number for epoch in (superblock.epoch, *given_up))
+    epoch = Epoch(number, counting, 0, time.time_ns(), secrets.token_bytes(16))
+    others = [one._replace(flags=one.flags | layout.GIVEN_UP) for one in given_up]
+    known = (epoch, *others, *superblock.epochs)[: layout.MAX_EPOCHS]
     return replace(superblock, epochs=known, incompat=superblock.incompat | layout.EPOCHS)
 
 

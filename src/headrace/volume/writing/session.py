@@ -129,7 +129,7 @@ class Session:
         usable = copies.usable(found, devices) if volume.degraded else found.copies
         block = HeartbeatBlock(found.superblock, devices, usable)
         mine = heartbeat.new_heartbeat(
-            volume.catalog_session() + 1,
+            copies.first_number(found, devices, volume.catalog_session() + 1),
             self.run_id,
             heartbeat_s,
             nonce=self._fence.hostid.bytes,
