@@ -13,6 +13,9 @@ The command line prints `str(error)` and exits with `error.exit_status`; no trac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class HeadraceError(Exception):
     """Base of all. `HeadraceError("what", where="...", expected="...", found="...", next_step="...")`."""
@@ -187,9 +190,15 @@ class ObjectExists(VolumeError):
 
 
 class CopyFailed(VolumeError):
-    """Files or objects were not copied; the message names the first and says what became of the others."""
+    """Files or objects were not copied; the message names the first and says what became of the others. `problems`: all
+    of them (`headrace.volume.copy.Problem`).
+    """
 
     fault = "caller"
+
+    def __init__(self, what: str, *, problems: Sequence[Any] = (), **facts: str | None) -> None:
+        super().__init__(what, **facts)
+        self.problems = list(problems)
 
 
 class WriterActive(VolumeError):

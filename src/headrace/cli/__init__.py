@@ -9,58 +9,105 @@ serve.py target.py discover.py volume.py ingest.py demo.py
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import cast
+from types import FrameType
+from typing import Any, cast
 
 from headrace.errors import HeadraceError
 
 #: What a shell shows for a program that SIGINT ended.
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `headrace ARGUMENTS` (default: those of this process) and return its exit status.
 
-    0 success; 1 it did not work; 2 it was asked for something that cannot be meant; 130 interrupted. An error is one
-    line on standard error, `headrace: error: ...`; tracebacks are for defects.
+    0 success; 1 it did not work; 2 it was asked for something that cannot be meant; 130, 143 and 129 ended by Ctrl-C,
+    SIGTERM and SIGHUP, in order. An error is one line on standard error: `headrace: error: ...`, or an object of JSON
+    where the command was given `--json`; tracebacks are for defects.
     """
     if sys.stdout is None:
         # Closed by the shell (`>&-`): what would be printed goes nowhere.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    fail = _Failure("--json" in given[: given.index("--")] if "--" in given else "--json" in given)
+    with _ended_in_order() as ended:
+        return _run(given, fail, ended)
+
+
+def _run(given: list[str], fail: _Failure, ended: list[int]) -> int:
     try:
         import typer
 
-        from headrace.cli.app import app
+        command = _commands()
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        return fail.interrupted(ended)
 
     # Every usage error of typer's parser is one of these, wherever this version of typer keeps them.
     parser_error = cast("type[Exception]", typer.BadParameter.__mro__[2])
-    command = typer.main.get_command(app)
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         status = command.main(args=given, prog_name="headrace", standalone_mode=False)
         sys.stdout.flush()
         # Newer versions of typer turn KeyboardInterrupt into this status by themselves, and say nothing.
-        return _fail("interrupted", INTERRUPTED) if status == INTERRUPTED else int(status or 0)
+        return fail.interrupted(ended) if status == INTERRUPTED else int(status or 0)
     except HeadraceError as error:
-        return _fail(str(error), error.exit_status)
+        return fail.error(error)
     except parser_error as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "headrace"
-        return _fail(f"{_message(error) or 'a command is missing'}; see `{path} --help`", 2)
+        return fail.usage(f"{_message(error) or 'a command is missing'}; see `{path} --help`")
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
+        return fail.interrupted(ended)
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does. Point it elsewhere, so that the flush at exit is quiet too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
+        text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        return fail.say(text, 1, kind=type(error).__name__, fault="host")
     except MemoryError:
-        return _fail("out of memory", 1)
+        return fail.say("out of memory", 1, kind="MemoryError", fault="host")
+
+
+@cache
+def _commands() -> Any:
+    import typer
+
+    from headrace.cli.app import app
+
+    return typer.main.get_command(app)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: nothing half-made stays. Gives the signals that came."""
+    came: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    # What somebody chose to ignore (`nohup`), or to handle, stays so.
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(number, interrupt)
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            if handler is signal.SIG_DFL:
+                signal.signal(number, handler)
 
 
 def _message(error: BaseException) -> str:
@@ -68,6 +115,30 @@ def _message(error: BaseException) -> str:
     return " ".join(str(text).split()).rstrip(".")
 
 
-def _fail(message: str, status: int) -> int:
-    print(f"headrace: error: {message}", file=sys.stderr)
-    return status
+class _Failure:
+    """Says what went wrong, as the caller reads it, and which exit status that is."""
+
+    def __init__(self, json: bool) -> None:
+        self._json = json
+
+    def say(self, message: str, status: int, **facts: str | None) -> int:
+        if self._json:
+            import json
+
+            found = {"message": message, **facts, "exit_status": status}
+            print(json.dumps({"error": found}), file=sys.stderr)
+        else:
+            print(f"headrace: error: {message}", file=sys.stderr)
+        return status
+
+    def error(self, error: HeadraceError) -> int:
+        return self.say(
+            str(error), error.exit_status, kind=type(error).__name__, fault=error.fault, what=error.what,
+            where=error.where, expected=error.expected, found=error.found, next_step=error.next_step,
+        )  # fmt: skip
+
+    def usage(self, message: str) -> int:
+        return self.say(message, 2, kind="UsageError", fault="caller")
+
+    def interrupted(self, ended: list[int]) -> int:
+        return self.say("interrupted", 128 + ended[0] if ended else INTERRUPTED, kind="Interrupted", fault="caller")

@@ -22,12 +22,15 @@ def _run(*command: str) -> str:
 
 
 class LoopDevice:
-    """`losetup` over a new sparse file `image`; `path` is the device."""
+    """`losetup` over a new sparse file `image`, or over one that is there (no size); `path` is the device."""
 
-    def __init__(self, image: Path, size_bytes: int, *, sector_bytes: int = 512, read_only: bool = False) -> None:
+    def __init__(
+        self, image: Path, size_bytes: int | None, *, sector_bytes: int = 512, read_only: bool = False
+    ) -> None:
         self.image = image
-        with image.open("wb") as file:
-            file.truncate(size_bytes)
+        if size_bytes is not None:
+            with image.open("wb") as file:
+                file.truncate(size_bytes)
         # With a look for partitions, so that those which are added go with the device.
         options = ["--partscan", *(["--read-only"] if read_only else [])]
         self.path = _run("losetup", "--find", "--show", "--sector-size", str(sector_bytes), *options, str(image))

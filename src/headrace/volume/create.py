@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.device import BlockDevice, FileAddress, parse_address
+from headrace.device import BlockAddress, BlockDevice, FileAddress, parse_address
 from headrace.errors import NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
 from headrace.settings import check_text
 from headrace.units import format_bytes
@@ -123,8 +123,8 @@ def check(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, force
 
 def _identity(device: BlockDevice) -> str:
     """The same for two addresses of one thing, as far as this can be known without writing to it."""
-    address = parse_address(device.uri) if device.uri.startswith("file:") else None
-    if isinstance(address, FileAddress):
+    address = parse_address(device.uri) if device.uri.startswith(("file:", "block:")) else None
+    if isinstance(address, (FileAddress, BlockAddress)):
         try:
             found = Path(address.path).stat()
         except OSError:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from headrace.device import BlockDevice
+from headrace.errors import VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.catalog.catalog import Catalog
-from headrace.volume.catalog.usage import usage_of
+from headrace.volume.catalog.catalog import Catalog, merge
+from headrace.volume.catalog.usage import usage_of, usage_of_recent
 from headrace.volume.data.absent import AbsentMember
 from headrace.volume.layout import Record, Superblock
-from headrace.volume.space.allocator import count_space
+from headrace.volume.space.allocator import FreeSpace, count_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,8 @@ class VolumeInfo:
     capacity_bytes: int
     used_bytes: int
     #: Neither used nor free: what late writes may still hit. Of the session that this `Volume` has open; else what the
-    #: next session would have to leave alone: the windows of the last one, unless that ended with nothing under way.
+    #: next session would have to leave alone, at most: the windows of the last one, unless that ended with nothing
+    #: under way. What went into a table since they were opened is counted with them: nothing is read to find it out.
     quarantined_bytes: int
     #: Neither used nor free: on members that are missing.
     unreachable_bytes: int
@@ -115,8 +118,10 @@ def quarantined_bytes(
     heartbeat: layout.Heartbeat | None,
     absent: Sequence[int],
 ) -> int:
-    """What the next session could not hand out, as it would find it: the last one's windows, unless that ended and left
-    nothing under way. `waiting`: records that no marker has followed yet; `absent`: members that do not count here.
+    """What the next session could not hand out, at most: the last one's windows, unless that ended and left nothing
+    under way. `waiting`: records that no marker has followed yet; `absent`: members that do not count here.
+
+    Reads nothing: windows, recent changes and where the tables lie stand in the log.
     """
     as_found = Catalog()
     as_found.session = catalog.session
@@ -127,11 +132,17 @@ def quarantined_bytes(
             as_found.apply(record)
     if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= as_found.session:
         return 0
-    windows = [one for one in as_found.windows.get(as_found.session, []) if one[0] not in absent]
-    if not windows:
-        return 0
-    used = usage_of(catalog, superblock.stripe_bytes).ranges()
-    return count_space(superblock, used, windows, catalog.table_space())[1]
+    spaces = [FreeSpace() for _ in superblock.members]
+    for member, offset, length in merge(as_found.windows.get(as_found.session, [])):
+        if member >= len(spaces):
+            raise VolumeDamaged("no such member", where="a window of the log", found=str(member))
+        spaces[member].add(offset, offset + length)
+    blobs = usage_of_recent(catalog, superblock.stripe_bytes).ranges()
+    used = zip(*(column.tolist() for column in blobs), strict=True)
+    for member, offset, length in chain(used, catalog.table_space()):
+        if member < len(spaces):
+            spaces[member].remove(offset, offset + length)
+    return sum(space.total for index, space in enumerate(spaces) if index not in absent)
 
 
 def unreachable_bytes(superblock: Superblock, catalog: Catalog, absent: Sequence[int]) -> int:

@@ -357,8 +357,9 @@ class Volume:
         self._decoded.clear()
 
     def info(self) -> VolumeInfo:
-        """Sizes, sequence, writer. Reads the heartbeat block."""
+        """Sizes, sequence, writer. Reads the heartbeat block and asks who holds the members, and nothing else."""
         superblock, session = self.superblock, self._session
+        capacity = sum(member.data_end - member.data_offset for member in superblock.members)
         heartbeat = HeartbeatBlock(superblock, self.devices, self.log.copies).read()
         # In the order in which a commit takes them.
         with nullcontext() if session is None else session.lock, self.lock:
@@ -373,7 +374,8 @@ class Volume:
                 quarantined = session.quarantined_bytes
                 used += session.building_bytes
             unreachable = unreachable_bytes(superblock, self._catalog, absent(self.devices))
-        capacity = sum(member.data_end - member.data_offset for member in superblock.members)
+            if session is None:
+                quarantined = max(0, min(quarantined, capacity - used - unreachable))
         return VolumeInfo(
             id=self.id,
             name=self.name,
@@ -458,8 +460,9 @@ class Volume:
         `"now"` takes over from a living session too, by hand: whoever asks for it has seen `info().writer`.
         `unfenced`: also where a member's target has no reservations, so that nothing keeps out a writer that was taken
         over from (`docs/volume-format.md`, "Ghosts").
-        VolumeTooOld for a volume of an earlier version, which is only read any more; WriterActive where another session
-        holds the volume, NotFenced; a session that was closed is followed at once.
+        UsageError where a member can only be read; VolumeTooOld for a volume of an earlier version, which is only read
+        any more; WriterActive where another session holds the volume, NotFenced; a session that was closed is followed
+        at once.
         """
         if takeover not in ("refuse", "if-dead", "now"):
             raise UsageError("takeover", expected='"refuse", "if-dead" or "now"', found=repr(takeover))
@@ -471,6 +474,12 @@ class Volume:
                 found=f"{heartbeat_s}, {missed_beats}",
             )
         self.check_writable()
+        for device in self.devices:
+            if device.read_only:
+                raise UsageError(
+                    "a member can only be read, so nobody can write to the volume", where=device.uri,
+                    next_step="read it, or have whoever serves it allow this host to write",
+                )  # fmt: skip
         if self.superblock.version < layout.VERSION:
             raise VolumeTooOld(
                 "the volume has an older format, which is read and no longer written",

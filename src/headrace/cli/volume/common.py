@@ -64,16 +64,26 @@ def open_reading(given: Sequence[str] | None, *, degraded: bool = False) -> Volu
 
 
 @contextmanager
-def writing(given: Sequence[str] | None, what: str, takeover: bool, unfenced: bool) -> Iterator[Session]:
-    """A session on the volume, under the name of the command."""
+def open_writing(given: Sequence[str] | None) -> Iterator[Volume]:
     from headrace.volume import Volume
 
-    with (
-        Volume.open(addresses_of(given), write=True) as volume,
-        volume.session(
-            run_id=f"headrace volume {what}", takeover="if-dead" if takeover else "refuse", unfenced=unfenced
-        ) as session,
-    ):
+    with Volume.open(addresses_of(given), write=True) as volume:
+        yield volume
+
+
+@contextmanager
+def holding(volume: Volume, what: str, takeover: bool, unfenced: bool) -> Iterator[Session]:
+    """A session, under the name of the command. What can be refused is refused before: then nothing was touched."""
+    with volume.session(
+        run_id=f"headrace volume {what}", takeover="if-dead" if takeover else "refuse", unfenced=unfenced
+    ) as session:
+        yield session
+
+
+@contextmanager
+def writing(given: Sequence[str] | None, what: str, takeover: bool, unfenced: bool) -> Iterator[Session]:
+    """A session on the volume, under the name of the command."""
+    with open_writing(given) as volume, holding(volume, what, takeover, unfenced) as session:
         yield session
 
 

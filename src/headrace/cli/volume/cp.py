@@ -14,10 +14,10 @@ from headrace.cli.volume.common import (
     TakeOver,
     Unfenced,
     VolumeOption,
-    addresses_of,
+    holding,
     open_reading,
+    open_writing,
     shown,
-    writing,
 )
 
 if TYPE_CHECKING:
@@ -78,14 +78,18 @@ def cp(
     Where things go is what `cp -r` would do. Everything is looked at first: links, pipes, unreadable folders, names
     that no object can have and what is there already are named, one a line, before a byte is moved. Into a volume, a
     copy is one commit: all of it, or nothing, also after Ctrl-C; with `--keep-going`, one for each pack of small files
-    or large file. Out of it, a file has its name when it is whole, and every block is verified.
+    or large file. Out of it, a file has its name when it is whole, and every block is verified. Within a volume no data
+    are moved: both names share them.
 
     Example: `headrace volume cp -r ./results :archive --volume file:/data/a.img`
 
     Example: `headrace volume cp -r :archive/results /scratch --volume file:/data/a.img`
     """
-    from headrace.errors import UsageError
-    from headrace.volume.copy import CopyOptions, copy_between, copy_in, copy_out
+    from dataclasses import asdict
+
+    from headrace.cli.output import print_json
+    from headrace.errors import CopyFailed, UsageError
+    from headrace.volume.copy import CopyOptions, copy_between, copy_in, copy_out, plan_between, plan_in
 
     if len(paths) < 2:
         raise UsageError("nothing to copy to", expected="SOURCE... DESTINATION", next_step="see --help")
@@ -111,19 +115,25 @@ def cp(
     )
     names = [source.removeprefix(":") for source in sources]
     target = destination.removeprefix(":")
-    with _Shower(json) as shower:
-        if not inside[0]:
-            with writing(members, "cp", takeover, unfenced) as session:
-                report = copy_in(session, sources, target, options, progress=shower.show, problem=shower.problem)
-        elif not destination.startswith(":"):
-            with open_reading(members) as volume:
-                report = copy_out(volume, names, target, options, progress=shower.show, problem=shower.problem)
-        else:
-            where = to or addresses_of(members)
-            with open_reading(members) as volume, writing(where, "cp", takeover, unfenced) as session:
-                report = copy_between(
-                    volume, session, names, target, options, progress=shower.show, problem=shower.problem
-                )
+    try:
+        with _Shower(json) as shower:
+            if not inside[0]:
+                with open_writing(members) as volume:
+                    plan = plan_in(volume, sources, target, options, problem=shower.problem)
+                    with holding(volume, "cp", takeover, unfenced) as session:
+                        report = copy_in(session, sources, target, progress=shower.show, plan=plan)
+            elif not destination.startswith(":"):
+                with open_reading(members) as volume:
+                    report = copy_out(volume, names, target, options, progress=shower.show, problem=shower.problem)
+            else:
+                with open_reading(members) as volume, open_writing(to or members) as other:
+                    plan = plan_between(volume, other, names, target, options, problem=shower.problem)
+                    with holding(other, "cp", takeover, unfenced) as session:
+                        report = copy_between(volume, session, names, target, progress=shower.show, plan=plan)
+    except CopyFailed as error:
+        if json:
+            print_json({"files": 0, "problems": [asdict(one) for one in error.problems]})
+        raise
     _tell(report, options, json)
 
 
@@ -133,6 +143,7 @@ class _Shower:
     def __init__(self, json: bool) -> None:
         from headrace.cli.progress import Progress
 
+        self._json = json
         self._progress = Progress("looking", quiet=json)
         self._started = 0.0
         self._verifying = False
@@ -145,7 +156,8 @@ class _Shower:
         self._progress.__exit__(*exc)
 
     def problem(self, problem: Problem) -> None:
-        self._progress.say(f"headrace: {shown(problem.source)}: {shown(problem.why)}")
+        if not self._json:
+            self._progress.say(f"headrace: {shown(problem.source)}: {shown(problem.why)}")
 
     def show(self, now: Now) -> None:
         from headrace.cli.progress import speed
@@ -168,7 +180,9 @@ def _tell(report: CopyReport, options: CopyOptions, json: bool) -> None:
         print_json({**asdict(report), "verified": options.verify})
     else:
         text = f"copied {report.files:,} file{'' if report.files == 1 else 's'}, {format_bytes(report.bytes)}"
-        if report.seconds:
+        if report.shared:
+            text += " (shared with what they were copied from: no data were moved)"
+        elif report.seconds:
             text += f" in {format_seconds(report.seconds)} ({format_bytes(report.bytes / report.seconds)}/s)"
         if len(report.sequences) == 1:
             text += f", commit {report.sequences[0]}"

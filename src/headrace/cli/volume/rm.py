@@ -14,9 +14,10 @@ from headrace.cli.volume.common import (
     VolumeOption,
     Yes,
     confirm,
+    holding,
     open_reading,
+    open_writing,
     shown,
-    writing,
 )
 
 if TYPE_CHECKING:
@@ -54,17 +55,17 @@ def rm(
         raise UsageError("nothing to delete was named", expected="NAME... or --prefix", next_step="see --help")
     patterns = [] if literal else [name for name in names or () if any(c in name for c in "*?[")]
     exact = [name for name in dict.fromkeys(names or ()) if name not in patterns]
-    with open_reading(members) as volume:
+    with open_reading(members) if dry_run else open_writing(members) as volume:
         gone = {name: volume.stat(name).length_bytes for name in exact}
         gone |= {entry.name: entry.length_bytes for entry in _matching(volume, patterns, prefix or ())}
-    what = f"{len(gone):,} object{'' if len(gone) == 1 else 's'}, {format_bytes(sum(gone.values()))}"
-    if not dry_run:
-        if patterns or prefix:
-            # Asked before the volume is held for writing: nobody waits for an answer of ours.
-            confirm(f"Delete {what}?", yes)
-        with writing(members, "rm", takeover, unfenced) as session, session.transaction() as transaction:
-            for name in gone:
-                transaction.delete(name)
+        what = f"{len(gone):,} object{'' if len(gone) == 1 else 's'}, {format_bytes(sum(gone.values()))}"
+        if not dry_run:
+            if patterns or prefix:
+                # Asked before the volume is held for writing: nobody waits for an answer of ours.
+                confirm(f"Delete {what}?", yes)
+            with holding(volume, "rm", takeover, unfenced) as session, session.transaction() as transaction:
+                for name in gone:
+                    transaction.delete(name)
     if json:
         print_json({"deleted": not dry_run, "objects": len(gone), "bytes": sum(gone.values()), "names": [*gone]})
         return

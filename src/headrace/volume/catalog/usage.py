@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace.errors import VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
-from headrace.volume.catalog.columns import Columns
+from headrace.volume.catalog.columns import Columns, live
 from headrace.volume.data.extents import I64, spread, used_space
 from headrace.volume.layout import ALIGN, ObjectValue
 from headrace.volume.layout.entry import BLOB_BYTES, OBJECT_BYTES
@@ -52,6 +52,14 @@ def usage_of(catalog: Catalog, stripe_bytes: int) -> Usage:
     """Of everything that is there now. VolumeDamaged."""
     usage = Usage()
     for columns in catalog.columns():
+        _count(columns, stripe_bytes, usage)
+    return usage
+
+
+def usage_of_recent(catalog: Catalog, stripe_bytes: int) -> Usage:
+    """Of what the log says that no table has yet: reads nothing. VolumeDamaged."""
+    usage = Usage()
+    for columns in live((), catalog.recent):
         _count(columns, stripe_bytes, usage)
     return usage
 

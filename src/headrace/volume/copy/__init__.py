@@ -11,6 +11,8 @@ be copied (links, pipes, names that no object can have, what is there already) i
   of a volume, a file has its name when it is whole; what was whole before the problem stays.
 * **Going on** (`keep_going`): what can be copied is, in transactions of a pack of small files or one large file each.
 
+Within one volume nothing is moved: the copies share the bytes of what they were copied from.
+
 Small files travel in packs, large ones in pieces, several at a time; memory is bounded by `workers` buffers of 16 MiB.
 Out of a volume every block is verified on its way. `verify`: what was written is read back and compared.
 
@@ -20,7 +22,18 @@ objects.py the end in a volume
 run.py     the threads between two ends
 """
 
-from headrace.volume.copy.plan import CopyOptions, CopyReport, Problem
-from headrace.volume.copy.run import Progress, copy_between, copy_in, copy_out
+from headrace.volume.copy.plan import CopyOptions, CopyReport, Plan, Problem
+from headrace.volume.copy.run import Progress, copy_between, copy_in, copy_out, plan_between, plan_in
 
-__all__ = ["CopyOptions", "CopyReport", "Problem", "Progress", "copy_between", "copy_in", "copy_out"]
+__all__ = [
+    "CopyOptions",
+    "CopyReport",
+    "Plan",
+    "Problem",
+    "Progress",
+    "copy_between",
+    "copy_in",
+    "copy_out",
+    "plan_between",
+    "plan_in",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from headrace.device.reference import U8
 from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, ObjectNotFound, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.copy.files import ItemError
-from headrace.volume.copy.plan import CopyOptions, Item
+from headrace.volume.copy.plan import CopyOptions, CopyReport, Item, Plan
 from headrace.volume.data.durable import ATTEMPTS, flush_all, lost_since
 from headrace.volume.many import read_many
 from headrace.volume.writing.grant import Receipt
@@ -241,3 +242,33 @@ class ObjectSink:
     def abort(self) -> None:
         if self._shared is not None:
             self._shared.abort()
+
+
+def share(session: Session, plan: Plan) -> CopyReport:
+    """Objects of the session's own volume under more names: slices of the same blobs, in one commit.
+
+    With `keep_going` objects that are gone, or that cannot be composed, are named, and the others are copied.
+    """
+    started = time.monotonic()
+    report = plan.report
+    report.shared = True
+    if not plan.items:
+        return report
+    with session.transaction() as transaction:
+        for item in plan.items:
+            try:
+                # Before anything gives way to it.
+                transaction.find(item.what)
+                if item.target in plan.replaced:
+                    transaction.delete(item.target)
+                transaction.compose(item.target, [(item.what, 0, item.length)])
+            except _OF_ONE_OBJECT as error:
+                plan.refuse(item.source, str(error))
+                if not plan.options.keep_going:
+                    raise
+            else:
+                report.files += 1
+                report.bytes += item.length
+    report.sequences.append(transaction.sequence)
+    report.seconds = time.monotonic() - started
+    return report

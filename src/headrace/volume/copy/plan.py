@@ -86,6 +86,8 @@ class CopyReport:
     #: Of the commits, where the destination is a volume.
     sequences: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    #: Within one volume: the new objects share the bytes of the old ones, and none were moved.
+    shared: bool = False
 
 
 class Item(NamedTuple):
@@ -106,6 +108,10 @@ class Plan:
         self.otherwise = otherwise
         self.items: list[Item] = []
         self.report = CopyReport()
+        #: Targets that are there, and will be replaced.
+        self.replaced: set[str] = set()
+        #: Of the volume of the destination, when what is there was looked at.
+        self.sequence = 0
         self._targets: set[str] = set()
 
     def refuse(self, source: str, why: str) -> None:
@@ -120,10 +126,10 @@ class Plan:
         self._targets.add(target)
         self.items.append(Item(source, target, length, what))
 
-    def settle_existing(self, there: Callable[[str], bool]) -> set[str]:
-        """Apply `existing`; the targets that will be replaced."""
-        self.report.planned = len(self.items) + len(self.report.problems)
-        replaced = set()
+    def settle_existing(self, there: Callable[[str], bool]) -> None:
+        """Apply `existing` to what is there now. Again, where that has changed."""
+        self.report.planned = self.report.planned or len(self.items) + len(self.report.problems)
+        self.replaced = set()
         kept = []
         for item in self.items:
             if not there(item.target):
@@ -131,12 +137,11 @@ class Plan:
             elif self.options.existing == "skip":
                 self.report.skipped += 1
             elif self.options.existing == "replace":
-                replaced.add(item.target)
+                self.replaced.add(item.target)
                 kept.append(item)
             else:
                 self.refuse(item.source, f"{item.target!r} is there already, and is not replaced unless asked for")
         self.items = kept
-        return replaced
 
 
 def join(folder: str, name: str) -> str:

@@ -20,7 +20,7 @@ from headrace.device.reference import U8
 from headrace.errors import CopyFailed, UsageError, VolumeFull
 from headrace.units import format_bytes
 from headrace.volume.copy.files import CompareSink, FileSink, FileSource, ItemError
-from headrace.volume.copy.objects import ObjectSink, ObjectSource
+from headrace.volume.copy.objects import ObjectSink, ObjectSource, share
 from headrace.volume.copy.plan import (
     CopyOptions,
     CopyReport,
@@ -57,8 +57,29 @@ class Progress:
     verifying: bool = False
 
 
+#: What becomes of the rest, where a problem ends a copy into a volume.
+_NOTHING = "nothing was written"
+
 Shown = Callable[[Progress], None]
 Told = Callable[[Problem], None]
+
+
+def plan_in(
+    volume: Volume,
+    sources: Sequence[str | os.PathLike[str]],
+    destination: str,
+    options: CopyOptions | None = None,
+    *,
+    problem: Told | None = None,
+) -> Plan:
+    """What `copy_in` would do, with everything that is in its way found out: for `copy_in(plan=...)`, so that nobody
+    holds the volume for writing while a large folder is looked at. Raises as `copy_in`.
+    """
+    plan = Plan(options or CopyOptions(), problem or _nothing, _NOTHING)
+    plan_files(plan, [os.fspath(source) for source in sources], destination, is_folder=is_prefix(volume, destination))
+    _settle_in(plan, volume)
+    _check_space(volume, _most_free(volume), plan.items)
+    return plan
 
 
 def copy_in(
@@ -69,17 +90,19 @@ def copy_in(
     *,
     progress: Shown | None = None,
     problem: Told | None = None,
+    plan: Plan | None = None,
 ) -> CopyReport:
     """Files and folders become objects of the session's volume. Raises CopyFailed where something was not copied and
-    `keep_going` is off: then nothing was. `problem` is told of each at once.
+    `keep_going` is off: then nothing was. `problem` is told of each at once. `plan`: what `plan_in` made of the same.
     """
-    options = options or CopyOptions()
     volume = session.volume
-    plan = Plan(options, problem or _nothing, "nothing was written")
-    plan_files(plan, [os.fspath(source) for source in sources], destination, is_folder=is_prefix(volume, destination))
-    replaced = plan.settle_existing(lambda name: name in volume)
-    _stop_at_problems(plan, "nothing was written")
-    _check_space(session, plan.items)
+    if plan is None:
+        plan = plan_in(volume, sources, destination, options, problem=problem)
+    elif plan.sequence != volume.sequence:
+        # Somebody committed something since.
+        _settle_in(plan, volume)
+    options, replaced = plan.options, plan.replaced
+    _check_space(volume, session.free_bytes, plan.items)
     report = _run(plan, FileSource(), lambda: ObjectSink(session, options, replaced), progress)
     if options.verify:
         _read_back(plan, volume, report, progress)
@@ -104,12 +127,30 @@ def copy_out(
         raise UsageError("the destination is not a folder", where=target, next_step="make it first")
     plan_objects(plan, volume, names, target, is_folder=is_folder, to_files=True)
     _refuse_files_in_the_way(plan)
-    replaced = plan.settle_existing(os.path.lexists)
-    _stop_at_problems(plan, "nothing was written")
-    report = _run(plan, ObjectSource(volume), lambda: FileSink(replaced), progress)
+    plan.settle_existing(os.path.lexists)
+    _stop_at_problems(plan, _NOTHING)
+    report = _run(plan, ObjectSource(volume), lambda: FileSink(plan.replaced), progress)
     if options.verify:
         _compare(plan, volume, report, progress, lambda item: item._replace(what=item.target))
     return report
+
+
+def plan_between(
+    volume: Volume,
+    other: Volume,
+    names: Sequence[str],
+    destination: str,
+    options: CopyOptions | None = None,
+    *,
+    problem: Told | None = None,
+) -> Plan:
+    """What `copy_between` would do, as `plan_in`. `other`: the volume of the destination."""
+    plan = Plan(options or CopyOptions(), problem or _nothing, _NOTHING)
+    plan_objects(plan, volume, names, destination, is_folder=is_prefix(other, destination), to_files=False)
+    _settle_in(plan, other)
+    if volume.id != other.id:
+        _check_space(other, _most_free(other), plan.items)
+    return plan
 
 
 def copy_between(
@@ -121,21 +162,34 @@ def copy_between(
     *,
     progress: Shown | None = None,
     problem: Told | None = None,
+    plan: Plan | None = None,
 ) -> CopyReport:
-    """Objects of `volume` become objects of the session's volume, which may be the same. Raises as `copy_in`."""
-    options = options or CopyOptions()
-    plan = Plan(options, problem or _nothing, "nothing was written")
-    there = is_prefix(session.volume, destination)
-    plan_objects(plan, volume, names, destination, is_folder=there, to_files=False)
-    replaced = plan.settle_existing(lambda name: name in session.volume)
-    _stop_at_problems(plan, "nothing was written")
-    _check_space(session, plan.items)
-    report = _run(plan, ObjectSource(volume), lambda: ObjectSink(session, options, replaced), progress)
+    """Objects of `volume` become objects of the session's volume. Raises as `copy_in`. Where that is the same one, no
+    byte is moved: the new objects share those of the old ones, in one commit (`CopyReport.shared`).
+    """
+    other = session.volume
+    if plan is None:
+        plan = plan_between(volume, other, names, destination, options, problem=problem)
+    elif plan.sequence != other.sequence:
+        _settle_in(plan, other)
+    options, replaced = plan.options, plan.replaced
+    if volume.id == other.id:
+        report = share(session, plan)
+    else:
+        _check_space(other, session.free_bytes, plan.items)
+        report = _run(plan, ObjectSource(volume), lambda: ObjectSink(session, options, replaced), progress)
     if options.verify:
         # Read through the checksums of their new place; that they are those of the old one was seen on the way.
-        done = [item._replace(what=session.volume.stat(item.target)) for item in plan.items]
-        _second_run(plan, done, ObjectSource(session.volume), _Nowhere(), report, progress)
+        done = [item._replace(what=other.stat(item.target)) for item in plan.items]
+        _second_run(plan, done, ObjectSource(other), _Nowhere(), report, progress)
     return report
+
+
+def _settle_in(plan: Plan, volume: Volume) -> None:
+    """Against what is committed in the volume of the destination. CopyFailed."""
+    plan.sequence = volume.sequence
+    plan.settle_existing(lambda name: name in volume)
+    _stop_at_problems(plan, _NOTHING)
 
 
 def _nothing(problem: Problem) -> None:
@@ -148,6 +202,7 @@ def _stop_at_problems(plan: Plan, so: str) -> None:
         raise CopyFailed(
             f"{len(found):,} of {max(plan.report.planned, len(found)):,} cannot be copied, the first: {found[0]}; {so}",
             next_step="leave them out, or choose otherwise: see `headrace volume cp --help`",
+            problems=found,
         )
 
 
@@ -164,15 +219,21 @@ def _refuse_files_in_the_way(plan: Plan) -> None:
         plan.refuse(item.source, "is an object and the folder of others, which a file cannot be")
 
 
-def _check_space(session: Session, items: Sequence[Item]) -> None:
+def _most_free(volume: Volume) -> int:
+    """What is in quarantine may be free for the next session."""
+    info = volume.info()
+    return info.free_bytes + info.quarantined_bytes
+
+
+def _check_space(volume: Volume, free_bytes: int, items: Sequence[Item]) -> None:
     """The data alone; a commit finds out about the rest."""
     need = sum(item.length for item in items)
-    if need > session.free_bytes:
+    if need > free_bytes:
         raise VolumeFull(
             "the volume has no room for this",
-            where=repr(session.volume),
+            where=repr(volume),
             expected=f"{format_bytes(need)} of free space",
-            found=format_bytes(session.free_bytes),
+            found=format_bytes(free_bytes),
             next_step="delete objects that are not needed (`headrace volume rm`)",
         )
 
@@ -202,7 +263,9 @@ def _second_run(
     try:
         found = _run(again, source, lambda: sink, told)
     except CopyFailed as error:
-        raise CopyFailed(f"everything was copied, but {error.what}", next_step="copy it again") from error
+        raise CopyFailed(
+            f"everything was copied, but {error.what}", next_step="copy it again", problems=error.problems
+        ) from error
     report.problems += found.problems
 
 

@@ -15,6 +15,7 @@ from headrace.volume.data.absent import AbsentMember, present
 from headrace.volume.data.durable import write_through
 from headrace.volume.layout import SUPERBLOCK_BYTES, Epoch, Superblock, superblock_offsets
 from headrace.volume.media import epochs
+from headrace.volume.media.foreign import foreign_signature
 
 #: A comma before a scheme, a path or nothing.
 _BETWEEN_ADDRESSES = re.compile(r",(?=\s*(?:[A-Za-z][A-Za-z0-9+.-]*://|block:|file:|mem:|/|,|$))")
@@ -111,6 +112,7 @@ def read_superblock(device: BlockDevice) -> tuple[Superblock, list[str]]:
             else NotAVolume(
                 "this is not a headrace volume",
                 where=device.uri,
+                found=foreign_signature(device),
                 next_step="check the address, or make one with `headrace volume create`",
             )
         )

@@ -18,6 +18,7 @@ from headrace.device import BlockDevice
 from headrace.errors import HeadraceError, NotAVolume, VolumeDamaged, VolumeDiverged
 from headrace.volume import layout
 from headrace.volume.layout import Superblock
+from headrace.volume.media.foreign import foreign_signature
 from headrace.volume.repair.findings import Finding, Reader, ScrubReport
 from headrace.volume.repair.scrub_data import check_blob, read_bytes
 from headrace.volume.repair.scrub_log import State, check_heartbeats, read_log
@@ -116,6 +117,7 @@ def _superblocks(
 ) -> tuple[Superblock, list[BlockDevice], list[int]]:
     """The superblock of the current epoch, the members in order, the log copies that count."""
     by_index: dict[int, tuple[Superblock, BlockDevice]] = {}
+    first: Superblock | None = None
     bad: list[tuple[BlockDevice, int, HeadraceError]] = []
     for device in devices:
         good = []
@@ -127,15 +129,25 @@ def _superblocks(
             except (NotAVolume, VolumeDamaged) as error:
                 bad.append((device, offset, error))
         if not good:
-            raise bad[-1][2]
+            problem = bad[-1][2]
+            if isinstance(problem, NotAVolume):
+                problem.where, problem.found = device.uri, foreign_signature(device)
+            raise problem
         best = max(good, key=lambda block: block.generation)
         if len(good) > 1 and good[0] != good[1]:
             bad.append((device, offset, VolumeDamaged("the two copies of the superblock differ")))
+        first = first or best
+        _check_member(best, device, first, by_index)
         by_index[best.member_index] = (best, device)
-    first = by_index[min(by_index)][0]
-    if set(by_index) != set(range(len(first.members))) or len({block.volume_id for block, _ in by_index.values()}) > 1:
+    assert first is not None
+    missing = [index for index in range(len(first.members)) if index not in by_index]
+    if missing:
         raise NotAVolume(
-            "these are not the members of one volume", expected=f"{len(first.members)}", found=f"{sorted(by_index)}"
+            "members of the volume are missing",
+            where=", ".join(device.uri for device in devices),
+            expected=f"{len(first.members)} members",
+            found=f"{len(by_index)}; number {', '.join(map(str, missing))} not among them",
+            next_step="give the addresses of all members; `headrace volume salvage` takes those that are left",
         )
     ordered = [by_index[index][1] for index in sorted(by_index)]
     for device, offset, problem in bad:
@@ -165,6 +177,30 @@ def _superblocks(
         offset = current.log_offset[copy]
         report.findings.append(Finding(what=what, member=member, offset=offset, fatal=False, uri=ordered[member].uri))
     return current, ordered, copies
+
+
+def _check_member(
+    block: Superblock, device: BlockDevice, first: Superblock, by_index: dict[int, tuple[Superblock, BlockDevice]]
+) -> None:
+    """Is this one more member of the same volume, as large as it was?"""
+    if block.volume_id != first.volume_id:
+        raise NotAVolume(
+            "the members belong to different volumes",
+            where=device.uri,
+            expected=f"volume {first.volume_id.hex()}",
+            found=f"volume {block.volume_id.hex()}",
+        )
+    if block.member_index in by_index:
+        other = by_index[block.member_index][1]
+        raise NotAVolume("a member was given twice", where=f"{other.uri} and {device.uri}")
+    size = block.members[block.member_index].size_bytes
+    if device.size_bytes < size:
+        raise VolumeDamaged(
+            "the member is smaller than it was",
+            where=device.uri,
+            expected=f"{size} bytes",
+            found=f"{device.size_bytes} bytes",
+        )
 
 
 # ---- beside a job that writes ----------------------------------------------------------------------------------------
