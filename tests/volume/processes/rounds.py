@@ -318,8 +318,9 @@ class Rounds:
 
     def _taken(self, volume: Volume, session: Session) -> int:
         """Bytes that are not free, all accounted for."""
-        info = volume.info()
-        together = session.free_bytes + info.used_bytes + session.quarantined_bytes + session.deallocating_bytes
+        with session.lock:
+            info = volume.info()
+            together = session.free_bytes + info.used_bytes + session.quarantined_bytes + session.deallocating_bytes
         assert together == info.capacity_bytes, f"{info.capacity_bytes} bytes, and {together} are accounted for"
         return info.capacity_bytes - session.free_bytes
 

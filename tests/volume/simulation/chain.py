@@ -88,6 +88,8 @@ class Chain:
             index = self.observed(who, state, since)
             raise Violation(f"{who}: opened with state {index}, and {self.last} is the last")
         index = self.observed(who, state, self.last)
+        # It has marked that again.
+        self.last_acknowledged = max(self.last_acknowledged, index)
         for attempt in self.attempts:
             attempt.excluded |= attempt.index is None
         return index
