@@ -474,7 +474,7 @@ class Volume:
                 found=f"{heartbeat_s}, {missed_beats}",
             )
         self.check_writable()
-        for device in self.devices:
+        for device in present(self.devices):
             if device.read_only:
                 raise UsageError(
                     "a member can only be read, so nobody can write to the volume", where=device.uri,
