@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from dataclasses import replace
 
@@ -209,3 +210,37 @@ def test_a_volume_that_small_objects_filled_can_be_used_when_they_are_deleted(me
         assert info.used_bytes + info.free_bytes == info.capacity_bytes
     assert sorted(state_of(Volume.open(volume.devices))) == ["half", "kept"]
     assert scrub(volume.devices).clean
+
+
+@pytest.mark.parametrize("seed", [26, 31, 39])
+def test_in_a_full_volume_deletions_work_and_their_space_comes_back(seed: int) -> None:
+    chance = random.Random(seed)
+    members, tail = chance.choice((1, 2)), "x" * chance.choice((1, 300, 1000))
+    devices = [MemoryDevice(2 * MIB // members) for _ in range(members)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+    there: list[str] = []
+    with volume.session("test", heartbeat_s=60.0) as session:
+        for _ in range(2):
+            count = 200
+            while count:
+                new = [f"{chance.randrange(10**9)}/{tail}" for _ in range(count)]
+                try:
+                    with session.transaction() as tx:
+                        tx.put_many(new, bytes(count), 1)
+                    there += new
+                except VolumeFull:
+                    count //= 4
+            chance.shuffle(there)
+            left = int(len(there) * chance.choice((0.0, 0.1, 0.5)))
+            while len(there) > left:
+                with session.transaction() as tx:
+                    for name in there[-chance.choice((1, 30, 300)) :]:
+                        tx.delete(name)
+                        there.remove(name)
+        with session.transaction() as tx:
+            for name in there:
+                tx.delete(name)
+        assert volume.info().quarantined_bytes == 0
+        with session.transaction() as tx:
+            tx.put("all", bytes(volume.info().capacity_bytes * 9 // 10))
+    assert scrub(devices).clean

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol
 
 from headrace.errors import SessionLost, VolumeFull
@@ -169,9 +169,9 @@ class LogWriter:
         return payload_bytes if self._space is None else min(payload_bytes, self.bulk_bytes)
 
     def table_bytes(self, payload_bytes: int) -> int:
-        """Space that a commit of so many bytes takes for a table, about; 0: it is no table."""
+        """Space that a commit of so many bytes takes in a table, about, now or when the log moves."""
         if self._space is None or payload_bytes <= self.bulk_bytes:
-            return 0
+            return TABLE_COPIES * payload_bytes
         return TABLE_COPIES * _expected(0, payload_bytes + self.catalog.recent_bytes)
 
     def commit_changes(
@@ -243,11 +243,26 @@ class LogWriter:
         said = sum(table.root.entry_count for table in self.catalog.tables)
         return said - live > said // 8
 
+    def give_back(self, session: int) -> bool:
+        """Free the space that merges hold, and that of tables that were replaced; False where there is none."""
+        if self._compaction is None or self.broken is not None or not self.building_bytes:
+            return False
+        self._compaction.stop()
+        if self._replaced:
+            self.ensure_room(1)
+            self.mark(session)
+        return True
+
     def gather(self, session: int) -> bool:
-        """All tables become one, and their space is free when this returns. False where there is no space for it."""
+        """All tables become one, with what is recent, and their space is free when this returns. False where there is
+        no space for it."""
         self._session = session
         if self._compaction is None or self.broken is not None:
             return False
+        self.give_back(session)
+        if self.catalog.recent and (flushed := self._flush(0)) is not None:
+            with suppress(VolumeFull):
+                self._move_to(flushed, say_so=True)
         if not self._compaction.gather(lambda: self.catalog.tables):
             return False
         self.mark(session)
@@ -271,8 +286,8 @@ class LogWriter:
     @property
     def reserve_bytes(self) -> int:
         """Space to keep for tables: all that is recent in one, and all tables once more while they become one."""
-        recent = self.catalog.recent_bytes
-        return self.catalog.table_bytes + (4 * recent if recent > self._recent_bytes // 2 else 0)
+        # What is free lies in pieces, and not all of them are used to the end.
+        return self.catalog.table_bytes * 9 // 8 + 2 * TABLE_COPIES * self.catalog.recent_bytes
 
     @property
     def building_bytes(self) -> int:
@@ -351,9 +366,10 @@ class LogWriter:
                     next_step="delete objects, or make a volume with a larger log_bytes",
                 )
 
-    def _flush(self) -> tuple[Root | None, Image, list[Range]] | None:
-        """Recent changes as a table, where they are many; None where they are not, or there is no space for it."""
-        if self._space is None or self.catalog.recent_bytes <= self._recent_bytes:
+    def _flush(self, most: int | None = None) -> tuple[Root | None, Image, list[Range]] | None:
+        """Recent changes as a table, where they are more than `most` bytes; None where they are not, or there is no
+        space for it."""
+        if self._space is None or self.catalog.recent_bytes <= (self._recent_bytes if most is None else most):
             return None
         self._moving = True
         try:

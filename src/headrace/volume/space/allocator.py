@@ -175,12 +175,26 @@ class Allocator:
             + sum(length for _, _, length in self._freed)
         )
 
+    @property
+    def _pool_bytes(self) -> int:
+        return sum(space.total for space in self._pool)
+
     def allocate(self, length: int, block_bytes: int, *, kept: int = 0) -> tuple[Rows, Rows]:
         """Runs and columns for `length` bytes, cut at multiples of `block_bytes`. VolumeFull: nothing was taken.
 
         `kept`: of what is available, bytes that are not for this.
         """
         self.check(length, kept)
+        before = self._pool_bytes
+        try:
+            return self._allocate(length, block_bytes)
+        except VolumeFull:
+            if self._pool_bytes == before:
+                raise
+            # What came into the pool on the way lay in pieces between what had just been taken out of it.
+            return self._allocate(length, block_bytes)
+
+    def _allocate(self, length: int, block_bytes: int) -> tuple[Rows, Rows]:
         rows: list[tuple[int, list[tuple[int, int]]]] = []
         left = length
         while left:

@@ -84,8 +84,8 @@ class Session:
         self._reservations = Reservations()
         #: Something of this session may still be written by a command that nobody will ever answer for.
         self._outstanding = False
-        #: With so much space, there was too little to gather tables in.
-        self._no_room = 0
+        #: With so much space, and more than so many entries, there was too little to gather tables in.
+        self._no_room = (0, 0)
         #: Where a command of a rank that was given up may still land.
         self._haunted: list[Range] = []
         #: Where a command of a host that this session once was may still land, since no target confirmed its end.
@@ -579,32 +579,47 @@ class Session:
     def _gather(self) -> bool:
         """Tables that mostly say what holds no longer become one; False where there are none, or no space for it."""
         space, writer = self._allocator, self._writer
-        stale = writer.is_stale(self.catalog.totals.object_count + len(self._counts))
-        if not stale or space.available <= self._no_room:
+        live = self.catalog.totals.object_count + len(self._counts)
+        before, most = self._no_room
+        if not writer.is_stale(live) or (space.available <= before and live > most):
             return False
         self.look()
         with self.lost_if_fenced():
-            gathered = writer.gather(self.number)
-        self._no_room = 0 if gathered else space.available
+            gathered = writer.gather(self.number) and not writer.is_stale(live)
+        # With less of it, or not much less to say, it is not tried again.
+        self._no_room = (0, 0) if gathered else (space.available, live * 7 // 8)
         space.reserve_bytes = writer.reserve_bytes
         return gathered
 
     def _room_for_commit(self, payload_bytes: int, *, growing: bool) -> None:
         """VolumeFull where the log, or the tables, have no room for a commit of so many bytes. Nothing was written."""
-        space, writer = self._allocator, self._writer
-        table = writer.table_bytes(payload_bytes)
-        if growing and table:
-            # As much again stays free, to merge it.
-            self._make_room(2 * table)
-            space.check(2 * table)
-        elif table > space.available:
-            self._gather()
+        writer = self._writer
+        if growing:
+            # Sooner or later they are in a table; and as much again stays free, to merge it, or to delete it all.
+            need = 2 * writer.table_bytes(payload_bytes)
+            self._make_room(need)
+            self._allocator.check(need)
         try:
             writer.check_room(payload_bytes, growing=growing)
         except VolumeFull:
             if not self._gather():
                 raise
             writer.check_room(payload_bytes, growing=growing)
+
+    def _record(self, outcome: Outcome, sequence: int) -> layout.Record:
+        """The commit in the log. Where there is no space for its table, nothing was written: merges give back what they
+        have taken, and it is tried once more."""
+        try:
+            return commit_records(self._writer, outcome, sequence, self.number)
+        except VolumeFull:
+            if not self._writer.give_back(self.number) and not self._gather():
+                raise
+        try:
+            return commit_records(self._writer, outcome, sequence, self.number)
+        except VolumeFull:
+            if not self._gather():
+                raise
+        return commit_records(self._writer, outcome, sequence, self.number)
 
     def take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
         """More space for an allocation. VolumeFull."""
@@ -755,7 +770,7 @@ class Session:
             transaction.committing = True
             try:
                 with self.lost_if_fenced():
-                    record = commit_records(self._writer, outcome, sequence, self.number)
+                    record = self._record(outcome, sequence)
                 with self.volume.lock:
                     catalog.apply(record)
                     self.volume.forget_objects()
