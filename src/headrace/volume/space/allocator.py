@@ -187,14 +187,14 @@ class Allocator:
         self.check(length, kept)
         before = self._pool_bytes
         try:
-            return self._allocate(length, block_bytes)
+            return self._allocate(length, block_bytes, kept)
         except VolumeFull:
             if self._pool_bytes == before:
                 raise
             # What came into the pool on the way lay in pieces between what had just been taken out of it.
-            return self._allocate(length, block_bytes)
+            return self._allocate(length, block_bytes, kept)
 
-    def _allocate(self, length: int, block_bytes: int) -> tuple[Rows, Rows]:
+    def _allocate(self, length: int, block_bytes: int, kept: int) -> tuple[Rows, Rows]:
         rows: list[tuple[int, list[tuple[int, int]]]] = []
         left = length
         while left:
