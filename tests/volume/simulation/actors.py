@@ -59,7 +59,10 @@ def writer(actor: Actor, job: Job, transactions: int) -> None:
         with allowed():
             actor.world.opening.add(actor)
             since = actor.world.chain.last
-            volume = Volume.open(actor.devices(), write=True)
+            devices, degraded = actor.devices(), actor.chance.random() < actor.world.weather.absent
+            if degraded:
+                del devices[actor.world.fragile]
+            volume = Volume.open(devices, write=True, degraded=degraded)
             # By hand, of a session that may live: whoever asks for that where nothing keeps it out is on his own.
             by_hand = actor.world.fenced and actor.chance.random() < actor.world.weather.by_hand
             session = volume.session(
@@ -69,6 +72,8 @@ def writer(actor: Actor, job: Job, transactions: int) -> None:
                 missed_beats=MISSED,
                 unfenced=True,
             )
+            actor.world.degraded = degraded
+            actor.world.count("session without a member" if degraded else "session with all members")
             _work(actor, job, volume, session, since, transactions)
     finally:
         job.over = True
@@ -172,6 +177,8 @@ def _fill(actor: Actor, job: Job, tx: Transaction, chosen: tuple[list[tuple[str,
 
 def _space(actor: Actor, volume: Volume, session: Session) -> None:
     """Promise 9: free + live + quarantined is all there is."""
+    if volume.degraded:
+        return  # What is missing is neither.
     with session.lock:
         info = volume.info()
         together = session.free_bytes + info.used_bytes + session.quarantined_bytes + session.deallocating_bytes

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from headrace.errors import CommandFailed, DeviceGone, HeadraceError
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
@@ -206,6 +207,8 @@ class Weather:
     transactions: int = 0
     #: Jobs, one after another; 0: as the seed wants.
     sessions: int = 0
+    #: Of jobs: they go on without one of the members, always the same.
+    absent: float = 0.0
     #: Takeovers by hand, of all.
     by_hand: float = 0.0
     #: Of a log area.
@@ -230,12 +233,14 @@ class Weather:
             away=rate(0.003),
             stop_in_log=rate(0.03),
             many_tables=chance.random() < 0.5,
+            absent=chance.choice((0.0, 0.0, 0.4)),
             by_hand=chance.choice((0.0, 0.3)),
             # Two faults at once may be too much: a copy that cannot be read, and the other one damaged.
         )._maybe_rot(chance)
 
     def _maybe_rot(self, chance: random.Random) -> Weather:
         if chance.random() < 0.3:
+            self.absent = 0.0
             self.rot, self.away, self.fail_command, self.given_up = 0.02, 0.0, 0.0, 0.0
         return self
 
@@ -263,7 +268,7 @@ class World:
         ]
         for namespace in self.namespaces:
             namespace.observer = self._observe
-            namespace.on_write = self._wrote
+            namespace.on_write = partial(self._wrote, namespace)
         self.chain = Chain()
         self.actors: list[Actor] = []
         self.current: dict[int, Actor] = {}
@@ -279,8 +284,10 @@ class World:
         self.beats: dict[int, list[float]] = {}
         #: Step until which a member does not answer.
         self._away = [0] * self.members
-        #: The member, thus the copy, that bytes are flipped on.
-        self._rots = self.chance.randrange(self.members)
+        #: The member, thus the copy, that bytes are flipped on, or that is missing.
+        self.fragile = self.chance.randrange(self.members)
+        #: The last session goes on without it.
+        self.degraded = False
         self._rotten_nodes = 0
         #: What was written to the log: (member, offset) -> a record.
         self._records: dict[tuple[int, int], bytes] = {}
@@ -321,8 +328,10 @@ class World:
         for namespace in self.namespaces:
             namespace.ghosts = [ghost for ghost in namespace.ghosts if self.job_of.get(ghost.device, 0) >= oldest]
 
-    def _wrote(self, host: uuid.UUID) -> None:
+    def _wrote(self, namespace: SharedNamespace, host: uuid.UUID) -> None:
         job = self.job_of_host.get(host)
+        if self.degraded and namespace is self.namespaces[self.fragile]:
+            return  # Who goes on without a member keeps nobody out there.
         # Without reservations nobody is kept out: what may come of that is looked at (`_excused`).
         if self.fenced and job in self._sessions[:-1]:
             self._late = job
@@ -577,7 +586,7 @@ class World:
     def _rot(self) -> None:
         """One byte of a copy of a structure that stands on another member, too."""
         assert self.superblock is not None
-        chance, index = self.chance, self._rots
+        chance, index = self.chance, self.fragile
         namespace, superblock = self.namespaces[index], self.superblock
         copy = superblock.log_member.index(index)
         area = superblock.area_offset(copy, self._area_in_force())
