@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import random
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,13 @@ from tests.volume.support import state_of
 IMAGES = Path(__file__).parent.parent / "images"
 
 
+@cache
+def image_of(version: int) -> bytes:
+    return lzma.decompress((IMAGES / f"version-{version}.xz").read_bytes())
+
+
 def devices_of(version: int) -> list[MemoryDevice]:
-    data = lzma.decompress((IMAGES / f"version-{version}.xz").read_bytes())
+    data = image_of(version)
     devices = [MemoryDevice(MEMBER_BYTES[version]) for _ in range(MEMBERS)]
     for index, device in enumerate(devices):
         device.data[:] = data[index * device.size_bytes : (index + 1) * device.size_bytes]

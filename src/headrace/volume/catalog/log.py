@@ -31,6 +31,7 @@ _BEHIND_BLOCKS = 40
 _SCAN_BLOCKS = 256
 #: A reader starts over when the writer moves to the other area under it; each move means a whole area was filled.
 _LOAD_ATTEMPTS = 20
+_SALVAGE = "`headrace volume salvage` copies out what still verifies"
 
 
 def believed(record: Record, durable: int) -> bool:
@@ -100,6 +101,14 @@ class LogReader:
         self.device(copy).read_into(offset, buffer)
         return buffer.tobytes()
 
+    def _places(self, area: int, block: int, copies: Sequence[int] | None = None) -> str:
+        """Where a block of an area stands, for messages."""
+        return " and ".join(
+            f"member {self.superblock.log_member[copy]} ({self.device(copy).uri}) "
+            f"offset {self.superblock.area_offset(copy, area) + block * ALIGN}"
+            for copy in (self.copies if copies is None else copies)
+        )
+
     # ---- headers ----
 
     def header(self, area: int) -> tuple[AreaHeader | None, list[str]]:
@@ -119,7 +128,9 @@ class LogReader:
         best = max((header for header in found.values() if header is not None), default=None, key=age)
         for copy, header in found.items():
             if best is not None and header != best:
-                problems.append(f"log copy {copy}: the header of area {area} is missing or old")
+                problems.append(
+                    f"log copy {copy}: the header of area {area} is missing or old at {self._places(area, 0, [copy])}"
+                )
         return best, problems
 
     def start(self) -> Cursor:
@@ -138,7 +149,9 @@ class LogReader:
                 best.findings.extend(problems)
         if best is None:
             raise VolumeDamaged(
-                "no copy of the log has a valid header", where=", ".join(device.uri for device in self.devices[:2])
+                "no copy of the log has a valid header",
+                where=f"{self._places(0, 0)}, and {self._places(1, 0)}",
+                next_step=_SALVAGE,
             )
         return best
 
@@ -204,7 +217,10 @@ class LogReader:
                 raise errors[0]
             return None
         for copy in lacking:
-            cursor.findings.append(f"log copy {copy}: no valid record at block {cursor.block} of area {cursor.area}")
+            cursor.findings.append(
+                f"log copy {copy}: no valid record at block {cursor.block} of area {cursor.area}, "
+                f"{self._places(cursor.area, cursor.block, [copy])}"
+            )
         cursor.block += record.blocks
         cursor.previous = record.crc
         cursor.sequence = record.sequence
@@ -231,9 +247,10 @@ class LogReader:
                         break
                     raise VolumeDamaged(
                         "the catalog is damaged on every log copy",
-                        where=f"area {cursor.area}, block {cursor.block}",
+                        where=f"block {cursor.block} of area {cursor.area}, {self._places(cursor.area, cursor.block)}",
                         expected=f"{cursor.header.snapshot_records} snapshot records",
                         found=str(index),
+                        next_step=_SALVAGE,
                     )
                 catalog.apply(record)
             else:
@@ -248,8 +265,9 @@ class LogReader:
                 if cursor.block == end:
                     raise VolumeDamaged(
                         "a record of the log is damaged on every log copy, and there are later ones",
-                        where=f"area {cursor.area}, block {cursor.block}",
+                        where=f"block {cursor.block} of area {cursor.area}, {self._places(cursor.area, cursor.block)}",
                         expected=f"record {cursor.sequence + 1}",
+                        next_step=_SALVAGE,
                     )
                 return catalog, cursor
         raise VolumeDamaged("the log moves faster than it can be read", next_step="try again")
@@ -304,8 +322,9 @@ class LogReader:
         if moved:
             raise VolumeDamaged(
                 "the log moved to an area that has no valid header on any copy",
-                where=f"area {1 - cursor.area}",
+                where=self._places(1 - cursor.area, 0),
                 expected=f"a generation after {cursor.header.generation}",
+                next_step=_SALVAGE,
             )
         cursor.every_copy = False
         while cursor.waiting and believed(cursor.waiting[0], cursor.durable):

@@ -114,8 +114,14 @@ class Superblock:
                 where=where,
                 next_step="check the address, or make one with `headrace volume create`",
             )
-        if struct.unpack_from("<I", data, SUPERBLOCK_BYTES - 4)[0] != crc32c(data[: SUPERBLOCK_BYTES - 4]):
-            raise VolumeDamaged("the superblock does not match its checksum", where=where)
+        crc, (said,) = crc32c(data[: SUPERBLOCK_BYTES - 4]), struct.unpack_from("<I", data, SUPERBLOCK_BYTES - 4)
+        if crc != said:
+            raise VolumeDamaged(
+                "the superblock does not match its checksum",
+                where=where,
+                expected=f"crc32c {said:#010x}",
+                found=f"{crc:#010x}",
+            )
         (
             _, version, _, incompat, compat, volume_id, generation, count, index, stripe, area, created,
             log_offset0, log_offset1, log_member0, log_member1, epoch, name_bytes, name,

@@ -117,7 +117,12 @@ def read_superblock(device: BlockDevice) -> tuple[Superblock, list[str]]:
             )
         )
     best = max(found, key=lambda superblock: superblock.generation)
-    said = [str(problem) for problem in problems]
+    said = []
+    for problem in problems:
+        what = "there is none" if isinstance(problem, NotAVolume) else problem.what
+        if problem.expected is not None:
+            what += f": expected {problem.expected}, found {problem.found}"
+        said.append(f"a copy of the superblock is bad at {problem.where or device.uri}: {what}")
     if any(one.generation < best.generation for one in found):
         said.append(f"a copy of the superblock is older than the other at {device.uri}")
     return best, said

@@ -155,7 +155,7 @@ class Salvage:
                     known = expected.get(index) if isinstance(expected, dict) else _at(expected, index)
                     seed = layout.place_seed(self.superblock.volume_id, birth, mark | index)
                     if known is None:
-                        yield where, None, f"the checksum that it should match is lost: {page_lost}"
+                        yield where, None, f"its checksum is lost, with a page of the checksum table: {page_lost}"
                     elif crc32c(part, seed) != known:
                         yield (
                             where,
@@ -215,7 +215,9 @@ def look(devices: Sequence[BlockDevice], *, searching: Callable[[str], None] = l
     strangers: list[BlockDevice] = []
     for device, each in zip(devices, found, strict=True):
         mine = [block for block in each if block.volume_id == best.volume_id]
-        if not mine:
+        if not mine and each:
+            lost.append(f"{device.uri}: it is a member of another volume, {each[0].volume_id.hex()}: left out")
+        elif not mine:
             strangers.append(device)
         else:
             index = mine[0].member_index
@@ -264,7 +266,8 @@ def _copies(
     newest = max(epochs.values(), default=0)
     for copy, epoch in epochs.items():
         if epoch < newest:
-            lost.append(f"log copy {copy} (member {best.log_member[copy]}): it is of epoch {epoch}, not {newest}")
+            of = f"it is of epoch {epoch}, not {newest}" if epoch else "nothing says which epoch it is of"
+            lost.append(f"log copy {copy} (member {best.log_member[copy]}): {of}: left out")
     if newest and newest < best.log_epoch:
         lost.append(f"the log: what was committed since epoch {best.log_epoch} began, on members that are missing")
     return [copy for copy, epoch in epochs.items() if epoch == newest]

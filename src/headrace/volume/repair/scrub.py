@@ -64,7 +64,7 @@ def scrub(
     superblock, ordered, copies = _superblocks(devices, report)
     read = Reader(ordered, report, bytes_per_s, copies)
     state = _settled(superblock, read, report)
-    contents = contents_of(superblock, state.values, state.totals, read)
+    contents = contents_of(superblock, state.values, state.totals, read, whole=state.whole)
     blobs = contents.blobs
     check_space(superblock, blobs, state.roots, read)
     for finding in report.findings if on_finding is not None else ():
@@ -151,9 +151,11 @@ def _superblocks(
         )
     ordered = [by_index[index][1] for index in sorted(by_index)]
     for device, offset, problem in bad:
+        why = "there is none" if isinstance(problem, NotAVolume) else problem.what
         report.findings.append(
             Finding(
-                what=problem.what, member=ordered.index(device), offset=offset, fatal=False, uri=device.uri,
+                what=f"a copy of the superblock is bad ({why})",
+                member=ordered.index(device), offset=offset, fatal=False, uri=device.uri,
                 expected=problem.expected, found=problem.found,
             )
         )  # fmt: skip

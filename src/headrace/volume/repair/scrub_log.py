@@ -34,10 +34,14 @@ class State:
     values: dict[bytes, bytes] = field(default_factory=dict)
     #: Has any session ever been?
     session: bool = False
+    #: Every node of every table has a good copy; else what only that one said is not in `values`.
+    whole: bool = True
 
 
 def check_heartbeats(superblock: Superblock, read: Reader, used: bool) -> None:
-    """A copy of the heartbeat block that is missing where the other one is there, or where a session has been."""
+    """A copy of the heartbeat block that is missing, or older, where the other one is there, or that is missing where a
+    session has been.
+    """
     found = []
     for copy in read.copies:
         member, offset = superblock.log_member[copy], superblock.log_offset[copy]
@@ -45,11 +49,13 @@ def check_heartbeats(superblock: Superblock, read: Reader, used: bool) -> None:
             found.append(layout.Heartbeat.decode(read(member, offset, ALIGN), superblock.volume_id))
         except DeviceError:
             found.append(None)
-    there = any(one is not None for one in found)
+    best = max((one for one in found if one is not None), key=lambda one: (one.session, one.beat), default=None)
     for copy, one in zip(read.copies, found, strict=True):
-        if one is None and (there or used):
-            place = superblock.log_member[copy], superblock.log_offset[copy]
-            read.note(f"log copy {copy} lacks the heartbeat block", *place, fatal=not there)
+        place = superblock.log_member[copy], superblock.log_offset[copy]
+        if one is None and (best is not None or used):
+            read.note(f"log copy {copy} lacks the heartbeat block", *place, fatal=best is None)
+        elif one != best:
+            read.note(f"log copy {copy} has an older heartbeat block", *place, fatal=False)
 
 
 def read_log(superblock: Superblock, read: Reader) -> State:
@@ -80,7 +86,9 @@ def read_log(superblock: Superblock, read: Reader) -> State:
             _follow(state, record, superblock, read.report)
     values: dict[bytes, bytes | None] = {}
     for root in reversed(state.roots):
-        values.update(read_table(superblock, root, read))
+        found, whole = read_table(superblock, root, read)
+        values.update(found)
+        state.whole &= whole
     values.update(state.recent)
     state.values = {key: value for key, value in values.items() if value is not None}
     return state

@@ -18,9 +18,11 @@ class Contents:
 
 
 def contents_of(
-    superblock: Superblock, values: dict[bytes, bytes], totals: Totals | None, read: Reader
+    superblock: Superblock, values: dict[bytes, bytes], totals: Totals | None, read: Reader, *, whole: bool = True
 ) -> Contents:  # fmt: skip
-    """Objects and blobs of the catalogue; a finding for each that contradicts itself or another."""
+    """Objects and blobs of the catalogue; a finding for each that contradicts itself or another. Not `whole`: nodes of
+    tables are lost, and with them what objects refer to.
+    """
 
     def wrong(what: str, name: str | None = None) -> None:
         hit = None if name is None else (name, 0, None)
@@ -28,6 +30,8 @@ def contents_of(
 
     result = Contents()
     blobs = result.blobs
+    #: Births of blobs that lost nodes said something of, and who refers to them.
+    lost: dict[int, list[str]] = {}
 
     def add(blob: Blob, name: str | None) -> None:
         blobs[blob.birth] = Use(blob)
@@ -60,12 +64,20 @@ def contents_of(
             add(entry.blob, name)
         slices = entry.slices.tolist() if entry.blob is None else [(entry.blob.birth, 0, entry.length_bytes)]
         for birth, start, length in slices:
+            if birth not in blobs and not whole:
+                lost.setdefault(birth, []).append(name)
+                continue
             if birth not in blobs or start + length > blobs[birth].blob.length_bytes:
                 wrong(f"a slice leaves blob {birth:#x}, or there is none", name)
                 continue
             blobs[birth].slices.append((name, position, start, length))
             result.objects[name].append(birth)
             position += length
+    for birth, names in lost.items():
+        more = f" and of {len(set(names)) - 1:,} more" if len(set(names)) > 1 else ""
+        wrong(f"where the bytes are{more} (blob {birth:#x}) only a lost node of the catalogue said", names[0])
+    if not whole:
+        return result
     for birth, use in blobs.items():
         if not use.slices:
             wrong(f"nothing refers to blob {birth:#x}")

@@ -11,8 +11,8 @@ from headrace.volume.layout.table import Child, Node
 from headrace.volume.repair.findings import Reader
 
 
-def read_table(superblock: Superblock, root: Root, read: Reader) -> dict[bytes, bytes | None]:
-    """What a table says, from the top down; a finding for each node that a copy lacks."""
+def read_table(superblock: Superblock, root: Root, read: Reader) -> tuple[dict[bytes, bytes | None], bool]:
+    """What a table says, from the top down, and whether that is all; a finding for each node that a copy lacks."""
     result: dict[bytes, bytes | None] = {}
     counted = deleted = blocks = 0
     whole = True
@@ -47,7 +47,7 @@ def read_table(superblock: Superblock, root: Root, read: Reader) -> dict[bytes, 
             expected=f"{root.entry_count}, {root.deleted_count} of them deleted",
             found=f"{counted}, {deleted}",
         )
-    return result
+    return result, whole
 
 
 def _place(root: Root, copy: int, block: int) -> tuple[int, int]:
