@@ -103,6 +103,64 @@ class Relay:
             end.close()
 
 
+class HoldingRelay(Relay):
+    """Also stops a host in the middle of a write: with `hold`, the next data that a target asked for (H2CData, PDU type
+    6 of the TCP transport), and all that its connection sends after them, wait for `release`."""
+
+    def __init__(self, behind: int) -> None:
+        self._hold = False
+        self.held = threading.Event()
+        #: Of ends that hosts send to: bytes that were not passed on yet.
+        self._waiting: dict[socket.socket, bytearray] = {}
+        self._stopped: set[socket.socket] = set()
+        self._hosts: set[socket.socket] = set()
+        super().__init__(behind)
+
+    def hold(self) -> None:
+        with self._lock:
+            self._hold = True
+
+    def release(self) -> None:
+        with self._lock:
+            self._hold = False
+            stopped, self._stopped = self._stopped, set()
+            for end in stopped:
+                with contextlib.suppress(OSError, KeyError):
+                    self._ends[end].sendall(self._waiting.pop(end))
+
+    def _accept(self, listener: socket.socket) -> None:
+        before = set(self._ends)
+        super()._accept(listener)
+        # The host's end was put in first.
+        self._hosts.update([end for end in self._ends if end not in before][:1])
+
+    def _move(self, source: socket.socket) -> None:
+        if source not in self._hosts:
+            super()._move(source)
+            return
+        try:
+            data = source.recv(1 << 18)
+        except OSError:
+            data = b""
+        if not data:
+            for end in (source, self._ends.pop(source)):
+                self._ends.pop(end, None)
+                end.close()
+            return
+        waiting = self._waiting.setdefault(source, bytearray())
+        waiting += data
+        while source not in self._stopped and len(waiting) >= 8:
+            length = int.from_bytes(waiting[4:8], "little")
+            if self._hold and waiting[0] == 6:
+                self._stopped.add(source)
+                self.held.set()
+            elif len(waiting) >= length:
+                self._ends[source].sendall(waiting[:length])
+                del waiting[:length]
+            else:
+                return
+
+
 def _reset(end: socket.socket) -> None:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     end.close()

@@ -11,12 +11,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from headrace.errors import WriterActive
+from headrace.device import new_key, open_device
+from headrace.errors import ReservationConflict, WriterActive
 from headrace.testing.serve import ServeProcess, serving
 from headrace.volume import Volume
+from headrace.volume.writing import fence
+from tests.interop.relay import HoldingRelay
 from tests.volume.support import STRIPE, content, state_of
 
 NQN = "nqn.2026-01.io.headrace:zombies"
@@ -169,6 +173,55 @@ def test_a_stopped_writer_wakes_up_after_a_takeover(world: World, late: str) -> 
             assert world.conflicts() > conflicts
             assert world.media() == before
             assert state_of(volume) == {"first": b"1" * 5000, "new": content(1, 200_000)}
+
+
+def test_a_writer_that_stands_between_r2t_and_its_data(world: World) -> None:
+    """The target has admitted the write, asked for its data, and waits. Whoever takes over waits for none of it: the
+    target gives the command up, says that it drained, and what comes late reaches no medium."""
+    with HoldingRelay(world.target.port) as relay:
+        near = [uri.replace(f":{world.target.port}/", f":{relay.port}/") for uri in world.uris]
+        with running(WRITER, *near) as zombie, world.open() as volume:
+            relay.hold()
+            zombie.tell("put")
+            assert relay.held.wait(30)
+            zombie.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            with volume.session("run", heartbeat_s=BEAT) as session:
+                assert session.quarantined_bytes == 0 and time.monotonic() - began < 30
+                with session.transaction() as tx:
+                    tx.put("new", content(4, 900_000))
+            before = world.media()
+            relay.release()
+            zombie.signal(signal.SIGCONT)
+            assert zombie.hear() == "SessionLost"
+            zombie.tell("put")
+            assert zombie.hear() == "SessionLost"
+            assert world.media() == before
+            assert state_of(volume) == {"first": b"1" * 5000, "new": content(4, 900_000)}
+
+
+def test_a_taker_that_registers_late_does_not_write(world: World) -> None:
+    """Stopped between its look and its registration, while another one took the volume. As a registrant the target
+    would let it write; but it does not hold, and so it does not pass the guard."""
+    with world.open() as volume, volume.session("run", heartbeat_s=BEAT) as session, session.transaction() as tx:
+        tx.put("new", content(5, 200_000))
+    # That one is closed, and holds the members all the same.
+    before = world.media()
+    for uri in world.uris:
+        late = open_device(uri, hostid=uuid4())
+        key = new_key()
+        late.reservations.register(key)
+        with pytest.raises(ReservationConflict, match="fenced"):
+            late.guard_writes(key, fence.TYPE)
+        with pytest.raises(ReservationConflict, match="fenced"):
+            late.write(1 << 20, b"\xee" * 4096)
+        late.close()
+    assert world.media() == before
+    # The next session throws it out.
+    with world.open() as volume, volume.session("next", heartbeat_s=BEAT):
+        for device in volume.devices:
+            assert len(device.reservations.report().registrants) == 1  # type: ignore[attr-defined]
+        assert state_of(volume) == {"new": content(5, 200_000)}
 
 
 def test_a_rank_that_writes_after_the_end_of_its_session(world: World) -> None:
