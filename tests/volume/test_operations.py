@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from headrace.errors import VolumeFull
+from headrace.errors import ObjectNotFound, VolumeFull
 from headrace.testing import MemoryDevice
+from headrace.testing.serve import serving
 from headrace.units import MIB
 from headrace.volume import Session, Transaction, Volume
 from headrace.volume.repair.scrub import scrub
 from headrace.volume.writing import heartbeat
 from headrace.volume.writing.compose import Part
+from headrace.volume.writing.reserve import Reservation
 from tests.volume.support import KIB, STRIPE, State, content
 
 NAMES = st.sampled_from(["a", "b", "dir/c", "dir/d"])
@@ -34,12 +45,24 @@ class Operations(RuleBasedStateMachine):
 
     @initialize(members=st.integers(1, 3), block=st.sampled_from([512, 4096]))
     def create(self, members: int, block: int) -> None:
-        self.devices = [MemoryDevice(2 * MIB, block_bytes=block) for _ in range(members)]
-        self.volume = Volume.create(devices=self.devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
-        self.reader = Volume.open(self.devices)
+        self.where = self.make(members, block)
+        self.volume = self.open(write=True)
+        self.reader, self.lazy = self.open(), self.open()
         self.state: State = {}
+        #: What was there at any time since the lazy one looked.
+        self.since: list[State] = [{}]
+        self.reservation: Reservation | None = None
         self.seed = 0
         self.begin()
+
+    def make(self, members: int, block: int) -> list[Any]:
+        """A new volume; returns what it is opened by."""
+        devices = [MemoryDevice(2 * MIB, block_bytes=block) for _ in range(members)]
+        Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
+        return devices
+
+    def open(self, *, write: bool = False) -> Volume:
+        return Volume.open(self.where, write=write)
 
     def begin(self) -> None:
         self.session = self.volume.session("fuzz", takeover="if-dead", heartbeat_s=60)
@@ -101,8 +124,51 @@ class Operations(RuleBasedStateMachine):
                 if fail:
                     raise KeyError
             self.state = after
+            self.since.append(after)
         except (KeyError, VolumeFull):
             pass
+
+    @rule(share=st.integers(0, 120))
+    def reserve(self, share: int) -> None:
+        """Space for what is under "dir/": it is there when it is wanted, whatever else is written until then."""
+        if self.reservation is not None and share < 20:
+            self.reservation.release()
+            self.reservation = None
+            return
+        try:
+            self.reservation = self.session.reserve(self.session.free_bytes * share // 100, "dir/")
+        except VolumeFull:
+            return
+        assert self.session.reserved_bytes == self.reservation.held_bytes
+
+    @precondition(lambda self: self.reservation is not None)
+    @rule(name=st.sampled_from(["dir/c", "dir/d"]), share=st.integers(1, 100))
+    def use_reservation(self, name: str, share: int) -> None:
+        assert self.reservation is not None
+        # A checksum block, and half of what is promised: the catalogue's own space comes on top.
+        size = max(0, self.reservation.held_bytes - 64 * KIB) * share // 200
+        if name in self.state or any(one.startswith(name + "/") for one in self.state):
+            return
+        self.seed += 1
+        data = content(self.seed, size)
+        with self.session.transaction() as tx:
+            tx.put(name, data)
+        self.state = {**self.state, name: data}
+        self.since.append(self.state)
+
+    @rule(refresh=st.booleans())
+    def look_lazily(self, refresh: bool) -> None:
+        """A reader that is behind: it reads what it knows of, or hears that it is gone."""
+        if refresh:
+            self.lazy.refresh()
+            self.since = [self.state]
+        for name in [info.name for info in self.lazy.list()][:4]:
+            try:
+                found = self.lazy.read(name)
+            except ObjectNotFound:
+                assert any(name not in state or state[name] != self.since[0].get(name) for state in self.since)
+                continue
+            assert any(state.get(name) == found for state in self.since)
 
     def compose(self, tx: Transaction, name: str, new: bytes, block: int) -> bytes:
         """Parts of whatever is committed, and new bytes between them."""
@@ -126,11 +192,13 @@ class Operations(RuleBasedStateMachine):
 
     @rule(clean=st.booleans())
     def new_session(self, clean: bool) -> None:
+        self.reservation = None
         if clean:
             self.session.close()
+            self.volume.close()
         else:
             self.session._beat.stop(None)
-        self.volume = Volume.open(self.devices, write=True)
+        self.volume = self.open(write=True)
         self.begin()
 
     @precondition(lambda self: self.state)
@@ -163,22 +231,50 @@ class Operations(RuleBasedStateMachine):
             }
         for name, data in self.state.items():
             assert self.reader.read(name) == data
+        session = self.session
+        with session.lock:
+            info = self.volume.info()
+            together = session.free_bytes + info.used_bytes + session.quarantined_bytes + session.deallocating_bytes
+        assert together == info.capacity_bytes
 
     def teardown(self) -> None:
         if hasattr(self, "session"):
-            assert scrub(self.devices).clean
+            assert scrub(self.volume.devices).clean
             self.session.close()
+            for volume in (self.volume, self.reader, self.lazy):
+                volume.close()
+
+
+class OverATarget(Operations):
+    """The same over NVMe/TCP."""
+
+    uris: list[str]
+
+    def make(self, members: int, block: int) -> list[Any]:
+        uris = self.uris[: max(1, members - 1)]
+        Volume.create(uris, stripe_bytes=STRIPE, log_bytes=128 * KIB, force=True).close()
+        return uris
+
+
+def _run(machine: type[Operations], examples: int) -> None:
+    assert heartbeat.SETTLE_S == 0
+    settings_ = settings(
+        max_examples=examples,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        print_blob=True,
+    )
+    run_state_machine_as_test(machine, settings=settings_)
 
 
 @pytest.mark.usefixtures("nobody_else", "quick")
 def test_operations() -> None:
-    assert heartbeat.SETTLE_S == 0
-    settings_ = settings(
-        max_examples=25,
-        stateful_step_count=25,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-    from hypothesis.stateful import run_state_machine_as_test
+    _run(Operations, int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", "25")))
 
-    run_state_machine_as_test(Operations, settings=settings_)
+
+@pytest.mark.usefixtures("nobody_else")
+def test_operations_over_a_target() -> None:
+    with serving("nqn.2026-01.io.headrace:operations", "mem:2MiB", "mem:2MiB") as target:
+        OverATarget.uris = [target.uri(1), target.uri(2)]
+        _run(OverATarget, int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", "4")))
