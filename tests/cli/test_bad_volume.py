@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -387,11 +388,12 @@ def test_taking_over_by_hand(case: Case) -> None:
         process.wait()
         time.sleep(0.2)
         status, _, err = case.run("volume", "takeover", uri)
-        assert status == 2 and "no beat in" in err and "--yes" in err
+        assert status == 2 and re.search(r"no beat in \d+\.\d s; last beat 20\d\d-.* UTC", err) and "--yes" in err
         status, out, _ = case.run("volume", "takeover", uri, "--yes", "--json")
         found = json.loads(out)
         assert status == 0
         assert (found["taken"], found["from"]["run_id"], found["from"]["beats"]) == (True, "training", False)
+        assert found["from"]["watched_s"] >= 0.25 and found["from"]["last_beat_s"] > found["from"]["started_s"]
         assert json.loads(case.run("volume", "info", uri, "--json")[1])["writer"]["state"] == "closed"
     finally:
         process.kill()

@@ -665,7 +665,14 @@ def test_without_a_fence_the_native_heart_stops_where_the_block_is_anothers() ->
         deadline = time.monotonic() + 20
         while block.read() is None and time.monotonic() < deadline:
             time.sleep(BEAT)
-        assert block.read() is not None and old._lost is None
+        found = block.read()
+        assert found is not None and old._lost is None
+        # Beats are made beforehand, and say when each was to come.
+        assert abs(found.due_ns - time.time_ns()) < 10e9 and found.due_ns > found.started_ns
+        first = found
+        while (found := block.read()) is None or found.beat < first.beat + 2:
+            time.sleep(BEAT)
+        assert found.due_ns - first.due_ns == (found.beat - first.beat) * int(BEAT * 1e9)
         with Volume.open([device], write=True).session("other", takeover="now", heartbeat_s=60) as session:
             while old._lost is None and time.monotonic() < deadline:
                 time.sleep(BEAT)

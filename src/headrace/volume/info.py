@@ -40,6 +40,8 @@ class WriterInfo:
     host: str
     pid: int
     started_s: float
+    #: When its last beat was due, by its own clock; 0: it does not say. A session that was closed: when.
+    last_beat_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,7 @@ def writer_of(heartbeat: layout.Heartbeat | None) -> WriterInfo | None:
         host=heartbeat.host,
         pid=heartbeat.pid,
         started_s=heartbeat.started_ns / 1e9,
+        last_beat_s=heartbeat.due_ns / 1e9,
     )
 
 

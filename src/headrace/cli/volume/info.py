@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.cli.volume.common import AsJson, Degraded, Members, open_reading, shown
 
 if TYPE_CHECKING:
-    from headrace.volume import Volume, VolumeInfo
+    from headrace.volume import Volume, VolumeInfo, WriterInfo
 
 #: What keeps out a writer that was taken over from, on the worst member.
 FENCES = {
@@ -36,6 +36,13 @@ def when(seconds: float) -> str:
     from datetime import datetime, timezone
 
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def last_beat(writer: WriterInfo) -> str:
+    """By its own clock."""
+    if not writer.last_beat_s:
+        return "which says nothing of its last beat"
+    return f"{'last beat' if writer.state == 'active' else 'until'} {when(writer.last_beat_s)}"
 
 
 def show_info(volume: Volume, json: bool) -> None:
@@ -77,7 +84,7 @@ def show_info(volume: Volume, json: bool) -> None:
         writer = info.writer
         facts["writer"] = (
             f"{writer.state}: {shown(writer.run_id)!r}, process {writer.pid} on {shown(writer.host)}, "
-            f"since {when(writer.started_s)}"
+            f"since {when(writer.started_s)}, {last_beat(writer)}"
         )
     facts["fence"] = FENCES.get(info.fence, info.fence)
     for number, warning in enumerate(info.warnings, start=1):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.volume.common import AsJson, Members, Unfenced, Yes, addresses_of, confirm, shown
-from headrace.cli.volume.info import when
+from headrace.cli.volume.info import last_beat, when
 
 if TYPE_CHECKING:
     from headrace.volume import Volume, WriterInfo
@@ -47,13 +47,13 @@ def takeover(
     from headrace.errors import WriterActive
     from headrace.volume import Volume
 
-    number, beats = None, False
+    number, beats, looked_s = None, False, 0.0
     with Volume.open(addresses_of(members), write=True, keep=keep) as volume:
         writer = volume.info().writer
         held = writer is not None and writer.state == "active"
         if held and writer is not None:
             beats, looked_s = _beats(volume)
-            heart = "its heart beats" if beats else f"no beat in {looked_s:.1f} s"
+            heart = f"{'its heart beats' if beats else 'no beat'} in {looked_s:.1f} s; {last_beat(writer)}"
             who = f"{_who(writer)}; {heart}"
             if beats and not now:
                 raise WriterActive(
@@ -68,7 +68,8 @@ def takeover(
             number = _session(volume, "if-dead", unfenced)
         if json:
             was = {"run_id": writer.run_id, "host": writer.host, "pid": writer.pid, "session": writer.session,
-                   "started_s": writer.started_s, "beats": beats} if held and writer else None  # fmt: skip
+                   "started_s": writer.started_s, "last_beat_s": writer.last_beat_s, "beats": beats,
+                   "watched_s": looked_s} if held and writer else None  # fmt: skip
             print_json({"taken": held, "from": was, "session": number})
         elif held:
             print(f"taken over, as session {number}; the next one opens at once")

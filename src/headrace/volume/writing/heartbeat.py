@@ -94,17 +94,19 @@ class HeartbeatBlock:
 def new_heartbeat(
     session: int, run_id: str, interval_s: float, *, nonce: bytes | None = None, key: int = 0
 ) -> Heartbeat:
+    now = time.time_ns()
     return Heartbeat(
         state=ACTIVE,
         session=session,
         nonce=nonce or secrets.token_bytes(16),
         beat=1,
         interval_ns=int(interval_s * 1e9),
-        started_ns=time.time_ns(),
+        started_ns=now,
         pid=os.getpid(),
         run_id=run_id,
         host=socket.gethostname(),
         key=key,
+        due_ns=now,
     )
 
 
@@ -118,11 +120,15 @@ def same_session(found: Heartbeat | None, mine: Heartbeat) -> bool:
 
 
 def describe(heartbeat: Heartbeat) -> str:
-    since = datetime.fromtimestamp(heartbeat.started_ns / 1e9, timezone.utc).astimezone()
-    return (
-        f"run {heartbeat.run_id!r} on host {heartbeat.host}, process {heartbeat.pid}, "
-        f"since {since.isoformat(sep=' ', timespec='seconds')}"
-    )
+    since = _when(heartbeat.started_ns)
+    return f"run {heartbeat.run_id!r} on host {heartbeat.host}, process {heartbeat.pid}, since {since}"
+
+
+def _when(time_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).astimezone().isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ns / 1e9:.0f} s after 1970"
 
 
 def wait_for_silence(block: HeartbeatBlock, seen: Heartbeat, missed_beats: int) -> bool:
@@ -192,12 +198,19 @@ def judge(
         pass  # By hand: whoever asks for it has looked.
     elif held is not None and held.state == ACTIVE:
         may_take = takeover == "if-dead" or held.run_id == run_id
+        began = time.monotonic()
         silent = wait_for_silence(block, held, missed_beats if may_take else min(2, missed_beats))
+        watched = f"{time.monotonic() - began:.1f} s"
         if not silent or not may_take:
             raise WriterActive(
                 "another session holds the volume for writing" + (", and its heart beats" if not silent else ""),
                 where=where,
-                found=describe(held),
+                found=describe(held)
+                + (
+                    f"; a beat within {watched}"
+                    if not silent
+                    else f"; no beat in {watched}, the last one due at {_when(held.due_ns)}"
+                ),
                 next_step="wait until it ends, or end it"
                 if not silent
                 else 'it seems to be dead: open the session with takeover="if-dead", or give the command --takeover',
@@ -271,7 +284,7 @@ class Heart(ABC):
             if self._confirm:
                 self.check()
             with lost_if_fenced():
-                self._block.write(self.last()._replace(state=state, beat=self.last().beat + 1))
+                self._block.write(self.last()._replace(state=state, beat=self.last().beat + 1, due_ns=time.time_ns()))
 
     def last(self) -> Heartbeat:
         """The last beat that may have been written."""
@@ -303,7 +316,7 @@ class HeartbeatThread(Heart):
                     self.check()
                 if self._ask is not None:
                     self._ask()
-                self._mine = self._mine._replace(beat=self._mine.beat + 1)
+                self._mine = self._mine._replace(beat=self._mine.beat + 1, due_ns=time.time_ns())
                 self._block.write(self._mine)
             except ReservationConflict as conflict:
                 self._on_lost(fenced_off(str(conflict)))
@@ -336,9 +349,15 @@ class NativeHeart(Heart):
         self._thread.start()
 
     def _feed(self) -> None:
-        first = self._fed + 1
+        begun = self._mine.beat + self._beat.written()
+        now, first = time.time_ns(), self._fed + 1
         self._fed += AHEAD
-        self._beat.feed([self._block.encode(self._mine._replace(beat=beat)) for beat in range(first, self._fed + 1)])
+        self._beat.feed(
+            [
+                self._block.encode(self._mine._replace(beat=beat, due_ns=now + (beat - begun) * self._mine.interval_ns))
+                for beat in range(first, self._fed + 1)
+            ]
+        )
 
     def _tend(self) -> None:
         patience_s = 60.0 if self._ask is None else max(self._mine.interval_ns / 1e9, ASK_S)

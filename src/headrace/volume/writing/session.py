@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -370,6 +371,7 @@ class Session:
             nonce=named.hostid.bytes,
             key=named.key,
             beat=last.beat + 1,
+            due_ns=time.time_ns(),
             flags=layout.UNDRAINED if self._undrained or half is not None else 0,
         )
         block = HeartbeatBlock(self._log.superblock, self._fence.devices, self._log.copies)
