@@ -104,7 +104,7 @@ class Catalog:
     def scan(self, first: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Keys from `first` on, below `end`, in order, with their values, as of now. Only the range is read, and only
         as far as somebody asks."""
-        for keys, values in merged(self.layers(first, end)):
+        for keys, values in self.batches(first, end):
             for key, value in zip(keys, values, strict=True):
                 if end is not None and key >= end:
                     return
@@ -116,6 +116,10 @@ class Catalog:
         keys = sorted(key for key in self.recent if key >= first and (end is None or key < end))
         recent: Batch = keys, [self.recent[key] for key in keys]
         return [iter([recent]), *(batches(table.leaves(first, end), first) for table in self.tables)]
+
+    def batches(self, first: bytes, end: bytes | None = None) -> Iterator[Batch]:
+        """As `layers`, as one."""
+        return merged(self.layers(first, end))
 
     def columns(self) -> Iterator[Columns]:
         """All entries, in no order, as arrays."""

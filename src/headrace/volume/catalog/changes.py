@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.errors import ObjectExists, ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.data.objects import Values
+from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.layout import Blob, ObjectValue, Rows, Totals
 
 #: The value of one object is bounded, so that a node of the catalogue's tables is.
@@ -31,23 +31,31 @@ def already_exists(name: str) -> ObjectExists:
     )
 
 
+def _not_there(name: str) -> ObjectNotFound:
+    return ObjectNotFound(f"there is no object {name!r} to delete or rename")
+
+
 def whole(blob: Blob) -> Rows:
     """All of a blob, as one slice; none where it is empty."""
     rows = [(blob.birth, 0, blob.length_bytes)] if blob.length_bytes else []
     return np.array(rows, layout.SLICE)
 
 
-def check_none_exists(catalog: Values, keys: Sequence[bytes]) -> None:
+def check_none_exists(catalog: Catalog, keys: Sequence[bytes]) -> None:
     """ObjectExists for the first of these objects that there is. `keys` ascend."""
     # One look at the range that they span, where that is not mostly other objects; else one for each.
     if not keys:
         return
-    new: set[bytes] = set()
+    new = set(keys)
     limit = 4 * len(keys) + 64
-    for seen, (key, _) in enumerate(catalog.scan(keys[0], keys[-1] + b"\0")):
-        new = new or set(keys)
-        if key in new:
-            raise already_exists(layout.name_of(key))
+    seen = 0
+    for found, values in catalog.batches(keys[0], keys[-1] + b"\0"):
+        # Deleted ones, too: there may be many of them.
+        if not new.isdisjoint(found):
+            for key, value in zip(found, values, strict=True):
+                if value is not None and key in new:
+                    raise already_exists(layout.name_of(key))
+        seen += len(found)
         if seen > limit:
             break
     else:
@@ -81,7 +89,7 @@ class Changes:
 
     def __init__(
         self,
-        catalog: Values,
+        catalog: Catalog,
         counts: Mapping[int, int],
         totals: Totals,
         sequence: int,
@@ -110,14 +118,26 @@ class Changes:
         value = self._get(layout.object_key(name))
         return None if value is None else ObjectValue.decode(value, name)
 
-    def delete(self, name: str) -> None:
+    def delete(self, names: Iterable[str]) -> None:
         """ObjectNotFound."""
-        self._let_go(name)
+        slices = []
+        for name in names:
+            value, key = self._get(layout.object_key(name)), layout.object_key(name)
+            if value is None or key in self._after:
+                raise _not_there(name)
+            if layout.ObjectHead.decode(value, name).flags & layout.INLINE:
+                self._let_go(name)
+                continue
+            slices.append(layout.peek_slices(value, name))
+            self._after[key] = None
+            self._objects -= 1
+        if slices:
+            self._count(np.frombuffer(b"".join(slices), layout.SLICE), -1)
 
     def _let_go(self, name: str) -> ObjectValue:
         value, key = self._now(name), layout.object_key(name)
         if value is None or key in self._after:
-            raise ObjectNotFound(f"there is no object {name!r} to delete or rename")
+            raise _not_there(name)
         if value.blob is not None:
             self._homeless[value.blob.birth] = value.blob
         self._count(value.slices, -1)

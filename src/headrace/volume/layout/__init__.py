@@ -62,6 +62,7 @@ from headrace.volume.layout.entry import (
     object_key,
     payload_bytes,
     peek_blob,
+    peek_slices,
 )
 from headrace.volume.layout.heartbeat import ACTIVE, CLOSED, CLOSED_OUTSTANDING, UNDRAINED, Heartbeat
 from headrace.volume.layout.log import (
@@ -173,6 +174,7 @@ __all__ = [
     "object_key",
     "payload_bytes",
     "peek_blob",
+    "peek_slices",
     "place_seed",
     "record_blocks",
     "superblock_offsets",

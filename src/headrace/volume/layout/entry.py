@@ -230,6 +230,16 @@ class ObjectValue:
         return cls(sequence=sequence, created_ns=created, length_bytes=length, slices=slices, blob=blob)
 
 
+def peek_slices(value: bytes, name: str) -> bytes:
+    """The rows of an object's slices, as they lie there; empty where it is inline. VolumeDamaged."""
+    head = ObjectHead.decode(value, name)
+    if head.flags & INLINE:
+        return b""
+    if len(value) != OBJECT_BYTES + SLICE.itemsize * head.slice_count:
+        raise _no_sense(name, ValueError(f"{head.slice_count} slices in {len(value)} bytes"))
+    return value[OBJECT_BYTES:]
+
+
 def peek_blob(value: bytes) -> tuple[int, int, int]:
     """(birth, checksum block, space on the members) of an inline object, without its arrays: what a listing says."""
     try:

@@ -429,8 +429,7 @@ class Transaction:
 
     def collect(self, changes: Changes, sequence: int) -> None:
         """Tell what is to change. For the session. VolumeError where something is not written yet."""
-        for name in self._deleted:
-            changes.delete(name)
+        changes.delete(self._deleted)
         for new, old in self._renamed.items():
             changes.rename(old, new)
         for blob, holder in self.sources.values():
