@@ -20,16 +20,6 @@ for transport in rdma tcp; do
   echo $transport > $d/addr_trtype; echo ipv4 > $d/addr_adrfam; echo 10.0.2.15 > $d/addr_traddr; echo $((4419 + i)) > $d/addr_trsvcid
   ln -s $PWD/$sub $d/subsystems/ || exit 1
 done
-
-# A SCSI disk of the kernel's own target, seen through two nexuses, as two nodes at one array would see it.
-mkdir -p /var/target/pr
-cd /sys/kernel/config/target
-disk=core/rd_mcp_0/disk; mkdir -p $disk
-echo rd_pages=16384 > $disk/control; echo lab-scsi > $disk/wwn/vpd_unit_serial; echo 1 > $disk/enable || exit 1
-for n in 1 2; do
-  tpg=loopback/naa.500140500000000$n/tpgt_1; mkdir -p $tpg
-  echo naa.60014050000000a$n > $tpg/nexus; mkdir $tpg/lun/lun_0; ln -s $PWD/$disk $tpg/lun/lun_0/ || exit 1
-done
 cd /
 machine_python "$CASES"
 echo "---- kernel messages"; dmesg | tail -40

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -317,40 +316,6 @@ def fenced_over_rdma() -> None:
         assert bytes_of(device, 0, BLOCK) == b"1" * BLOCK
         rival.write(0, b"4" * BLOCK)
         rival.reservations.clear(other)
-
-
-@case
-def scsi() -> None:
-    """Persistent reservations of SCSI, through the same calls: a disk of the kernel's target with two initiators."""
-    disks = sorted(Path("/sys/class/scsi_disk").glob("*/device/block/*"))
-    first, second = (f"/dev/{disk.name}" for disk in disks)
-    volume_on(first)
-    with Volume.open(first, write=True) as one, Volume.open(second, write=True) as other:
-        session = one.session(run_id="first")
-        assert session.fence == "node" and session.volume.info().fence == "node"
-        with session.transaction() as tx, Volume.open(second, write=True, ticket=session.ticket) as rank:
-            tx.accept(rank.write_grant(tx.allocate("by a rank", len(DATA)), DATA))
-            late = session.transaction().allocate("late", len(DATA))
-            with pytest.raises(WriterActive, match="its heart beats"):
-                other.session(run_id="second")
-            [mine, theirs] = kernel(cast(NativeDevice, one.devices[0])).report().registrants
-            assert mine.key == theirs.key and mine.hostid.int == 0
-        with other.session(run_id="second", takeover="now") as taker:
-            with pytest.raises(SessionLost):
-                one.write_grant(late, DATA)
-            with pytest.raises(SessionLost), session.transaction() as tx:
-                tx.put("late", DATA.tobytes())
-            with pytest.raises(SessionLost):
-                Volume.open(first, write=True, ticket=session.ticket)
-            with suppress(HeadraceError):
-                session.close()
-            with taker.transaction() as tx:
-                tx.put("second", DATA.tobytes())
-            with open_device(first) as device, pytest.raises(ReservationConflict, match="this node is fenced"):
-                device.write(0, bytes(BLOCK))
-    with Volume.open(first) as volume:
-        assert {info.name for info in volume.list()} == {"numbers", "more", "by a rank", "second"}
-        assert volume.read("by a rank") == volume.read("second") == DATA.tobytes()
 
 
 @case
