@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from headrace.errors import ObjectNotFound, VolumeDamaged, VolumeFull
+from headrace.errors import ObjectExists, ObjectNotFound, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume, layout
 from headrace.volume.catalog import commit, compact
+from headrace.volume.catalog.catalog import Catalog
+from headrace.volume.catalog.tables.merge import Batch
 from headrace.volume.repair.scrub import scrub
 from headrace.volume.writing.session import Session
 from tests.volume.support import KIB, STRIPE, content, state_of, writing
@@ -77,6 +80,49 @@ def test_a_deletion_of_what_a_move_writes_as_a_table_meanwhile(volume: Volume, m
                 tx.delete(name)
         assert moved
         check(volume, {names(16)[15]: names(16)[15].encode()})
+
+
+def test_many_objects_are_looked_up_together(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all of their names were deleted before, and where a few are put among many that were."""
+    looks = 0
+    get, batches = Catalog.get, Catalog.batches
+
+    def counting(catalog: Catalog, key: bytes) -> bytes | None:
+        nonlocal looks
+        looks += 1
+        return get(catalog, key)
+
+    def every(catalog: Catalog, first: bytes, end: bytes | None = None) -> Iterator[Batch]:
+        nonlocal looks
+        for keys, values in batches(catalog, first, end):
+            looks += len(keys) // 4
+            yield keys, values
+
+    many = [f"{i:05}" for i in range(2000)]
+    data = b"x" * 2000
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put_many(many, data, 1)
+        monkeypatch.setattr(Catalog, "get", counting)
+        monkeypatch.setattr(Catalog, "batches", every)
+        with session.transaction() as tx:
+            assert tx.delete_prefix("0") == 2000
+        with session.transaction() as tx:
+            tx.put_many(many, data, 1)
+        with session.transaction() as tx:
+            assert tx.delete_prefix("0") == 2000
+            tx.put_many(many, data, 1)
+        with session.transaction() as tx:
+            assert tx.delete_prefix("0") == 2000
+        assert looks < 8000, "in each of five transactions less than one for an object"
+        looks = 0
+        with session.transaction() as tx:
+            tx.put_many(["00000", "00001", "01999"], data, 1)
+        assert looks < 200, "not one for each that was deleted"
+        with pytest.raises(ObjectExists), session.transaction() as tx:
+            tx.put_many(["00001", "00002"], data, 1)
+    monkeypatch.undo()
+    check(volume, {"00000": b"x", "00001": b"x", "01999": b"x"})
 
 
 def test_space_that_has_two_owners_is_no_session(volume: Volume) -> None:

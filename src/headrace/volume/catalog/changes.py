@@ -41,28 +41,30 @@ def whole(blob: Blob) -> Rows:
     return np.array(rows, layout.SLICE)
 
 
-def check_none_exists(catalog: Catalog, keys: Sequence[bytes]) -> None:
-    """ObjectExists for the first of these objects that there is. `keys` ascend."""
-    # One look at the range that they span, where that is not mostly other objects; else one for each.
+def values_of(catalog: Catalog, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Of those of these keys that have a value. `keys` ascend."""
+    # One look at the range that they span, where that is not mostly others, deleted ones too; else one for each.
+    result: dict[bytes, bytes] = {}
     if not keys:
-        return
-    new = set(keys)
-    limit = 4 * len(keys) + 64
-    seen = 0
+        return result
+    wanted, seen, limit = set(keys), 0, 4 * len(keys) + 64
     for found, values in catalog.batches(keys[0], keys[-1] + b"\0"):
-        # Deleted ones, too: there may be many of them.
-        if not new.isdisjoint(found):
+        if not wanted.isdisjoint(found):
             for key, value in zip(found, values, strict=True):
-                if value is not None and key in new:
-                    raise already_exists(layout.name_of(key))
+                if value is not None and key in wanted:
+                    result[key] = value
         seen += len(found)
         if seen > limit:
             break
     else:
-        return
-    for key in keys:
-        if catalog.get(key) is not None:
-            raise already_exists(layout.name_of(key))
+        return result
+    return {key: value for key in keys if (value := catalog.get(key)) is not None}
+
+
+def check_none_exists(catalog: Catalog, keys: Sequence[bytes]) -> None:
+    """ObjectExists for one of these objects that there is. `keys` ascend."""
+    for key in values_of(catalog, keys):
+        raise already_exists(layout.name_of(key))
 
 
 @dataclass
@@ -106,6 +108,8 @@ class Changes:
         self._shared = shared
         #: Key -> its state after the commit; None: there is none.
         self._after: dict[bytes, bytes | None] = {}
+        #: Of these, some that were there before it.
+        self._was: set[bytes] = set()
         self._delta: Counter[int] = Counter()
         #: Blobs that lose the value they lie in.
         self._homeless: dict[int, Blob] = {}
@@ -118,18 +122,23 @@ class Changes:
         value = self._get(layout.object_key(name))
         return None if value is None else ObjectValue.decode(value, name)
 
-    def delete(self, names: Iterable[str]) -> None:
+    def delete(self, names: Sequence[str]) -> None:
         """ObjectNotFound."""
         slices = []
+        found = values_of(self._catalog, sorted(map(layout.object_key, names)))
         for name in names:
-            value, key = self._get(layout.object_key(name)), layout.object_key(name)
+            key = layout.object_key(name)
+            value = found.get(key)
             if value is None or key in self._after:
                 raise _not_there(name)
             if layout.ObjectHead.decode(value, name).flags & layout.INLINE:
-                self._let_go(name)
-                continue
-            slices.append(layout.peek_slices(value, name))
+                blob = layout.ObjectValue.decode(value, name).blob
+                assert blob is not None
+                self._homeless[blob.birth] = blob
+            else:
+                slices.append(layout.peek_slices(value, name))
             self._after[key] = None
+            self._was.add(key)
             self._objects -= 1
         if slices:
             self._count(np.frombuffer(b"".join(slices), layout.SLICE), -1)
@@ -196,10 +205,11 @@ class Changes:
         """Many objects whose values are made: `slices` of blob `birth` together. `keys` ascend. ObjectExists."""
         if not keys:
             return
-        if not self._after:
-            check_none_exists(self._catalog, keys)
+        for key in values_of(self._catalog, keys):
+            if key not in self._after:
+                raise already_exists(layout.name_of(key))
         for key in keys if self._after else ():
-            if self._after.get(key) is not None or (key not in self._after and self._get(key) is not None):
+            if self._after.get(key) is not None:
                 raise already_exists(layout.name_of(key))
         self._after.update(zip(keys, values, strict=True))
         self._delta[birth] += slices
@@ -235,7 +245,7 @@ class Changes:
         changes = self._after
         if None in changes.values():
             # What was put and is gone again in one commit never was there.
-            changes = {k: v for k, v in changes.items() if v is not None or self._get(k) is not None}
+            changes = {k: v for k, v in changes.items() if v is not None or k in self._was or self._get(k) is not None}
         totals = Totals(self._totals.object_count + self._objects, self._totals.used_bytes + self._used)
         return Outcome(changes, totals, gone, counts)
 
