@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import re
@@ -210,7 +211,7 @@ def test_ctrl_c_is_130_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_copy_leaves_nothing(tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a large file, in both directions."""
+    """Ctrl-C, SIGTERM and SIGKILL in the middle of a large file, in both directions; and the same copy again."""
     uri = f"file:{tmp_path}/disk.img"
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -220,7 +221,7 @@ def test_an_interrupted_copy_leaves_nothing(tmp_path: Path) -> None:
             file.write(os.urandom(64 << 20))
     Volume.create([f"{uri}?create=1GiB"]).close()
 
-    def interrupted(*arguments: str, under_way: Callable[[], bool]) -> str:
+    def interrupted(number: signal.Signals, *arguments: str, under_way: Callable[[], bool]) -> str:
         process = subprocess.Popen(
             [sys.executable, "-m", "headrace", "volume", "cp", "-r", *arguments, "-V", uri],
             stdout=subprocess.PIPE,
@@ -232,12 +233,12 @@ def test_an_interrupted_copy_leaves_nothing(tmp_path: Path) -> None:
             while not under_way():
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.002)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, err = process.communicate(timeout=60)
         finally:
             process.kill()
             process.wait()
-        assert process.returncode == 130, err
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), err
         return err
 
     def holds_it() -> bool:
@@ -245,14 +246,20 @@ def test_an_interrupted_copy_leaves_nothing(tmp_path: Path) -> None:
             writer = volume.info().writer
             return writer is not None and writer.state == "active" and volume.info().quarantined_bytes > 0
 
-    assert interrupted(str(folder), ":x", under_way=holds_it) == "headrace: error: interrupted\n"
-    with Volume.open([uri]) as volume:
-        assert volume.list() == []
-    assert run("volume", "cp", "-r", str(folder), ":x", "-V", uri).returncode == 0
-    out = tmp_path / "out"
-    err = interrupted(":x", str(out), under_way=lambda: any(out.glob("*.partial")))
-    assert err == "headrace: error: interrupted\n"
-    assert [path.name for path in out.iterdir()] in ([], ["small"])
+    for number in (signal.SIGINT, signal.SIGKILL):
+        err = interrupted(number, str(folder), ":x", under_way=holds_it)
+        assert err == ("" if number == signal.SIGKILL else "headrace: error: interrupted\n")
+        with Volume.open([uri]) as volume:
+            assert volume.list() == []
+    # What was killed is taken over from, by the same command, when it has been silent for long enough.
+    answer = run("volume", "cp", "-r", str(folder), ":x", "-V", uri)
+    assert answer.returncode == 0, answer.stderr
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        out = tmp_path / f"out-{number.name}"
+        interrupted(number, ":x", str(out), under_way=out.exists)
+        assert [path.name for path in out.iterdir()] in ([], ["small"])
+        again = run("volume", "cp", "-r", ":x/.", str(out), "-V", uri, "--existing", "update")
+        assert again.returncode == 0 and filecmp.cmp(folder / "large", out / "large", shallow=False)
 
 
 def test_volume_commands_over_nvme_tcp() -> None:

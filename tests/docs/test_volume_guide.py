@@ -49,6 +49,7 @@ def test_what_the_guide_says_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "metrics.json").read_text() == (results / "metrics.json").read_text()
     with Volume.open([f"file:{tmp_path}/{name}.img" for name in "ab"]) as volume:
         assert [info.name for info in volume.list()] == [
+            "archive/results/metrics-1.json",
             "archive/results/metrics.json",
             "archive/results/plots/loss.bin",
         ]
@@ -57,7 +58,7 @@ def test_what_the_guide_says_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         tmp_path / "rescued" / "archive" / "results" / "plots" / "loss.bin",
         shallow=False,
     )
-    assert "3 objects" in next(text for line, text in said.items() if "--prefix archive/ --yes" in line)
+    assert "4 objects" in next(text for line, text in said.items() if "--prefix archive/ --yes" in line)
 
 
 def test_every_command_and_the_options_that_are_told_are_there() -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import pickle
+import threading
 from pathlib import Path
 
 import fsspec
@@ -264,3 +265,66 @@ def test_it_pickles_and_is_found_by_its_scheme(addresses: str, monkeypatch: pyte
     monkeypatch.delenv("HEADRACE_VOLUME")
     with pytest.raises(UsageError, match="HEADRACE_VOLUME"):
         fsspec.filesystem("headrace", skip_instance_cache=True)
+
+
+def test_file_systems_of_one_process_write_with_one_session(addresses: str) -> None:
+    """fsspec keeps one for each set of options, and a caller does not know which it has."""
+    first = HeadraceFileSystem(volume=addresses, skip_instance_cache=True)
+    second = HeadraceFileSystem(volume=[addresses], verify=False, skip_instance_cache=True)
+    first.pipe("a", b"1")
+    with second.transaction:
+        second.pipe("b", b"2")
+        first.pipe("c", b"3")
+        assert not second.exists("b") and second.exists("c"), "each has transactions of its own"
+    errors: list[BaseException] = []
+
+    def write(fs: HeadraceFileSystem, name: str) -> None:
+        try:
+            for number in range(5):
+                with fs.open(f"{name}/{number}", "wb") as file:
+                    file.write(name.encode() * 100_000)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(fs, name)) for fs, name in ((first, "x"), (second, "y"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(first.find("x")) == len(second.find("y")) == 5
+    first.close()
+    second.pipe("d", b"4")
+    assert first.cat("d") == b"4", "who closed reads on"
+    with pytest.raises(WriterActive), Volume.open(addresses, write=True) as other:
+        other.session()
+    second.close()
+    with Volume.open(addresses, write=True) as other, other.session():
+        pass
+    first.close()
+
+
+def test_the_key_of_shared_bytes_changes_with_them(fs: HeadraceFileSystem) -> None:
+    """As caches of files need it: an object of slices has no blob of its own to tell it by."""
+    fs.pipe({"one": b"1", "two": b"2"})
+    keys = []
+    for source in ("one", "two"):
+        fs.cp_file(source, "copy")
+        assert fs.info("copy")["birth"] == 0
+        keys.append(fs.ukey("copy"))
+    assert keys[0] != keys[1] == fs.checksum("copy")
+
+
+@pytest.mark.parametrize("url", ["headrace://d/a", "simplecache::headrace://d/a"])
+def test_forms_of_a_url(fs: HeadraceFileSystem, addresses: str, url: str, tmp_path: Path) -> None:
+    fs.pipe("d/a", b"hello")
+    simple = url.startswith("headrace")
+    options = {"volume": addresses} if simple else {
+        "headrace": {"volume": addresses}, "simplecache": {"cache_storage": str(tmp_path)}
+    }  # fmt: skip
+    with fsspec.open(url, "rt", **options) as file:
+        assert file.read() == "hello"
+    if simple:
+        assert [file.path for file in fsspec.open_files("headrace://d/*", **options)] == ["d/a"]
+        found, path = fsspec.core.url_to_fs(url, **options)
+        assert found.cat(path) == b"hello"

@@ -15,7 +15,7 @@ import pytest
 from headrace.errors import CopyFailed, UsageError, VolumeFull
 from headrace.units import MIB
 from headrace.volume import Session, Volume
-from headrace.volume.copy import CopyOptions, Problem, Progress, copy_between, copy_in, copy_out, run
+from headrace.volume.copy import CopyOptions, Problem, Progress, copy_between, copy_in, copy_out, files, run
 from tests.volume.support import STRIPE
 
 ALL = CopyOptions(recursive=True)
@@ -193,6 +193,74 @@ def test_what_is_there_already(tmp_path: Path, volume: Volume, session: Session)
     assert same(source, out)
 
 
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("size", [100, 3 * STRIPE])
+def test_what_is_there_already_is_compared(tmp_path: Path, volume: Volume, session: Session, size: int) -> None:
+    """So a copy that was interrupted goes on: what is there with the same bytes stays."""
+    update = CopyOptions(recursive=True, existing="update")
+    source = folder_of(tmp_path / "source", {"same": size, "other": size, "longer": size, "new": size})
+    (source / "empty").touch()
+    copy_in(session, [source], "x", ALL)
+    before = {info.name: info.sequence for info in volume.list()}
+    (source / "other").write_bytes(bytes(size))
+    (source / "longer").write_bytes(bytes(size + 1))
+    with session.transaction() as transaction:
+        transaction.delete("x/new")
+    report = copy_in(session, [f"{source}/."], "x", update)
+    assert (report.files, report.skipped, report.problems) == (3, 2, [])
+    changed = {info.name for info in volume.list() if before[info.name] != info.sequence}
+    assert changed == {"x/other", "x/longer", "x/new"}
+    assert volume.read("x/other") == bytes(size)
+
+    out = tmp_path / "out"
+    copy_out(volume, ["x"], out, ALL)
+    kept = (out / "same").stat()
+    (out / "other").write_bytes(b"1" * size)
+    (out / "longer").write_bytes(b"")
+    (out / "new").unlink()
+    report = copy_out(volume, ["x/."], out, update)
+    assert (report.files, report.skipped, report.problems) == (3, 2, [])
+    assert same(source, out) and (out / "same").stat().st_ino == kept.st_ino
+
+    with (
+        Volume.create([f"file:{tmp_path}/other.img?create=64MiB"], stripe_bytes=STRIPE) as other,
+        other.session(run_id="test") as theirs,
+    ):
+        with theirs.transaction() as transaction:
+            transaction.put("x/other", b"2" * size)
+            transaction.put("x/same", volume.read("x/same"))
+        report = copy_between(volume, theirs, ["x/."], "x", update)
+        assert (report.files, report.skipped) == (4, 1)
+        assert all(other.read(name) == volume.read(name) for name in names(volume))
+
+
+def test_a_copy_within_a_volume_moves_no_data(tmp_path: Path, volume: Volume, session: Session) -> None:
+    copy_in(session, [folder_of(tmp_path / "source", SIZES)], "a", ALL)
+    used = volume.info().used_bytes
+    report = copy_between(volume, session, ["a"], "b", CopyOptions(recursive=True, verify=True))
+    assert (report.shared, report.files, len(report.sequences)) == (True, len(SIZES), 1)
+    assert volume.info().used_bytes == used, "their bytes are shared"
+    assert all(volume.read(f"b/{name}") == volume.read(f"a/{name}") for name in SIZES)
+    with pytest.raises(CopyFailed, match="is there already"):
+        copy_between(volume, session, ["a/."], "b", ALL)
+    again = copy_between(volume, session, ["a/."], "b", CopyOptions(recursive=True, existing="replace"))
+    assert (again.files, volume.info().used_bytes) == (len(SIZES), used)
+    with session.transaction() as transaction:
+        transaction.delete_prefix("a/")
+    assert all(volume.read(f"b/{name}") == (tmp_path / "source" / name).read_bytes() for name in SIZES)
+
+
+def test_a_file_system_without_nameless_files(
+    tmp_path: Path, volume: Volume, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.NewFile, "_named_only", {""})
+    source = folder_of(tmp_path / "source", SIZES)
+    copy_in(session, [source], "x", ALL)
+    copy_out(volume, ["x"], tmp_path / "out", ALL)
+    copy_out(volume, ["x/."], tmp_path / "out", CopyOptions(recursive=True, existing="replace"))
+    assert same(source, tmp_path / "out")
+
+
 def test_one_line_for_each_that_cannot_be_copied(tmp_path: Path, volume: Volume, session: Session) -> None:
     source = folder_of(tmp_path / "source", {"good": 10, "in/here": 5})
     (source / "link").symlink_to("good")
@@ -281,7 +349,7 @@ def test_a_file_that_changes_its_bytes_is_found_by_verify(
         look(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(run, "_read_back", change)
-    with pytest.raises(CopyFailed, match=r"everything was copied, but .*not what the file holds now"):
+    with pytest.raises(CopyFailed, match=r"everything was copied, but .*not what was to be copied"):
         copy_in(session, [source], "x", CopyOptions(recursive=True, verify=True))
 
 

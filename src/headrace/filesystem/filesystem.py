@@ -51,9 +51,10 @@ class _AllOrNothing(FsspecTransaction):  # type: ignore[misc]  # fsspec has no t
 class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """Objects of one volume as files. Directories are there while an object is in them; making one does nothing.
 
-    `volume`: addresses of all members, separated by commas; without it, `HEADRACE_VOLUME`. `session`: write through
-    this one, whose volume is used; else the first write opens one with `session_options` (arguments of
-    `Volume.session`) and holds it until `close()`, so that no other job writes meanwhile. `verify=False` waives
+    `volume`: addresses of all members, a list or one text with commas; without it, `HEADRACE_VOLUME`. `session`: write
+    through this one, whose volume is used; else the first write opens one with `session_options` (arguments of
+    `Volume.session`) and holds it until `close()`, so that no other job writes meanwhile; file systems of one process
+    and volume share it. `verify=False` waives
     checksums when reading.
 
     Files cannot be changed or appended to (`io.UnsupportedOperation`), only replaced; a new file is seen by others once
@@ -67,7 +68,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def __init__(
         self,
-        volume: str | None = None,
+        volume: str | Sequence[str] | None = None,
         *,
         session: Session | None = None,
         session_options: dict[str, Any] | None = None,
@@ -75,7 +76,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **storage_options: Any,
     ) -> None:
         super().__init__(volume=volume, session=session, session_options=session_options, **storage_options)
-        self._addresses = None if session is not None else volume or _default_volume()
+        named = volume if volume is None or isinstance(volume, str) else ",".join(volume)
+        self._addresses = None if session is not None else named or _default_volume()
         self.verify = verify
         self._reader: Volume | None = None
         self.writing = Writing(self._addresses, session, session_options or {})
@@ -174,7 +176,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def ukey(self, path: str) -> str:
         """Changes whenever the bytes of this name do."""
-        return f"{self.volume.id}-{self._file(path)['birth']}"
+        entry = self._file(path)
+        return f"{self.volume.id}-{entry['sequence']}-{entry['name']}"
 
     checksum = ukey
 

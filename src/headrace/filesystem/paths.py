@@ -21,7 +21,9 @@ def object_name(path: str) -> str:
 
 
 def file_entry(info: ObjectInfo) -> dict[str, Any]:
-    """What `info` and `ls` say of an object. `birth` changes whenever the bytes of this name do."""
+    """What `info` and `ls` say of an object. `sequence` changes whenever the bytes of this name do; `birth` is 0 where
+    others may share them.
+    """
     return {
         "name": info.name,
         "size": info.length_bytes,

@@ -1,18 +1,78 @@
-"""Who may write: one session for a file system object, opened at the first write, and one transaction at a time.
+"""Who may write: one session of this process for a volume, opened at the first write.
 
 A volume has one writing job. So the first write makes this process that job, until `close` (or its end); any other
-writer gets WriterActive meanwhile, which says who holds the volume.
+writer gets WriterActive meanwhile, which says who holds the volume. File system objects of one process (fsspec keeps
+one for each set of options) write with one session, each in transactions of its own.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from headrace.volume import Session, Transaction, Volume
+from headrace.volume.media.members import addresses as list_addresses
+
+
+class _Held:
+    """The session of this process on one volume, shared by all its file system objects of that volume. Thread-safe."""
+
+    def __init__(self, addresses: str, options: dict[str, Any]) -> None:
+        self._addresses = addresses
+        self._options = options
+        self._lock = threading.Lock()
+        self._users: weakref.WeakSet[Writing] = weakref.WeakSet()
+        self._volume: Volume | None = None
+        self._session: Session | None = None
+
+    def session(self, user: Writing) -> Session:
+        with self._lock:
+            if self._session is None:
+                volume = Volume.open(self._addresses, write=True)
+                try:
+                    self._session = volume.session(**self._options)
+                except BaseException:
+                    volume.close()
+                    raise
+                self._volume = volume
+            self._users.add(user)
+            return self._session
+
+    def release(self, user: Writing) -> None:
+        """It ends with its last user."""
+        with self._lock:
+            self._users.discard(user)
+            if self._users:
+                return
+            volume, self._volume, self._session = self._volume, None, None
+        if volume is not None:
+            volume.close()
+
+
+#: By process, volume and options of the session.
+_held: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], str], _Held] = weakref.WeakValueDictionary()
+_held_lock = threading.Lock()
+
+
+def _held_of(addresses: str, options: dict[str, Any]) -> _Held:
+    key = (os.getpid(), tuple(sorted(list_addresses(addresses))), repr(sorted(options.items())))
+    with _held_lock:
+        held = _held.get(key)
+        if held is None:
+            held = _held[key] = _Held(addresses, options)
+        return held
+
+
+def _after_fork() -> None:
+    global _held_lock
+    _held_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Writing:
@@ -24,7 +84,7 @@ class Writing:
         self._given = session
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._volume: Volume | None = None
+        self._held: _Held | None = None
         self._session: Session | None = session
         #: Inside `with fs.transaction`: everything that is written belongs to it.
         self._common: Transaction | None = None
@@ -43,20 +103,16 @@ class Writing:
             self._forget_parents()
             if self._session is None:
                 assert self._addresses is not None
-                volume = Volume.open(self._addresses, write=True)
-                try:
-                    self._session = volume.session(**self._options)
-                except BaseException:
-                    volume.close()
-                    raise
-                self._volume = volume
+                held = _held_of(self._addresses, self._options)
+                self._session = held.session(self)
+                self._held = held
             return self._session
 
     def _forget_parents(self) -> None:
         if self._pid != os.getpid():
             # Forked: the session, its devices and its lock are the parent's. It would refuse us by itself.
             self._pid, self._lock = os.getpid(), threading.RLock()
-            self._session, self._volume, self._common = self._given, None, None
+            self._session, self._held, self._common = self._given, None, None
             self._verb = threading.local()
 
     def begin(self) -> tuple[Transaction, bool]:
@@ -98,13 +154,18 @@ class Writing:
                 transaction.abort()
 
     def close(self) -> None:
-        """Let others write. A session that was given stays open."""
+        """Let others write. A session that was given stays open; so does one that another file system object of this
+        process writes with.
+        """
         with self._lock:
             self._forget_parents()
-            volume, self._volume = self._volume, None
-            self._session, self._common = self._given, None
-        if volume is not None:
-            volume.close()
+            common, self._common = self._common, None
+            held, self._held = self._held, None
+            self._session = self._given
+        if common is not None:
+            common.abort()
+        if held is not None:
+            held.release(self)
 
 
 def replace(transaction: Transaction, name: str) -> None:

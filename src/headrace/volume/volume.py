@@ -7,9 +7,10 @@ import secrets
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -51,6 +52,8 @@ Devices: TypeAlias = list[BlockDevice]
 
 #: A reader that is overtaken by so many rounds of merges gives up.
 _LOOKS = 8
+#: Objects of one piece of a listing, or some more.
+_LISTED = 4096
 #: Objects, and blobs with their extents, that are kept decoded.
 _DECODED = 1024
 
@@ -266,6 +269,21 @@ class Volume:
         self._check_open()
         with self.lock:
             return self._looked(lambda: listing_of(self._catalog, prefix))
+
+    def listings(self, prefix: str = "") -> Iterator[Listing]:
+        """As `listing`, a piece of some thousand objects at a time, each read when it is asked for."""
+        after: bytes | None = None
+        while True:
+            self._check_open()
+            with self.lock:
+                piece = self._looked(partial(self._piece, prefix, after))
+            if not len(piece):
+                return
+            yield piece
+            after = piece.text[piece.starts[-2] :]
+
+    def _piece(self, prefix: str, after: bytes | None) -> Listing:
+        return listing_of(self._catalog, prefix, after, _LISTED)
 
     def stat(self, name: str) -> ObjectInfo:
         """One object. ObjectNotFound."""

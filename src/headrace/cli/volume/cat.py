@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.volume.common import VolumeOption, open_reading
+from headrace.cli.volume.common import Degraded, VolumeOption, open_reading
 
 if TYPE_CHECKING:
     from headrace.volume import Volume
@@ -23,6 +23,7 @@ def cat(
     length: Annotated[
         int | None, typer.Option(metavar="BYTES", help="So many bytes. [default: to the end]", show_default=False)
     ] = None,
+    degraded: Degraded = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON: the name, the range, the bytes in base64.")] = False,
 ) -> None:
     """Write an object to standard output; every block is verified before it is written.
@@ -33,7 +34,7 @@ def cat(
 
     if sys.stdout.isatty() and not json:
         raise UsageError("an object is bytes and standard output a terminal", next_step="redirect it: ... > FILE")
-    with open_reading(members) as volume:
+    with open_reading(members, degraded=degraded) as volume:
         size = volume.stat(name).length_bytes
         end = size if length is None else offset + length
         if not 0 <= offset <= end <= size:

@@ -64,10 +64,10 @@ def open_reading(given: Sequence[str] | None, *, degraded: bool = False) -> Volu
 
 
 @contextmanager
-def open_writing(given: Sequence[str] | None) -> Iterator[Volume]:
+def open_writing(given: Sequence[str] | None, *, degraded: bool = False) -> Iterator[Volume]:
     from headrace.volume import Volume
 
-    with Volume.open(addresses_of(given), write=True) as volume:
+    with Volume.open(addresses_of(given), write=True, degraded=degraded) as volume:
         yield volume
 
 

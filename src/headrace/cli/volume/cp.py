@@ -11,6 +11,7 @@ import typer
 from headrace.cli.sizes import parse_size
 from headrace.cli.volume.common import (
     AsJson,
+    Degraded,
     TakeOver,
     Unfenced,
     VolumeOption,
@@ -29,6 +30,7 @@ class Existing(Enum):
     refuse = "refuse"
     skip = "skip"
     replace = "replace"
+    update = "update"
 
 
 def cp(
@@ -53,7 +55,11 @@ def cp(
     ] = None,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders, with all that is in them.")] = False,
     existing: Annotated[
-        Existing, typer.Option(help="What is there already under the destination's name: refuse, skip or replace it.")
+        Existing,
+        typer.Option(
+            help="What is there already under the destination's name: refuse it, skip it, replace it, or replace it "
+            "where it differs (update)."
+        ),
     ] = Existing.refuse,
     follow: Annotated[
         bool, typer.Option("--follow", "-L", help="Copy what symbolic links in folders point to.")
@@ -71,6 +77,7 @@ def cp(
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Threads; each has a buffer of 16 MiB.")] = 4,
     takeover: TakeOver = False,
     unfenced: Unfenced = False,
+    degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
     """Copy files and folders into a volume, out of it, or from one volume into another.
@@ -118,15 +125,18 @@ def cp(
     try:
         with _Shower(json) as shower:
             if not inside[0]:
-                with open_writing(members) as volume:
+                with open_writing(members, degraded=degraded) as volume:
                     plan = plan_in(volume, sources, target, options, problem=shower.problem)
                     with holding(volume, "cp", takeover, unfenced) as session:
                         report = copy_in(session, sources, target, progress=shower.show, plan=plan)
             elif not destination.startswith(":"):
-                with open_reading(members) as volume:
+                with open_reading(members, degraded=degraded) as volume:
                     report = copy_out(volume, names, target, options, progress=shower.show, problem=shower.problem)
             else:
-                with open_reading(members) as volume, open_writing(to or members) as other:
+                with (
+                    open_reading(members, degraded=degraded) as volume,
+                    open_writing(to or members, degraded=degraded and not to) as other,
+                ):
                     plan = plan_between(volume, other, names, target, options, problem=shower.problem)
                     with holding(other, "cp", takeover, unfenced) as session:
                         report = copy_between(volume, session, names, target, progress=shower.show, plan=plan)
@@ -189,7 +199,7 @@ def _tell(report: CopyReport, options: CopyOptions, json: bool) -> None:
         elif report.sequences:
             text += f", {len(report.sequences):,} commits"
         if report.skipped:
-            text += f"; {report.skipped:,} were there already"
+            text += f"; {report.skipped:,} {'were' if report.skipped > 1 else 'was'} there already"
         if report.empty_folders:
             text += f"; {report.empty_folders:,} empty folders left out"
         print(text + ("; read back and compared" if options.verify else ""))

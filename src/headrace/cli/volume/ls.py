@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.volume.common import AsJson, Members, open_reading, shown
+from headrace.cli.volume.common import AsJson, Degraded, Members, open_reading, shown
 
 if TYPE_CHECKING:
-    from headrace.volume import ObjectInfo
+    from headrace.volume import Listing, ObjectInfo, Volume
 
 
 class Sort(str, Enum):
@@ -28,6 +29,7 @@ def ls(
     ] = False,
     sort: Annotated[Sort, typer.Option(help="Order: by name, by size or time the largest first.")] = Sort.name,
     reverse: Annotated[bool, typer.Option("--reverse", "-r", help="The other way round.")] = False,
+    degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
     """The objects of a volume, one a line: length and name, in order of names. `--json`: one JSON object a line.
@@ -36,33 +38,47 @@ def ls(
 
     Example: `headrace volume ls file:/data/a.img --prefix run/`
     """
-    import numpy as np
-
     from headrace.units import format_bytes
 
-    write = sys.stdout.write
     terminal = sys.stdout.isatty()
-    with open_reading(members) as volume:
-        # Arrays, not an object each: a volume may have a million.
-        found = volume.listing(prefix)
-        order = np.arange(len(found))
-        if sort is not Sort.name:
-            order = np.argsort(found.length_bytes if sort is Sort.size else found.created_ns, kind="stable")[::-1]
-        for index in order[::-1] if reverse else order:
-            name, length = found.name(int(index)), int(found.length_bytes[index])
-            if json:
-                head = {"name": name, "length_bytes": length, "sequence": int(found.sequence[index]),
-                        "created_s": float(found.created_ns[index]) / 1e9}  # fmt: skip
-                write(_as_json(head, volume.stat(name) if long else None))
-                continue
-            details = _details(volume.stat(name)) if long else []
-            if terminal:
-                write("  ".join([f"{format_bytes(length):>10}", *details, shown(name)]) + "\n")
-            else:
-                write("\t".join([format_bytes(length), str(length), *details, shown(name)]) + "\n")
+    count = total = 0
+    with open_reading(members, degraded=degraded) as volume:
+        for piece, order in _pieces(volume, prefix, sort, reverse):
+            lines = []
+            for index in order:
+                name, length = piece.name(index), int(piece.length_bytes[index])
+                if json:
+                    head = {"name": name, "length_bytes": length, "sequence": int(piece.sequence[index]),
+                            "created_s": float(piece.created_ns[index]) / 1e9}  # fmt: skip
+                    lines.append(_as_json(head, volume.stat(name) if long else None))
+                    continue
+                details = _details(volume.stat(name)) if long else []
+                if terminal:
+                    lines.append("  ".join([f"{format_bytes(length):>10}", *details, shown(name)]))
+                else:
+                    lines.append("\t".join([format_bytes(length), str(length), *details, shown(name)]))
+            count += len(piece)
+            total += int(piece.length_bytes.sum())
+            sys.stdout.write("".join(line + "\n" for line in lines))
     if terminal and not json:
-        total = int(found.length_bytes.sum())
-        write(f"{len(found):,} object{'' if len(found) == 1 else 's'}, {format_bytes(total)}\n")
+        print(f"{count:,} object{'' if count == 1 else 's'}, {format_bytes(total)}")
+
+
+def _pieces(volume: Volume, prefix: str, sort: Sort, reverse: bool) -> Iterator[tuple[Listing, Iterable[int]]]:
+    """Arrays, not an object each: a volume may have a million. In the order of names they come as they are found; for
+    any other all of them are needed first.
+    """
+    import numpy as np
+
+    if sort is Sort.name and not reverse:
+        for piece in volume.listings(prefix):
+            yield piece, range(len(piece))
+        return
+    found = volume.listing(prefix)
+    order = np.arange(len(found))
+    if sort is not Sort.name:
+        order = np.argsort(found.length_bytes if sort is Sort.size else found.created_ns, kind="stable")[::-1]
+    yield found, (order[::-1] if reverse else order).tolist()
 
 
 def _details(entry: ObjectInfo) -> list[str]:
@@ -89,4 +105,4 @@ def _as_json(head: dict[str, Any], entry: ObjectInfo | None) -> str:
             "checksum_block_bytes": entry.checksum_block_bytes,
             "stored_bytes": entry.stored_bytes,
         }
-    return json.dumps(head) + "\n"
+    return json.dumps(head)

@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.volume.common import (
     AsJson,
+    Degraded,
     TakeOver,
     Unfenced,
     VolumeOption,
@@ -39,6 +40,7 @@ def rm(
     yes: Yes = False,
     takeover: TakeOver = False,
     unfenced: Unfenced = False,
+    degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
     """Delete objects: all of them in one commit, or none.
@@ -55,7 +57,7 @@ def rm(
         raise UsageError("nothing to delete was named", expected="NAME... or --prefix", next_step="see --help")
     patterns = [] if literal else [name for name in names or () if any(c in name for c in "*?[")]
     exact = [name for name in dict.fromkeys(names or ()) if name not in patterns]
-    with open_reading(members) if dry_run else open_writing(members) as volume:
+    with open_reading(members, degraded=degraded) if dry_run else open_writing(members, degraded=degraded) as volume:
         gone = {name: volume.stat(name).length_bytes for name in exact}
         gone |= {entry.name: entry.length_bytes for entry in _matching(volume, patterns, prefix or ())}
         what = f"{len(gone):,} object{'' if len(gone) == 1 else 's'}, {format_bytes(sum(gone.values()))}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.volume.common import AsJson, VolumeOption, open_reading, shown
+from headrace.cli.volume.common import AsJson, Degraded, VolumeOption, open_reading, shown
 
 if TYPE_CHECKING:
     from headrace.volume.inspect import BlobDetails, ObjectDetails
@@ -18,6 +18,7 @@ _SHOWN = 16
 def stat(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The objects.", show_default=False)],
     members: VolumeOption = None,
+    degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
     """Everything about an object: size, commit, birth, checksums, and where it lies on each member.
@@ -29,7 +30,7 @@ def stat(
     from headrace.cli.output import print_facts, print_json
     from headrace.volume.inspect import details_of
 
-    with open_reading(members) as volume:
+    with open_reading(members, degraded=degraded) as volume:
         for number, name in enumerate(names):
             found = details_of(volume, name)
             if json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.volume.common import AsJson, Members, Unfenced, Yes, addresses_of, confirm, shown
+from headrace.cli.volume.common import AsJson, Degraded, Members, Unfenced, Yes, addresses_of, confirm, shown
 from headrace.cli.volume.info import last_beat, when
 
 if TYPE_CHECKING:
@@ -34,12 +34,13 @@ def takeover(
     ] = None,
     yes: Yes = False,
     unfenced: Unfenced = False,
+    degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
     """Take a volume over from the job that holds it for writing, and let it go: the next job opens it at once.
 
-    It shows who holds the volume, since when, and whether its heart beats, and asks first. While it beats, only `--now`
-    takes the volume away: what that job has not committed by then is lost to it.
+    It shows who holds the volume and since when, when its last beat was due, and whether its heart beats, and asks
+    first. While it beats, only `--now` takes the volume away: what that job has not committed by then is lost to it.
 
     Example: `headrace volume takeover file:/data/a.img file:/data/b.img`
     """
@@ -48,7 +49,7 @@ def takeover(
     from headrace.volume import Volume
 
     number, beats, looked_s = None, False, 0.0
-    with Volume.open(addresses_of(members), write=True, keep=keep) as volume:
+    with Volume.open(addresses_of(members), write=True, keep=keep, degraded=degraded) as volume:
         writer = volume.info().writer
         held = writer is not None and writer.state == "active"
         if held and writer is not None:
@@ -60,6 +61,8 @@ def takeover(
                     "the volume is held by a job that lives", where=", ".join(volume.uris), found=who,
                     next_step="end that job, or give --now to shut it out",
                 )  # fmt: skip
+            if yes and not json:
+                print(who)
             confirm(f"{who}. Take the volume over?", yes)
             how = "now" if now else "if-dead"
             number = _session(volume, how, unfenced)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.volume.common import AsJson, Members, open_reading, shown
+from headrace.cli.volume.common import AsJson, Degraded, Members, open_reading, shown
 
 
 def verify(
@@ -16,6 +16,7 @@ def verify(
         typer.Option("--name", metavar="NAME", help="This object only; more than once.", show_default=False),
     ] = None,
     prefix: Annotated[str, typer.Option(help="Only names that begin so.")] = "",
+    degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
     """Read every object and check every block against its checksum. Exit status 1 if anything is damaged.
@@ -33,7 +34,7 @@ def verify(
     from headrace.volume.repair.check import verify_objects
 
     started = time.monotonic()
-    with open_reading(members) as volume, Progress("verifying") as progress:
+    with open_reading(members, degraded=degraded) as volume, Progress("verifying") as progress:
         entries = [volume.stat(one) for one in name] if name else list(volume.list(prefix))
         total = sum(entry.length_bytes for entry in entries)
         damaged = []

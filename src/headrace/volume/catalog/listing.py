@@ -48,14 +48,20 @@ class Listing:
         return map(self.name, range(len(self)))
 
 
-def listing_of(catalog: Catalog, prefix: str) -> Listing:
-    """Of all objects whose names begin with `prefix`. Reads only that range. VolumeDamaged."""
+def listing_of(catalog: Catalog, prefix: str, after: bytes | None = None, most: int | None = None) -> Listing:
+    """Of all objects whose names begin with `prefix`. Reads only that range. VolumeDamaged.
+
+    A piece of it: `after` the name (UTF-8) that the one before ended with, and no more once it has `most`.
+    """
     first = layout.object_key(prefix)
     # No byte of UTF-8 is above 0xf4.
     end = first + b"\xff"
+    if after is not None:
+        first = first[:1] + after + b"\0"
     texts: list[bytes] = []
     sizes: list[I64] = [np.zeros(1, np.int64)]
     heads = [np.zeros(0, _HEAD)]
+    count = 0
     for keys, values in merged(catalog.layers(first, end)):
         found = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None and key < end]
         if found:
@@ -63,6 +69,9 @@ def listing_of(catalog: Catalog, prefix: str) -> Listing:
             columns = columns_of(found)
             sizes.append(columns.key_end - columns.key_start - 1)
             heads.append(_heads(columns))
+            count += len(found)
+        if most is not None and count >= most:
+            break
     head = np.concatenate(heads)
     return Listing(
         b"".join(texts),

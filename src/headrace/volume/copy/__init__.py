@@ -19,6 +19,7 @@ Out of a volume every block is verified on its way. `verify`: what was written i
 plan.py    what goes where, and what cannot
 files.py   the end in a file system
 objects.py the end in a volume
+compare.py no end at all: is what comes what is there?
 run.py     the threads between two ends
 """
 

@@ -1,7 +1,7 @@
 """The end of a copy that is in a file system.
 
-A file has its name when it is whole: small ones are written in one piece (and taken away again where that fails), large
-ones under a temporary name beside it.
+A file has its name when it is whole. Until then it has none (O_TMPFILE), so that a process that is killed leaves
+nothing; where the file system cannot do that, it has a temporary one beside it, which a kill leaves behind.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
-
-import numpy as np
+from typing import Any, ClassVar
 
 from headrace.device.reference import U8
 from headrace.volume.copy.plan import Item
@@ -22,6 +19,9 @@ from headrace.volume.copy.plan import Item
 #: Small files that are open at a time in each thread: all of them are on their way from the disk while one is copied.
 _AHEAD = 64
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+_NAMELESS = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
+#: What says that a file system (or kernel) has no files without names; EISDIR: it took O_TMPFILE for O_DIRECTORY.
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -122,25 +122,93 @@ class FileSource:
         return result
 
 
-class FileWriter:
-    """One large file, under a temporary name until it is whole. Pieces may come from several threads at once."""
+class NewFile:
+    """A file on its way to its name. `name` gives it that, `drop` takes it away."""
 
-    def __init__(self, sink: FileSink, item: Item) -> None:
-        self._item = item
-        self._sink = sink
-        self._temporary = f"{item.target}.{secrets.token_hex(4)}.partial"
-        self._file = -1
-        self._open = True
+    #: Folders whose file system has no files without names; "" where this process cannot name one later.
+    _named_only: ClassVar[set[str]] = set() if os.path.isdir("/proc/self/fd") else {""}  # noqa: PTH112
+
+    def __init__(self, target: str, *, replace: bool) -> None:
+        self._target = target
+        self._replace = replace
+        self._folder = target.rpartition("/")[0] or ("/" if target.startswith("/") else ".")
+        self._temporary = ""
+        self.file = -1
+        if not self._named_only.intersection((self._folder, "")):
+            try:
+                self.file = os.open(self._folder, _NAMELESS, 0o666)
+                return
+            except OSError as error:
+                if error.errno not in _NO_NAMELESS:
+                    raise
+                self._named_only.add(self._folder)
+        self._temporary = self._beside()
+        self.file = os.open(self._temporary, _NEW, 0o666)
+
+    def _beside(self) -> str:
+        return f"{self._target}.{secrets.token_hex(4)}.partial"
+
+    def name(self) -> None:
+        """FileExistsError where something has come there meanwhile that is not to be replaced."""
+        if not self._temporary and self._replace:
+            # Only a rename replaces, and that needs a name to begin with.
+            self._temporary = self._beside()
+            self._link(self._temporary)
+        elif not self._temporary:
+            self._link(self._target)
+        os.close(self.file)
+        self.file = -1
+        if self._temporary:
+            self._move()
+
+    def _link(self, name: str) -> None:
+        # With a folder given it is linkat that is called, which follows the link; the path is absolute all the same.
+        os.link(f"/proc/self/fd/{self.file}", name, src_dir_fd=self.file)
+
+    def _move(self) -> None:
+        if self._replace:
+            os.replace(self._temporary, self._target)  # noqa: PTH105
+            self._temporary = ""
+            return
+        # Unlike a rename, a link never takes the place of a file that came meanwhile.
         try:
-            self._file = os.open(self._temporary, _NEW, 0o666)
+            os.link(self._temporary, self._target)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            # A file system without hard links.
+            if os.path.lexists(self._target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._target) from None
+            os.rename(self._temporary, self._target)  # noqa: PTH104
+            self._temporary = ""
+
+    def drop(self) -> None:
+        """Also after `name`: what only helped is gone then."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+        if self._temporary:
+            with suppress(OSError):
+                os.unlink(self._temporary)  # noqa: PTH108
+            self._temporary = ""
+
+
+class FileWriter:
+    """One large file. Pieces may come from several threads at once."""
+
+    def __init__(self, item: Item, *, replace: bool) -> None:
+        self._item = item
+        try:
+            self._new = NewFile(item.target, replace=replace)
+        except OSError as error:
+            raise ItemError(item, _why(error)) from error
+        try:
             # All space at once: a full disk is an error before the first byte.
             if item.length:
-                try:
-                    os.posix_fallocate(self._file, 0, item.length)
-                except OSError as error:
-                    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                        raise
+                os.posix_fallocate(self._new.file, 0, item.length)
         except BaseException as error:
+            if isinstance(error, OSError) and error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                return
             self.abandon()
             if isinstance(error, OSError):
                 raise ItemError(item, _why(error)) from error
@@ -150,28 +218,21 @@ class FileWriter:
         view = data.data
         try:
             while view:
-                count = os.pwrite(self._file, view, offset)
+                count = os.pwrite(self._new.file, view, offset)
                 offset, view = offset + count, view[count:]
         except OSError as error:
             raise ItemError(self._item, _why(error)) from error
 
     def finish(self, reader: Any) -> None:
         try:
-            os.close(self._file)
-            self._file = -1
-            self._sink.name(self._item, self._temporary)
+            self._new.name()
         except OSError as error:
             raise ItemError(self._item, _why(error)) from error
-        self._open = False
+        finally:
+            self._new.drop()
 
     def abandon(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        if self._open:
-            self._open = False
-            with suppress(OSError):
-                os.unlink(self._temporary)  # noqa: PTH108
+        self._new.drop()
 
 
 class FileSink:
@@ -180,7 +241,6 @@ class FileSink:
     def __init__(self, replaced: set[str]) -> None:
         self._replaced = replaced
         self._folders: set[str] = set()
-        self._lock = threading.Lock()
 
     def prepare(self, items: Sequence[Item]) -> None:
         """Make the folders. ItemError."""
@@ -193,27 +253,9 @@ class FileSink:
                     raise ItemError(item, f"its folder {folder!r}: {_why(error)}") from error
                 self._folders.add(folder)
 
-    def name(self, item: Item, temporary: str) -> None:
-        """Give a whole file its name."""
-        if item.target in self._replaced:
-            os.replace(temporary, item.target)  # noqa: PTH105
-            return
-        # Unlike a rename, a link never takes the place of a file that came meanwhile.
-        try:
-            os.link(temporary, item.target)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            # A file system without hard links.
-            if os.path.lexists(item.target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), item.target) from None
-            os.rename(temporary, item.target)  # noqa: PTH104
-            return
-        os.unlink(temporary)  # noqa: PTH108
-
     def open(self, item: Item) -> FileWriter:
         self.prepare([item])
-        return FileWriter(self, item)
+        return FileWriter(item, replace=item.target in self._replaced)
 
     def write_pack(self, items: Sequence[Item], offsets: Sequence[int], buffer: U8) -> list[ItemError | None]:
         view = buffer.data
@@ -231,70 +273,16 @@ class FileSink:
         return result
 
     def _small(self, item: Item, data: memoryview) -> None:
-        replace = item.target in self._replaced
-        path = f"{item.target}.{secrets.token_hex(4)}.partial" if replace else item.target
-        file = os.open(path, _NEW, 0o666)
+        new = NewFile(item.target, replace=item.target in self._replaced)
         try:
-            try:
-                while data:
-                    data = data[os.write(file, data) :]
-            finally:
-                os.close(file)
-            if replace:
-                os.replace(path, item.target)  # noqa: PTH105
-        except BaseException:
-            os.unlink(path)  # noqa: PTH108
-            raise
+            while data:
+                data = data[os.write(new.file, data) :]
+            new.name()
+        finally:
+            new.drop()
 
     def commit(self) -> list[int]:
         return []
 
     def abort(self) -> None:
         """What is whole stays."""
-
-
-class CompareSink:
-    """Not a destination: what comes must be what the files hold. For `verify`. `files`: source of an item -> path."""
-
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self._files = files
-
-    def _of(self, item: Item) -> Item:
-        return item._replace(what=self._files[item.source])
-
-    def open(self, item: Item) -> _Comparison:
-        return _Comparison(self._of(item))
-
-    def write_pack(self, items: Sequence[Item], offsets: Sequence[int], buffer: U8) -> list[ItemError | None]:
-        theirs = np.empty(len(buffer), np.uint8)
-        result = FileSource().read_pack([self._of(item) for item in items], offsets, theirs)
-        for place, (item, offset) in enumerate(zip(items, offsets, strict=True)):
-            part = slice(offset, offset + item.length)
-            if result[place] is None and not np.array_equal(theirs[part], buffer[part]):
-                result[place] = ItemError(item, "what was written is not what the file holds now")
-        return result
-
-    def commit(self) -> list[int]:
-        return []
-
-    def abort(self) -> None:
-        pass
-
-
-class _Comparison:
-    def __init__(self, item: Item) -> None:
-        self._item = item
-        self._reader = FileReader(item)
-
-    def write(self, offset: int, data: U8) -> None:
-        theirs = np.empty(len(data), np.uint8)
-        self._reader.read_into(offset, theirs)
-        if not np.array_equal(theirs, data):
-            raise ItemError(self._item, "what was written is not what the file holds now")
-
-    def finish(self, reader: Any) -> None:
-        self._reader.check()
-        self._reader.close()
-
-    def abandon(self) -> None:
-        self._reader.close()

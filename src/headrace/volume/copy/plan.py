@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from headrace.errors import ObjectNotFound, UsageError
 from headrace.volume.data.names import check_name
@@ -27,7 +27,7 @@ from headrace.volume.data.names import check_name
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
 
-Existing = Literal["refuse", "skip", "replace"]
+Existing = Literal["refuse", "skip", "replace", "update"]
 #: Deeper folders are refused; a path this deep cannot be opened by its name anyway.
 _MAX_DEPTH = 500
 
@@ -38,8 +38,8 @@ class CopyOptions:
 
     #: Folders, too, with all that is in them; else a folder is a problem.
     recursive: bool = False
-    #: What is there under the name of a destination: a problem, left as it is, or replaced (in a volume: in the same
-    #: commit).
+    #: What is there under the name of a destination: a problem, left as it is, replaced (in a volume: in the same
+    #: commit), or compared, and replaced where it differs: so a copy that was interrupted goes on.
     existing: Existing = "refuse"
     #: Copy what symbolic links in folders point to; else each is a problem. Links named as a source are followed.
     follow_links: bool = False
@@ -53,8 +53,8 @@ class CopyOptions:
     workers: int = 4
 
     def __post_init__(self) -> None:
-        if self.existing not in ("refuse", "skip", "replace"):
-            raise UsageError("existing", expected="refuse, skip or replace", found=repr(self.existing))
+        if self.existing not in get_args(Existing):
+            raise UsageError("existing", expected=", ".join(get_args(Existing)), found=repr(self.existing))
         if not 1 <= self.workers <= 64:
             raise UsageError("workers", expected="1 to 64", found=str(self.workers))
 
@@ -126,22 +126,36 @@ class Plan:
         self._targets.add(target)
         self.items.append(Item(source, target, length, what))
 
-    def settle_existing(self, there: Callable[[str], bool]) -> None:
-        """Apply `existing` to what is there now. Again, where that has changed."""
+    def settle_existing(self, length_of: Callable[[str], int | None]) -> list[Item]:
+        """Apply `existing` to what is there now. Again, where that has changed. `length_of`: a target; None: not there.
+        With "update", gives those that may be the same: `settle_compared` comes next.
+        """
         self.report.planned = self.report.planned or len(self.items) + len(self.report.problems)
         self.replaced = set()
-        kept = []
+        kept, alike = [], []
         for item in self.items:
-            if not there(item.target):
+            length = length_of(item.target)
+            if length is None:
                 kept.append(item)
             elif self.options.existing == "skip":
                 self.report.skipped += 1
-            elif self.options.existing == "replace":
+            elif self.options.existing == "update" and length == item.length:
+                alike.append(item)
+                kept.append(item)
+            elif self.options.existing in ("replace", "update"):
                 self.replaced.add(item.target)
                 kept.append(item)
             else:
                 self.refuse(item.source, f"{item.target!r} is there already, and is not replaced unless asked for")
         self.items = kept
+        return alike
+
+    def settle_compared(self, alike: Sequence[Item], different: Container[str]) -> None:
+        """Of what `settle_existing` gave: those whose source is `different` are replaced, the others stay."""
+        self.replaced.update(item.target for item in alike if item.source in different)
+        same = {item.target for item in alike if item.source not in different}
+        self.report.skipped += len(same)
+        self.items = [item for item in self.items if item.target not in same]
 
 
 def join(folder: str, name: str) -> str:

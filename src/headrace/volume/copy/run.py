@@ -8,6 +8,7 @@ devices have their deadlines), and what is not whole is taken away.
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,8 @@ import numpy as np
 from headrace.device.reference import U8
 from headrace.errors import CopyFailed, UsageError, VolumeFull
 from headrace.units import format_bytes
-from headrace.volume.copy.files import CompareSink, FileSink, FileSource, ItemError
+from headrace.volume.copy.compare import CompareSink
+from headrace.volume.copy.files import FileSink, FileSource, ItemError
 from headrace.volume.copy.objects import ObjectSink, ObjectSource, share
 from headrace.volume.copy.plan import (
     CopyOptions,
@@ -77,7 +79,7 @@ def plan_in(
     """
     plan = Plan(options or CopyOptions(), problem or _nothing, _NOTHING)
     plan_files(plan, [os.fspath(source) for source in sources], destination, is_folder=is_prefix(volume, destination))
-    _settle_in(plan, volume)
+    _settle_in(plan, volume, FileSource())
     _check_space(volume, _most_free(volume), plan.items)
     return plan
 
@@ -100,7 +102,7 @@ def copy_in(
         plan = plan_in(volume, sources, destination, options, problem=problem)
     elif plan.sequence != volume.sequence:
         # Somebody committed something since.
-        _settle_in(plan, volume)
+        _settle_in(plan, volume, FileSource())
     options, replaced = plan.options, plan.replaced
     _check_space(volume, session.free_bytes, plan.items)
     report = _run(plan, FileSource(), lambda: ObjectSink(session, options, replaced), progress)
@@ -127,8 +129,9 @@ def copy_out(
         raise UsageError("the destination is not a folder", where=target, next_step="make it first")
     plan_objects(plan, volume, names, target, is_folder=is_folder, to_files=True)
     _refuse_files_in_the_way(plan)
-    plan.settle_existing(os.path.lexists)
+    alike = plan.settle_existing(_length_of_file)
     _stop_at_problems(plan, _NOTHING)
+    _compare_alike(plan, alike, ObjectSource(volume), FileSource(), lambda item: item._replace(what=item.target))
     report = _run(plan, ObjectSource(volume), lambda: FileSink(plan.replaced), progress)
     if options.verify:
         _compare(plan, volume, report, progress, lambda item: item._replace(what=item.target))
@@ -147,7 +150,7 @@ def plan_between(
     """What `copy_between` would do, as `plan_in`. `other`: the volume of the destination."""
     plan = Plan(options or CopyOptions(), problem or _nothing, _NOTHING)
     plan_objects(plan, volume, names, destination, is_folder=is_prefix(other, destination), to_files=False)
-    _settle_in(plan, other)
+    _settle_in(plan, other, ObjectSource(volume))
     if volume.id != other.id:
         _check_space(other, _most_free(other), plan.items)
     return plan
@@ -171,7 +174,7 @@ def copy_between(
     if plan is None:
         plan = plan_between(volume, other, names, destination, options, problem=problem)
     elif plan.sequence != other.sequence:
-        _settle_in(plan, other)
+        _settle_in(plan, other, ObjectSource(volume))
     options, replaced = plan.options, plan.replaced
     if volume.id == other.id:
         report = share(session, plan)
@@ -185,11 +188,35 @@ def copy_between(
     return report
 
 
-def _settle_in(plan: Plan, volume: Volume) -> None:
+def _settle_in(plan: Plan, volume: Volume, source: Any) -> None:
     """Against what is committed in the volume of the destination. CopyFailed."""
     plan.sequence = volume.sequence
-    plan.settle_existing(lambda name: name in volume)
+
+    def length_of(name: str) -> int | None:
+        return volume.stat(name).length_bytes if name in volume else None
+
+    alike = plan.settle_existing(length_of)
     _stop_at_problems(plan, _NOTHING)
+    _compare_alike(plan, alike, source, ObjectSource(volume), lambda item: item._replace(what=volume.stat(item.target)))
+
+
+def _length_of_file(path: str) -> int | None:
+    """-1: something is there, and no file."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
+def _compare_alike(plan: Plan, alike: Sequence[Item], source: Any, there: Any, theirs: Callable[[Item], Item]) -> None:
+    """With "update": what is there with the same bytes stays."""
+    if not alike:
+        return
+    again = Plan(replace(plan.options, keep_going=True), _nothing, _NOTHING)
+    again.items = list(alike)
+    _run(again, source, lambda: CompareSink(there, {item.source: theirs(item) for item in alike}), None)
+    plan.settle_compared(alike, {problem.source for problem in again.report.problems})
 
 
 def _nothing(problem: Problem) -> None:
@@ -246,11 +273,11 @@ def _compare(
     plan: Plan, volume: Volume, report: CopyReport, progress: Shown | None, file_of: Callable[[Item], Item]
 ) -> None:
     """The objects once more, against the files."""
-    files = {item.source: file_of(item).what for item in plan.items}
+    files = {item.source: file_of(item) for item in plan.items}
     done = [
         item if not isinstance(item.what, str) else item._replace(what=volume.stat(item.target)) for item in plan.items
     ]
-    _second_run(plan, done, ObjectSource(volume), CompareSink(files), report, progress)
+    _second_run(plan, done, ObjectSource(volume), CompareSink(FileSource(), files), report, progress)
 
 
 def _second_run(
