@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.errors import ObjectExists, ObjectNotFound, VolumeDamaged, VolumeFull
+from headrace.errors import ObjectExists, ObjectNotFound, UsageError, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume, layout
@@ -290,3 +290,47 @@ def test_in_a_full_volume_deletions_work_and_their_space_comes_back(seed: int) -
         with session.transaction() as tx:
             tx.put("all", bytes(volume.info().capacity_bytes * 9 // 10))
     assert scrub(devices).clean
+
+
+def test_packed_objects_among_others_in_one_commit() -> None:
+    """A commit that is a table: loose changes before, between and behind the packed ones, and what was recent."""
+    devices = [MemoryDevice(32 * MIB) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE)
+    expected: dict[str, bytes] = {}
+    with writing(volume) as session:
+        for name in ("a", "p/0500", "p/0700x", "z"):
+            with session.transaction() as tx:
+                tx.put(name, name.encode())
+            expected[name] = name.encode()
+        with session.transaction() as tx:
+            tx.delete("p/0500")
+            tx.delete("a")
+            tx.put("p/0333x", b"between")
+            tx.put("zz", b"behind")
+            lengths = [0 if i % 7 == 0 else i % 50 for i in range(2000)]
+            names = [f"p/{i:04}" for i in range(2000)]
+            data = content(1, sum(lengths))
+            tx.put_many(names, data, lengths)
+            tx.put_many(["more/1", "more/0"], b"10", 1)
+            with pytest.raises(UsageError, match="already"):
+                tx.put("p/0001", b"")
+        del expected["a"]
+        expected |= {"p/0333x": b"between", "zz": b"behind", "more/0": b"0", "more/1": b"1"}
+        at = 0
+        for name, length in zip(names, lengths, strict=True):
+            expected[name] = data[at : at + length]
+            at += length
+        with pytest.raises(ObjectExists), session.transaction() as tx:
+            tx.put_many([f"q/{i:04}" for i in range(2000)] + ["p/1999"], b"", 0)
+        assert state_of(volume) == expected
+    assert volume._catalog.tables and state_of(Volume.open(devices)) == expected
+    assert scrub(devices).clean
+
+
+@pytest.mark.parametrize("bad", ["", "/", "/a", "a/", "a//b", "a\0b", "\ud800", "x" * 1025, "a/\0", "\0"])
+def test_names_that_no_object_of_many_can_have(bad: str, volume: Volume) -> None:
+    with writing(volume) as session, session.transaction() as tx:
+        for names in ([bad], ["a", bad, "z"], [bad, "z"], ["a", bad]):
+            with pytest.raises(UsageError, match="not a name"):
+                tx.put_many(names, b"", 0)
+        tx.put_many(["n", "nn", "n/n", "x" * 1024, "é/0", "0"], b"", 0)

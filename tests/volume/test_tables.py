@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from headrace.device.protocol import Buffer
 from headrace.errors import CommandFailed, DeviceError, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
-from headrace.units import MIB
+from headrace.units import KIB, MIB
+from headrace.volume.catalog.bulk import Bulk
 from headrace.volume.catalog.tables import Builder, Merge, NodeStore, Table, TableDamaged, merged
 from headrace.volume.catalog.tables.build import Range
 from headrace.volume.catalog.tables.merge import batches
@@ -343,3 +345,35 @@ def test_a_changed_root_decodes_or_is_damage(data: st.DataObject) -> None:
         return
     for one in decoded.roots:
         assert one.top.place + one.top.blocks <= one.blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bulk_becomes_the_same_table_as_its_entries(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.choice([20, 300, 3000])
+    content = {
+        b"n" + chance.randbytes(chance.choice([3, 12, 900])).hex().encode(): chance.randbytes(
+            chance.choice([0, 32, 56])
+        )
+        for _ in range(size)
+    }
+    content[b"nbig"] = bytes(20_000)
+    keys = sorted(content)
+    values = [content[key] for key in keys]
+    bulk = Bulk(keys, b"".join(values), np.cumsum([len(value) for value in values]))
+    assert [bulk.value(bulk.find(key) or 0) for key in keys] == values and bulk.find(b"none") is None
+    cuts = [0, *sorted(chance.sample(range(1, len(keys)), 3)), len(keys)]
+    made = []
+    for packed in (False, True):
+        devices = [MemoryDevice(32 * MIB) for _ in range(2)]
+        builder = Builder(devices, ID, 7, TwoMembers(), expected_bytes=64 * KIB)
+        # Entries before and between, as loose changes are.
+        for number, (start, end) in enumerate(pairwise(cuts)):
+            builder.add(keys[start - 1] + b"\0" if number else b"b", None if number % 2 else b"x")
+            if packed:
+                builder.extend_bulk(bulk, start, end)
+            else:
+                builder.extend(keys[start:end], values[start:end])
+        made.append((builder.finish(), [bytes(device.data) for device in devices]))
+    assert made[0][1] == made[1][1]
+    assert made[0][0] is not None and made[1][0] is not None and made[0][0].top == made[1][0].top

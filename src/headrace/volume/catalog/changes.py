@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.errors import ObjectExists, ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume import layout
+from headrace.volume.catalog.bulk import NOTHING, Bulk, Changed
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.layout import Blob, ObjectValue, Rows, Totals
 
@@ -47,8 +48,11 @@ def values_of(catalog: Catalog, keys: Sequence[bytes]) -> dict[bytes, bytes]:
     result: dict[bytes, bytes] = {}
     if not keys:
         return result
-    wanted, seen, limit = set(keys), 0, 4 * len(keys) + 64
+    # Mostly there is nothing, and then nothing to look for.
+    wanted: set[bytes] = set()
+    seen, limit = 0, 4 * len(keys) + 64
     for found, values in catalog.batches(keys[0], keys[-1] + b"\0"):
+        wanted = wanted or set(keys)
         if not wanted.isdisjoint(found):
             for key, value in zip(found, values, strict=True):
                 if value is not None and key in wanted:
@@ -72,7 +76,7 @@ class Outcome:
     """What `Changes.finish` gives."""
 
     #: Key -> its value from now on; None: it has none any more.
-    changes: dict[bytes, bytes | None]
+    changes: Changed
     totals: Totals
     #: Blobs that nothing refers to any more once this is durable.
     gone: list[Blob]
@@ -82,8 +86,7 @@ class Outcome:
     @property
     def payload_bytes(self) -> int:
         """Of a record with all of it."""
-        values = self.changes.values()
-        return layout.payload_bytes(len(values), sum(map(len, self.changes)) + sum(map(len, filter(None, values))))
+        return layout.payload_bytes(len(self.changes), self.changes.size_bytes())
 
 
 class Changes:
@@ -110,6 +113,8 @@ class Changes:
         self._after: dict[bytes, bytes | None] = {}
         #: Of these, some that were there before it.
         self._was: set[bytes] = set()
+        #: More of the same, with keys of its own.
+        self._bulk = NOTHING
         self._delta: Counter[int] = Counter()
         #: Blobs that lose the value they lie in.
         self._homeless: dict[int, Blob] = {}
@@ -124,6 +129,7 @@ class Changes:
 
     def delete(self, names: Sequence[str]) -> None:
         """ObjectNotFound."""
+        self._loosen()
         slices = []
         found = values_of(self._catalog, sorted(map(layout.object_key, names)))
         for name in names:
@@ -144,6 +150,7 @@ class Changes:
             self._count(np.frombuffer(b"".join(slices), layout.SLICE), -1)
 
     def _let_go(self, name: str) -> ObjectValue:
+        self._loosen()
         value, key = self._now(name), layout.object_key(name)
         if value is None or key in self._after:
             raise _not_there(name)
@@ -192,6 +199,7 @@ class Changes:
     def _put(
         self, name: str, created_ns: int, length: int, *, slices: Rows = layout.NO_SLICES, blob: Blob | None = None
     ) -> None:
+        self._loosen()
         key = layout.object_key(name)
         if self._after.get(key) is not None or (key not in self._after and self._get(key) is not None):
             raise already_exists(name)
@@ -201,19 +209,26 @@ class Changes:
         self._after[key] = value.encode()
         self._objects += 1
 
-    def put_packed(self, keys: Sequence[bytes], values: Sequence[bytes], birth: int, slices: int) -> None:
-        """Many objects whose values are made: `slices` of blob `birth` together. `keys` ascend. ObjectExists."""
-        if not keys:
-            return
-        for key in values_of(self._catalog, keys):
-            if key not in self._after:
+    def put_packed(self, bulk: Bulk, birth: int, slices: int) -> None:
+        """Many objects whose values are made: `slices` of blob `birth` together. ObjectExists."""
+        self._loosen()
+        again = {key for key in self._after if bulk.find(key) is not None}
+        for key in again:
+            if self._after[key] is not None:
                 raise already_exists(layout.name_of(key))
-        for key in keys if self._after else ():
-            if self._after.get(key) is not None:
+        for key in values_of(self._catalog, bulk.keys):
+            if key not in again:
                 raise already_exists(layout.name_of(key))
-        self._after.update(zip(keys, values, strict=True))
+        for key in again:
+            del self._after[key]
+        self._bulk = bulk
         self._delta[birth] += slices
-        self._objects += len(keys)
+        self._objects += len(bulk.keys)
+
+    def _loosen(self) -> None:
+        """Only one bulk stays one, and only while nothing is asked that may be in it."""
+        bulk, self._bulk = self._bulk, NOTHING
+        self._after.update(zip(bulk.keys, bulk.values(0, len(bulk.keys)), strict=True))
 
     def offer(self, blob: Blob, holder: str | None = None) -> None:
         """A blob that slices may refer to: a new one, or one that lay in the value of object `holder`."""
@@ -247,7 +262,7 @@ class Changes:
             # What was put and is gone again in one commit never was there.
             changes = {k: v for k, v in changes.items() if v is not None or k in self._was or self._get(k) is not None}
         totals = Totals(self._totals.object_count + self._objects, self._totals.used_bytes + self._used)
-        return Outcome(changes, totals, gone, counts)
+        return Outcome(Changed(changes, self._bulk), totals, gone, counts)
 
     def _give_key(self, birth: int) -> int:
         """Put a blob under its key; returns how many slices that adds, of the object whose own it was."""

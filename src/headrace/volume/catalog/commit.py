@@ -28,6 +28,7 @@ with much in it is written as a table, and its record says only where that is. S
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol
@@ -35,7 +36,8 @@ from typing import Protocol
 from headrace.errors import SessionLost, VolumeFull
 from headrace.units import format_bytes
 from headrace.volume import layout
-from headrace.volume.catalog.catalog import Catalog, Recent
+from headrace.volume.catalog.bulk import Changed
+from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.compact import MANY_TABLES, Compaction
 from headrace.volume.catalog.log import Cursor, LogReader
 from headrace.volume.catalog.tables import Builder, Merge, Space, Table
@@ -187,7 +189,8 @@ class LogWriter:
             return self.commit(layout.encode_operations(operations, sequence, totals), session)
         # With its deletions, also where no table is: the record says nothing else of them, and a move on the way may
         # make one of what is recent now.
-        root, image, space = self._write_table({**self.catalog.recent, **changes}, deletions=True)
+        changed = changes if isinstance(changes, Changed) else Changed(dict(changes))
+        root, image, space = self._write_table(changed.over(self.catalog.recent), deletions=True)
         assert root is not None
         adopt = Operation(layout.ADOPT, b"", root.encode())
         try:
@@ -209,15 +212,26 @@ class LogWriter:
             image=Image() if image is None else image,
         )  # fmt: skip
 
-    def _write_table(self, changes: Recent, *, deletions: bool) -> tuple[Root | None, Image, list[Range]]:
+    def _write_table(self, changed: Changed, *, deletions: bool) -> tuple[Root | None, Image, list[Range]]:
         """Durable, and nothing refers to it yet. VolumeFull: nothing was taken."""
         image = Image()
-        keys = sorted(changes if deletions else [key for key, value in changes.items() if value is not None])
-        values = [changes[key] for key in keys]
-        sizes = sum(map(len, keys)) + sum(map(len, filter(None, values)))
-        builder = self._builder(_expected(len(keys), sizes), image)
+        if not deletions:
+            changed = Changed({key: value for key, value in changed.loose.items() if value is not None}, changed.bulk)
+        keys = sorted(changed.loose)
+        values = [changed.loose[key] for key in keys]
+        builder = self._builder(_expected(len(changed), changed.size_bytes()), image)
         try:
-            builder.extend(keys, values)
+            # Loose changes, with all of the bulk that comes before each.
+            done = start = 0
+            while done < len(changed.bulk.keys):
+                key = changed.bulk.keys[done]
+                end = bisect_left(keys, key, start)
+                builder.extend(keys[start:end], values[start:end])
+                start = end
+                stop = len(changed.bulk.keys) if end == len(keys) else bisect_left(changed.bulk.keys, keys[end], done)
+                builder.extend_bulk(changed.bulk, done, stop)
+                done = stop
+            builder.extend(keys[start:], values[start:])
             return builder.finish(), image, builder.space()
         except VolumeFull:
             builder.abandon(failed=False)
@@ -374,7 +388,7 @@ class LogWriter:
         self._moving = True
         try:
             # Where there is no table, a deletion has nothing to hide.
-            return self._write_table(self.catalog.recent, deletions=bool(self.catalog.tables))
+            return self._write_table(Changed(self.catalog.recent), deletions=bool(self.catalog.tables))
         except VolumeFull:
             return None
         finally:

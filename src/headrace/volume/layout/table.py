@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.device import crc32c
 from headrace.errors import VolumeDamaged
 from headrace.volume.layout.base import ALIGN, EXTENT, U32, Rows, align_up, place_seed
+
+Ends = npt.NDArray[np.int64]
 
 # ---- node ------------------------------------------------------------------------------------------------------------
 #
@@ -65,14 +68,20 @@ def encode_node(level: int, keys: Sequence[bytes], values: Sequence[bytes | None
         value_ends = [
             end if value is not None else end | DELETED for end, value in zip(value_ends, values, strict=True)
         ]
-    body = b"".join(
-        [
-            _NODE.pack(_NODE_MAGIC, level, 0, len(key_ends), key_ends[-1], position),
-            np.array([key_ends, value_ends], "<u4").tobytes(),
-            *keys,
-            *filter(None, values),
-        ]
-    )
+    return _joined(level, keys, key_ends[-1], position, np.array([key_ends, value_ends], "<u4"), filter(None, values))
+
+
+def join_node(level: int, keys: Sequence[bytes], key_ends: Ends, value_ends: Ends, values: Iterable[bytes]) -> bytes:
+    """The same where ends are known, of keys and of values, and nothing is deleted; `values`: in any pieces."""
+    ends = np.stack([key_ends, value_ends]).astype("<u4")
+    return _joined(level, keys, int(key_ends[-1]), int(value_ends[-1]), ends, values)
+
+
+def _joined(
+    level: int, keys: Sequence[bytes], key_bytes: int, value_bytes: int, ends: U32, values: Iterable[bytes]
+) -> bytes:
+    head = _NODE.pack(_NODE_MAGIC, level, 0, len(keys), key_bytes, value_bytes)
+    body = b"".join([head, ends.tobytes(), *keys, *values])
     return body.ljust(align_up(len(body)), b"\0")
 
 

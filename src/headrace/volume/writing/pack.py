@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.errors import UsageError
 from headrace.volume import layout
+from headrace.volume.catalog.bulk import Bulk
 from headrace.volume.data.extents import I64
 from headrace.volume.data.names import check_name
 from headrace.volume.layout import MAX_NAME_BYTES, OBJECT_BYTES
@@ -26,6 +27,10 @@ _ONE_SLICE = np.dtype(
 assert _ONE_SLICE.itemsize == OBJECT_BYTES + layout.SLICE.itemsize
 
 
+_FRONT = b"\0" + layout.OBJECT_KEY
+_JOIN = _FRONT.decode()
+
+
 class Pack(NamedTuple):
     """Objects that are slices of one blob; `keys` ascend, `starts` and `lengths` belong to them."""
 
@@ -35,49 +40,58 @@ class Pack(NamedTuple):
     birth: int
     created_ns: int
 
-    def values(self, sequence: int) -> list[bytes]:
-        """What the catalogue gets of each object in the commit `sequence`."""
+    def bulk(self, sequence: int) -> Bulk:
+        """What the catalogue gets of the objects in the commit `sequence`."""
         rows = np.zeros(len(self.keys), _ONE_SLICE)
         rows["slice_count"] = 1
         rows["sequence"], rows["created_ns"], rows["birth"] = sequence, self.created_ns, self.birth
         rows["length_bytes"] = rows["length"] = self.lengths
         rows["start"] = self.starts
-        empty = np.flatnonzero(self.lengths == 0)
+        empty = self.lengths == 0
+        if not empty.any():
+            return Bulk(self.keys, rows.tobytes(), np.arange(1, len(rows) + 1) * rows.itemsize)
+        # Without the slice.
         rows["slice_count"][empty] = 0
-        data, size = rows.tobytes(), _ONE_SLICE.itemsize
-        values = [data[at : at + size] for at in range(0, len(data), size)]
-        for index in empty.tolist():
-            values[index] = values[index][:OBJECT_BYTES]
-        return values
+        sizes = np.where(empty, OBJECT_BYTES, rows.itemsize)
+        table = rows.view(np.uint8).reshape(len(rows), rows.itemsize)
+        kept = np.arange(rows.itemsize) < sizes[:, None]
+        return Bulk(self.keys, table[kept].tobytes(), np.cumsum(sizes))
 
     @property
     def slice_count(self) -> int:
         return int(np.count_nonzero(self.lengths))
 
 
-def keys_of(names: Sequence[str]) -> list[bytes]:
-    """The key of each name. UsageError for the first that no object can have, or that is there twice."""
+def keys_of(names: Sequence[str]) -> tuple[list[bytes], bool]:
+    """The key of each name, and whether they ascend. UsageError for the first name that no object can have, or that is
+    there twice."""
     try:
-        text = b"\0" + "\0".join(names).encode() + b"\0"
+        # With what a key begins with in front of each, so that splitting gives keys.
+        text = _JOIN.join(["", *names]).encode() + b"\0"
+        keys = text[1:-1].split(b"\0")
     except (UnicodeEncodeError, TypeError):
-        text = b"\0\0"
-    parts = text[1:-1].split(b"\0")
-    if (
-        len(parts) != len(names)
-        or any(bad in text for bad in (b"\0\0", b"//", b"\0/", b"/\0"))
-        or max(map(len, parts)) > MAX_NAME_BYTES
-    ):
+        text, keys = b"", []
+    if len(keys) != len(names) or _has_bad_part(text) or max(map(len, keys)) > MAX_NAME_BYTES + len(layout.OBJECT_KEY):
         for name in names:
             if not isinstance(name, str):
                 raise UsageError("not a name for an object", expected="text", found=repr(name)[:80])
             check_name(name)
-    if not ascending(parts) and len(set(parts)) != len(parts):
+    ordered = ascending(keys)
+    if not ordered and len(set(keys)) != len(keys):
         seen: set[str] = set()
         for name in names:
             if name in seen:
                 raise UsageError("two of the objects have one name", found=repr(name))
             seen.add(name)
-    return [layout.OBJECT_KEY + part for part in parts]
+    return keys, ordered
+
+
+def _has_bad_part(text: bytes) -> bool:
+    """Is a name empty, or a part of one between slashes? `text`: keys, with zeros between them and at both ends."""
+    letters = np.frombuffer(text, np.uint8)
+    zero, slash = letters == 0, letters == ord("/")
+    # A zero, what keys begin with, and then: the next zero, or a slash.
+    return bool(np.any(zero[:-2] & (zero | slash)[2:]) or np.any(slash[:-1] & (zero | slash)[1:]))
 
 
 def ascending(keys: Sequence[bytes]) -> bool:

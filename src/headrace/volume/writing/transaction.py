@@ -24,7 +24,7 @@ from headrace.volume.data.objects import ObjectInfo, Range, StoredObject, object
 from headrace.volume.layout import Blob, Rows
 from headrace.volume.writing.compose import Composition, Part
 from headrace.volume.writing.grant import Grant, Receipt
-from headrace.volume.writing.pack import Pack, ascending, keys_of, ranges_of
+from headrace.volume.writing.pack import Pack, keys_of, ranges_of
 from headrace.volume.writing.stream import write_stream
 from headrace.volume.writing.write import BlobWriter, contiguous, members_of
 
@@ -300,8 +300,8 @@ class Transaction:
             # Nothing would refer to the bytes: their space would be nobody's.
             data = b""
             view = contiguous(data, "")
-        keys = keys_of(listed)
-        if not ascending(keys):
+        keys, ordered = keys_of(listed)
+        if not ordered:
             order = sorted(range(len(keys)), key=keys.__getitem__)
             keys = [keys[i] for i in order]
             starts, sizes = starts[order], sizes[order]
@@ -311,7 +311,7 @@ class Transaction:
                 raise UsageError("the transaction has this object already", where=f"object {name!r}")
             with self._session.lock:
                 gone = {layout.object_key(name) for name in self._gone}
-                check_none_exists(self._session.catalog, [key for key in keys if key not in gone])
+                check_none_exists(self._session.catalog, [key for key in keys if key not in gone] if gone else keys)
             self._names.update(listed)
             self._record_bytes += 72 * len(keys) + sum(map(len, keys))
             self._session.check_room(self._record_bytes)
@@ -448,7 +448,7 @@ class Transaction:
         for name, (slices, created_ns) in self._composed.items():
             changes.put_slices(name, slices, created_ns)
         for pack in self._packs:
-            changes.put_packed(pack.keys, pack.values(sequence), pack.birth, pack.slice_count)
+            changes.put_packed(pack.bulk(sequence), pack.birth, pack.slice_count)
 
     def commit(self) -> int:
         """Everything becomes visible and durable, or nothing does; returns the sequence. Aborts where it raises."""

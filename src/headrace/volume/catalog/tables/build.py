@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.device import BlockDevice
 from headrace.errors import VolumeFull
+from headrace.volume.catalog.bulk import Bulk
 from headrace.volume.catalog.tables.table import Image
 from headrace.volume.data.durable import write_through
 from headrace.volume.layout import ALIGN, EXTENT
@@ -26,6 +27,7 @@ from headrace.volume.layout.table import (
     Root,
     encode_child,
     encode_node,
+    join_node,
     node_crc,
 )
 
@@ -117,6 +119,43 @@ class Builder:
             self._sizes[0] += ends[end - 1] - before
             at, before = end, ends[end - 1]
 
+    def extend_bulk(self, bulk: Bulk, start: int, end: int) -> None:
+        """`add` for entries `start` to `end`, by whole leaves that are cut out as they are."""
+        if start == end:
+            return
+        self._open(0)
+        keys = bulk.keys[start:end]
+        first_value = int(bulk.ends[start - 1]) if start else 0
+        key_ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
+        value_ends = bulk.ends[start:end] - first_value
+        ends = key_ends + value_ends + 8 * np.arange(1, len(keys) + 1)
+        self._entries += len(keys)
+        at = before = 0
+        while at < len(keys):
+            stop = int(np.searchsorted(ends, before + TARGET_BYTES - self._sizes[0], side="right"))
+            if stop == at:
+                if self._keys[0]:
+                    self._close_node(0)
+                    continue
+                stop += 1
+            if stop == len(keys) or self._keys[0]:
+                # Not a whole leaf: others come, or came, into it.
+                self._keys[0] += keys[at:stop]
+                self._values[0] += bulk.values(start + at, start + stop)
+                self._sizes[0] += int(ends[stop - 1]) - before
+            else:
+                key_base, base = (int(key_ends[at - 1]), int(value_ends[at - 1])) if at else (0, 0)
+                last = int(value_ends[stop - 1])
+                node = join_node(
+                    0,
+                    keys[at:stop],
+                    key_ends[at:stop] - key_base,
+                    value_ends[at:stop] - base,
+                    [bulk.data[first_value + base : first_value + last]],
+                )
+                self._push(1, keys[at], encode_child(self._put_node(node)))
+            at, before = stop, int(ends[stop - 1])
+
     def _open(self, level: int) -> None:
         if level == len(self._keys):
             self._keys.append([])
@@ -138,17 +177,21 @@ class Builder:
 
     def _emit(self, level: int) -> tuple[bytes, Child]:
         keys, values = self._keys[level], self._values[level]
-        data = encode_node(level, keys, values)
+        child = self._put_node(encode_node(level, keys, values))
+        self._keys[level], self._values[level], self._sizes[level] = [], [], NODE_BYTES
+        return keys[0], child
+
+    def _put_node(self, data: bytes) -> Child:
+        """The next node, which is written with others."""
         if len(data) > MAX_NODE_BYTES:
             raise VolumeFull("an entry is too large for the catalogue", found=f"{len(data)} bytes")
         place = self._reserve(len(data))
         child = Child(place, len(data) // ALIGN, node_crc(data, self._volume_id, self.birth, place))
         self._waiting.append(data)
         self._waiting_bytes += len(data)
-        self._keys[level], self._values[level], self._sizes[level] = [], [], NODE_BYTES
         if self._waiting_bytes >= WRITE_BYTES:
             self._write()
-        return keys[0], child
+        return child
 
     def _reserve(self, size: int) -> int:
         """The place of the next node, which takes `size` bytes of one extent."""
