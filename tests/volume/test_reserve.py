@@ -17,7 +17,7 @@ from headrace.volume.repair.scrub import scrub
 from headrace.volume.space import deallocate
 from headrace.volume.space.allocator import FreeSpace
 from headrace.volume.writing import reserve
-from headrace.volume.writing.session import window_ranges
+from headrace.volume.writing.holdings import window_ranges
 from tests.volume.support import KIB, STRIPE, content, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -213,7 +213,7 @@ def test_space_that_is_being_given_back_is_waited_for(monkeypatch: pytest.Monkey
             tx.delete("a")
         wait_until(lambda: session.free_bytes < 4 * MIB)
         with monkeypatch.context() as patch:
-            patch.setattr("headrace.volume.writing.session.SPACE_S", 0.05)
+            patch.setattr("headrace.volume.writing.holdings.SPACE_S", 0.05)
             with pytest.raises(VolumeFull, match=r"4.0 MiB being given back to the target, free in a moment"):
                 put(session, "b", 5 * MIB)
         threading.Timer(0.1, go.set).start()

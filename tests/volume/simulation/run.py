@@ -22,7 +22,7 @@ from headrace.volume.catalog import commit
 from headrace.volume.catalog.tables import table
 from headrace.volume.data import checksums, durable
 from headrace.volume.space import deallocate
-from headrace.volume.writing import fence, heartbeat, session, transaction
+from headrace.volume.writing import fence, heartbeat, holdings, tenure, transaction
 from tests.volume.simulation.actors import BEAT_S, Job, rank, reader, world, writer
 from tests.volume.simulation.chain import Violation
 from tests.volume.simulation.threads import Threads
@@ -65,7 +65,10 @@ def determined(seed: int) -> Iterator[Threads]:
             (namespace, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128))),
             (reference, "crc32c_rows", rows),
             (durable, "threading", inline),
-            *((one, "threading", module) for one in (heartbeat, deallocate, session, transaction, volume, table)),
+            *(
+                (one, "threading", module)
+                for one in (heartbeat, deallocate, tenure, holdings, transaction, volume, table)
+            ),
             (checksums, "threading", module),
             (heartbeat, "time", clock),
             (deallocate, "time", clock),

@@ -17,7 +17,7 @@ from headrace.volume.data.names import check_length
 from headrace.volume.data.objects import Values, objects_of
 
 if TYPE_CHECKING:
-    from headrace.volume.writing.session import Session
+    from headrace.volume.writing.holdings import Holdings
 
 
 def space_taken(value: bytes) -> int:
@@ -29,7 +29,7 @@ def space_taken(value: bytes) -> int:
 class Reservation:
     """Made by `Session.reserve`. Use it with `with`, or let it last as long as the session."""
 
-    def __init__(self, owner: Reservations, session: Session, prefix: str) -> None:
+    def __init__(self, owner: Reservations, session: Holdings, prefix: str) -> None:
         self._owner, self._session = owner, session
         self.prefix = prefix
         self.length_bytes = 0
@@ -74,7 +74,9 @@ class Reservations:
             if name is None or not name.startswith(prefix)
         )
 
-    def reserve(self, session: Session, catalog: Values, prefix: str, length_bytes: int, available: int) -> Reservation:
+    def reserve(
+        self, session: Holdings, catalog: Values, prefix: str, length_bytes: int, available: int
+    ) -> Reservation:
         """See `Session.reserve`. `available`: what could be handed out, reservations not counted."""
         if not prefix:
             raise UsageError("a reservation is for objects whose names begin alike", next_step="give a prefix")

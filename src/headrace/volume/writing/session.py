@@ -13,90 +13,47 @@ session.close()                                 the next session opens at once
 from __future__ import annotations
 
 import os
-import threading
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from headrace.device import BlockDevice, lanes
-from headrace.errors import DeviceError, HeadraceError, SessionLost, UsageError, VolumeError, VolumeFull, WriterActive
+from headrace.device import lanes
+from headrace.errors import DeviceError, HeadraceError, SessionLost, VolumeError, VolumeFull
 from headrace.volume import layout
-from headrace.volume.catalog.catalog import Catalog, cover
+from headrace.volume.catalog.catalog import cover
 from headrace.volume.catalog.changes import Changes, Outcome
 from headrace.volume.catalog.commit import LogWriter
 from headrace.volume.catalog.log import LogReader
 from headrace.volume.catalog.usage import usage_of
 from headrace.volume.data.absent import absent
-from headrace.volume.data.checksums import table_page_bytes
 from headrace.volume.data.durable import write_through
-from headrace.volume.data.extents import Extents
-from headrace.volume.data.names import check_length
 from headrace.volume.data.objects import Range, space_of
 from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, SessionEntry
 from headrace.volume.media.members import Members
 from headrace.volume.space.allocator import Allocator, TableSpace, count_space
 from headrace.volume.space.deallocate import Deallocator
 from headrace.volume.writing import copies, fence, heartbeat
-from headrace.volume.writing.fence import Ticket
 from headrace.volume.writing.grant import Grant
 from headrace.volume.writing.heartbeat import HeartbeatBlock
-from headrace.volume.writing.renewal import Renewal
-from headrace.volume.writing.reserve import Reservation, Reservations
+from headrace.volume.writing.holdings import Holdings, window_ranges
 from headrace.volume.writing.transaction import COMMITTED, Allocation, Transaction, may_still_be_written
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
 
-_T = TypeVar("_T")
 
-#: How long space is waited for that the target is giving back.
-SPACE_S = 30.0
-
-
-def window_ranges(superblock: layout.Superblock) -> int:
-    """How many ranges the windows of a session have at most: two sessions' must fit into an area beside all else."""
-    return min(superblock.area_bytes // 8, 32 << 10) // layout.EXTENT.itemsize
-
-
-class Session:
+class Session(Holdings):
     """Made by `Volume.session`. Thread-safe; belongs to the process that opened it."""
 
     def __init__(
         self, volume: Volume, *, run_id: str, takeover: str, heartbeat_s: float, missed_beats: int, unfenced: bool
     ) -> None:
-        self.volume = volume
-        self.run_id = run_id
-        self._lock = threading.RLock()
-        #: Told when a deallocation has ended.
-        self._given_back = threading.Condition(self._lock)
-        self._pid = os.getpid()
-        self._lost: SessionLost | None = None
-        self._closed = False
-        self._transactions: dict[int, Transaction] = {}
+        super().__init__(volume, run_id)
         self._next_transaction = 1
         #: Birth -> how many open transactions mean to refer to the blob.
         self._pins: dict[int, int] = {}
         #: Their space, where they were deleted since.
         self._parked: dict[int, list[Range]] = {}
-        self._reservations = Reservations()
-        #: Something of this session may still be written by a command that nobody will ever answer for.
-        self._outstanding = False
-        #: With so much space, and more than so many entries, there was too little to gather tables in.
-        self._no_room = (0, 0)
-        #: Where a command of a rank that was given up may still land.
-        self._haunted: list[Range] = []
-        #: Where a command of a host that this session once was may still land, since no target confirmed its end.
-        self._never_quiet: list[Range] = []
-        #: Somebody wanted space that a renewal would make free.
-        self._wanted = False
-        #: There may be such commands; whoever takes over from this session cannot rule them out either.
-        self._undrained = False
-        #: One that has begun, and could not be ended yet.
-        self._renewal: Renewal | None = None
         where = ", ".join(volume.uris)
         fence.check(volume.devices, unfenced=unfenced)
         # First who holds, then whether that one lives, then the take-over from exactly that one.
@@ -113,9 +70,7 @@ class Session:
         )
         self._fence = fence.take(volume.devices, judged=holder, last=volume.lagging)
         try:
-            #: What data are written with: beside the structures of the log, which go through the devices themselves, so
-            #: that neither holds up a heartbeat or a commit. Reads have the volume's own associations.
-            self.writing: list[BlockDevice] = lanes(self._fence.devices, "checkpoint")
+            self.writing = lanes(self._fence.devices, "checkpoint")
             self._deallocator = Deallocator(self.writing, self._begin_deallocation, self._end_deallocation)
             self._begin(verdict, heartbeat_s, where)
         except BaseException:
@@ -226,8 +181,7 @@ class Session:
         # When that member is back, late writes may still hit it: the successor must not take this one's end for clean.
         self._outstanding |= bool(carried)
         usage = usage_of(catalog, superblock.stripe_bytes)
-        #: Slices of every blob that has a key: who deletes the last one deletes the blob.
-        self._counts: dict[int, int] = usage.slices
+        self._counts = usage.slices
         spaces, quarantined = count_space(superblock, usage.ranges(), windows, catalog.table_space())
         for member, end in usage.ends.items():
             spaces[member].cursor = end
@@ -259,184 +213,6 @@ class Session:
         with self.lost_if_fenced():
             self.look()
             write_through(self._fence.devices[member], offset, data.ljust(layout.align_up(len(data)), b"\0"))
-
-    # ---- what keeps others out ----
-
-    @property
-    def fence(self) -> str:
-        """What keeps out a writer that was taken over from, on the worst member: "persistent", "until-restart", "node",
-        "machine", "process" or "none" (`headrace.volume.writing.fence`)."""
-        return self._fence.strength
-
-    @property
-    def ticket(self) -> Ticket | None:
-        """For other processes of this job: `Volume.open(..., ticket=...)`, so that they write as this session does.
-        Each grant carries it, too. None where no member keeps reservations."""
-        return self._fence.ticket(self.volume.superblock.volume_id, self.number)
-
-    @contextmanager
-    def lost_if_fenced(self) -> Iterator[None]:
-        """A write that the target refuses is the end of this session."""
-        try:
-            with fence.lost_if_fenced():
-                yield
-        except SessionLost as lost:
-            self._lost = self._lost or lost
-            raise
-
-    def _ghosts(self) -> list[Range]:
-        return self._never_quiet + self._restless()
-
-    def _restless(self) -> list[Range]:
-        """Of these, where a renewal can rule it out."""
-        return self._haunted + fence.unsettled(self._fence.devices)
-
-    def _to_be_settled(self) -> bool:
-        """Would a renewal make anything better?"""
-        return bool(self._restless()) or (self._wanted and self._outstanding and not self._undrained)
-
-    def haunt(self, space: Sequence[Range]) -> None:
-        """A rank wrote there, and a copy of its write may still land."""
-        with self._lock:
-            self._haunted += space
-
-    def renew(self) -> bool:
-        """Become another host, which preempts the one that this session was: no command of that can land any more, so
-        that all space is free which waited for one. True where the targets confirm that.
-
-        UsageError where a member keeps no reservations, or while transactions are open: their grants would be void.
-        """
-        with self._lock:
-            self.check()
-            if not self._fence.reserved:
-                raise UsageError("only targets with reservations can confirm that nothing is under way any more")
-            if self._transactions:
-                raise UsageError(
-                    "a session with open transactions cannot be renewed", next_step="commit or abort them first"
-                )
-            restless = self._outstanding or bool(self._ghosts())
-            if self._renewal is None:
-                self._renewal = Renewal(self._fence, self.volume.devices)
-            renewal = self._renewal
-            with self._deallocator.paused():
-                drained = self._become(renewal, restless)
-            if not drained or self._undrained:
-                self._never_quiet += renewal.lost + self._haunted
-                self._haunted.clear()
-                self._outstanding |= self._undrained
-                if self._undrained:
-                    self._allocator.until = Allocator.until
-                return False
-            self._haunted.clear()
-            self._allocator.settle()
-            self._outstanding = False
-            self._wanted = False
-            self._deallocator.go_on()
-            return True
-
-    def _become(self, renewal: Renewal, restless: bool) -> bool:
-        """Another host, on every member; on some of them where it raises, and then it may go on later. True where the
-        targets confirm that nothing of the old one can land. `restless`: something may."""
-
-        def changed(index: int) -> None:
-            self.writing[index : index + 1] = lanes(self._fence.devices[index : index + 1], "checkpoint")
-
-        try:
-            self._beat.halt()
-            with self.lost_if_fenced():
-                renewal.go_on(changed)
-            drained = renewal.after.drained(renewal.before.key)
-            # Nor can a later renewal tell: the host that it would have to ask about is gone.
-            self._undrained |= not drained and (restless or bool(renewal.lost))
-            self._fence, self._renewal = renewal.end(), None
-        except WriterActive as active:
-            self._lost = fence.lost(str(active))
-            raise self._lost from active
-        finally:
-            if self._lost is None:
-                self._beat_on()
-        return drained
-
-    @property
-    def _half_way(self) -> Renewal | None:
-        """A renewal that has to end before anything but a beat is written."""
-        return self._renewal if self._renewal is not None and self._renewal.begun else None
-
-    def _beat_on(self) -> None:
-        """The heart again, after it was halted, through the associations that the session has now."""
-        half = self._half_way
-        named = self._fence if half is None else half.after
-        last = self._beat.last()
-        mine = last._replace(
-            nonce=named.hostid.bytes,
-            key=named.key,
-            beat=last.beat + 1,
-            due_ns=time.time_ns(),
-            flags=layout.UNDRAINED if self._undrained or half is not None else 0,
-        )
-        block = HeartbeatBlock(self._log.superblock, self._fence.devices, self._log.copies)
-        # Also where a target is away just now: a session whose heart stands still gets taken over.
-        with suppress(DeviceError), self.lost_if_fenced():
-            block.write(mine)
-        self._start_heart(block, mine)
-
-    def _start_heart(self, block: HeartbeatBlock, mine: layout.Heartbeat) -> None:
-        on_lost = weakref.WeakMethod(self._on_lost)
-        watch = heartbeat.Watch(
-            on_lost=lambda lost: None if (told := on_lost()) is None else told(lost),
-            confirm=not self._fence.reserved,
-            ask=self._fence.ask if self._fence.has_to_ask else None,
-        )
-        self._beat = heartbeat.start_heart(block, mine, watch)
-        # A session that nobody holds any more must not look alive.
-        weakref.finalize(self, self._beat.abandon)
-
-    def _log_window(self, ranges: list[Range]) -> None:
-        self.look()
-        rows = np.array([(member, 0, offset, length) for member, offset, length in ranges], layout.EXTENT)
-        rows["flags"][0] = layout.INSTEAD
-        with self.lost_if_fenced():
-            record = self._writer.append(layout.WINDOW, rows.tobytes(), self.number)
-        with self.volume.lock:
-            self._writer.catalog.apply(record)
-
-    def _room_for_window(self, ranges: int) -> None:
-        self._writer.ensure_room(layout.record_blocks(ranges * layout.EXTENT.itemsize))
-
-    def _lose_space(self) -> None:
-        """A write of a table failed, and may still land."""
-        self._outstanding = True
-
-    def _on_lost(self, lost: SessionLost) -> None:
-        self._lost = lost
-
-    def check(self) -> None:
-        """Raises SessionLost where this session is known to be lost, UsageError where it was closed. Reads nothing."""
-        if self._pid != os.getpid():
-            raise UsageError(
-                "a session belongs to the process that opened it", next_step="pass grants to other processes"
-            )
-        if self._closed:
-            raise UsageError("the session is closed")
-        if self._lost is not None:
-            raise self._lost
-
-    def look(self) -> None:
-        """`check`, and see in the heartbeat block that nobody took the volume over: before every write to the log.
-        Where the targets keep others out there is nothing to look at: they refuse the write. Those behind the
-        kernel's block devices are asked whether they still do."""
-        self.check()
-        self._ask_block()
-
-    def _ask_block(self) -> None:
-        if self._fence.reserved:
-            return
-        try:
-            self._beat.check()
-            self._fence.ask()
-        except SessionLost as lost:
-            self._lost = lost
-            raise
 
     def _confirm(self) -> None:
         """Whoever took the volume over before the marker was durable may have read the log without this commit. Only
@@ -517,82 +293,6 @@ class Session:
             self._next_transaction += 1
         return transaction
 
-    @property
-    def catalog(self) -> Catalog:
-        """What is committed. Whoever looks holds the session's lock."""
-        return self._writer.catalog
-
-    @property
-    def free_bytes(self) -> int:
-        """Space that can still be handed out by this session, in bytes."""
-        with self._lock:
-            return self._allocator.available
-
-    @property
-    def quarantined_bytes(self) -> int:
-        """Space that late writes may still hit, in bytes; not handed out by this session."""
-        with self._lock:
-            return self._allocator.quarantined_bytes
-
-    @property
-    def deallocating_bytes(self) -> int:
-        """Space of deletions that a device is being told of: free in a moment, and who needs it waits for that."""
-        with self._lock:
-            return self._allocator.deallocating_bytes
-
-    @property
-    def building_bytes(self) -> int:
-        """Space of the catalogue's tables that are being written, or were replaced a moment ago."""
-        with self._lock:
-            return self._writer.building_bytes
-
-    def _take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
-        def take() -> tuple[layout.Rows, layout.Rows]:
-            kept = self._reservations.held(allocation.name)
-            self._make_room(length_bytes + kept)
-            return self._allocator.allocate(length_bytes, block_bytes, kept=kept)
-
-        runs, columns = self._when_there_is_space(take)
-        return Extents(
-            runs,
-            columns,
-            length_bytes=length_bytes,
-            block_bytes=block_bytes,
-            stripe_bytes=self.volume.superblock.stripe_bytes,
-        )
-
-    def _when_there_is_space(self, take: Callable[[], _T]) -> _T:
-        """What is being deallocated is waited for: it is free in a moment. What waits for late writes is free when the
-        session has renewed itself, which it does before the next transaction."""
-        while True:
-            try:
-                return take()
-            except VolumeFull:
-                self._wanted = True
-                if not self._allocator.deallocating_bytes or not self._given_back.wait(SPACE_S):
-                    raise
-
-    def _make_room(self, length_bytes: int) -> None:
-        """Where there is less: the tables of a catalogue out of which much was deleted take more space than they need,
-        and keep as much free. Holds the session's lock."""
-        if self._allocator.available - self._allocator.reserve_bytes < length_bytes:
-            self._gather()
-
-    def _gather(self) -> bool:
-        """Tables that mostly say what holds no longer become one; False where there are none, or no space for it."""
-        space, writer = self._allocator, self._writer
-        live = self.catalog.totals.object_count + len(self._counts)
-        before, most = self._no_room
-        if not writer.is_stale(live) or (space.available <= before and live > most):
-            return False
-        self.look()
-        with self.lost_if_fenced():
-            gathered = writer.gather(self.number) and not writer.is_stale(live)
-        # With less of it, or not much less to say, it is not tried again.
-        self._no_room = (0, 0) if gathered else (space.available, live * 7 // 8)
-        space.reserve_bytes = writer.reserve_bytes
-        return gathered
-
     def _room_for_commit(self, payload_bytes: int, *, growing: bool) -> None:
         """VolumeFull where the log, or the tables, have no room for a commit of so many bytes. Nothing was written."""
         writer = self._writer
@@ -622,107 +322,6 @@ class Session:
             if not self._gather():
                 raise
         return commit_records(self._writer, outcome, sequence, self.number)
-
-    def take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
-        """More space for an allocation. VolumeFull."""
-        with self._lock:
-            self.check()
-            extents = self._take(allocation, length_bytes, block_bytes)
-            self._hand_out(allocation, extents.used())
-        return extents
-
-    def take_blob(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> tuple[Extents, list[Extents]]:
-        """Space for all of a blob and each copy of its checksum table. VolumeFull: nothing was taken."""
-        with self._lock:
-            self.check()
-            data = self._take(allocation, length_bytes, block_bytes)
-            try:
-                tables = self._take_tables(allocation, -(-length_bytes // block_bytes))
-            except BaseException:
-                self._allocator.give_back(data.used())
-                raise
-            self._hand_out(allocation, [one for extents in (data, *tables) for one in extents.used()])
-        return data, tables
-
-    def take_tables(self, allocation: Allocation, block_count: int) -> list[Extents]:
-        """Space for each copy of the table of so many checksums; none where it lies in the entry. VolumeFull."""
-        with self._lock:
-            self.check()
-            tables = self._take_tables(allocation, block_count)
-            self._hand_out(allocation, [one for table in tables for one in table.used()])
-        return tables
-
-    def _take_tables(self, allocation: Allocation, block_count: int) -> list[Extents]:
-        superblock = self.volume.superblock
-        page, length = table_page_bytes(block_count, superblock.stripe_bytes), block_count * 4
-        if not page:
-            return []
-        if not superblock.incompat & layout.PAIRED_CHECKSUMS:
-            # A volume that was made before tables stood twice stays readable by what could read it.
-            return [self._take(allocation, length, page)]
-        pair = self._when_there_is_space(
-            lambda: self._allocator.allocate_pair(length, page, kept=self._reservations.held(allocation.name))
-        )
-        return [
-            Extents(runs, columns, length_bytes=length, block_bytes=page, stripe_bytes=superblock.stripe_bytes)
-            for runs, columns in pair
-        ]
-
-    def _hand_out(self, allocation: Allocation, space: list[Range]) -> None:
-        allocation.space.extend(space)
-        self._reservations.under_way(allocation.name, sum(length for _, _, length in space))
-
-    def reserve(self, length_bytes: int, prefix: str) -> Reservation:
-        """Keep space for objects whose names begin with `prefix`: `length_bytes` for all of them together, those that
-        are there already counted. VolumeFull at once where there is not so much: what a job needs for its checkpoints
-        is certain when it starts. A second time for the same prefix changes how much.
-
-        It lasts until it is released, or the session ends; `Volume.info().reserved_bytes` shows what is held.
-        """
-        with self._lock:
-            self.check()
-            self._make_room(check_length(length_bytes))
-            available = self._allocator.available + self._allocator.deallocating_bytes - self._allocator.reserve_bytes
-            return self._reservations.reserve(self, self.catalog, prefix, length_bytes, available)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Of `free_bytes`, what is kept for reservations."""
-        with self._lock:
-            return self._reservations.held()
-
-    @property
-    def open_transactions(self) -> list[Transaction]:
-        return list(self._transactions.values())
-
-    @property
-    def deallocation(self) -> Deallocator:
-        """How much of what was deleted was given back to the target, and whether that went well."""
-        return self._deallocator
-
-    def _begin_deallocation(self, ranges: list[Range]) -> list[Range]:
-        with self._lock:
-            self.look()
-            if self._half_way is not None:
-                raise DeviceError("the session is on its way to be another host", where=self.volume.uris[0])
-            return self._allocator.take_freed(ranges)
-
-    def _end_deallocation(self, ranges: list[Range], well: bool) -> None:
-        with self._lock:
-            self._allocator.deallocating_bytes -= sum(length for _, _, length in ranges)
-            if well:
-                self._allocator.renew(ranges)
-            else:
-                self._allocator.quarantine(ranges)
-                self._outstanding |= bool(ranges)
-            self._given_back.notify_all()
-
-    def new_birth(self) -> int:
-        """A number that no other allocation of this volume ever had."""
-        with self._lock:
-            birth = self._next_birth
-            self._next_birth += 1
-        return birth
 
     def check_room(self, record_bytes: int) -> None:
         """VolumeFull where a commit record of this size would not fit into the log."""
@@ -826,15 +425,6 @@ class Session:
                 space = self._parked.pop(birth, None)
                 if space is not None and birth not in self._counts:
                     self._allocator.free(space)
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Guards the session's state, which its transactions look at."""
-        return self._lock
-
-    def after_fork(self) -> None:
-        """In the child, to which nothing of this session belongs."""
-        self._fence.after_fork()
 
     def ended(self, transaction: Transaction) -> None:
         with self._lock:
