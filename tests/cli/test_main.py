@@ -100,6 +100,17 @@ def test_no_standard_output_and_no_command(tmp_path: Path) -> None:
     shell = f"{sys.executable} -m headrace volume ls {uri} >&-"
     answer = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
+    # A file that took one of their numbers would be written into.
+    script = f"""
+import os, sys
+from headrace.cli import main
+status = main(["volume", "ls", {uri!r}])
+sys.exit(status or [os.readlink(f"/proc/self/fd/{{n}}") for n in range(3)] != [os.devnull] * 3)
+"""
+    answer = subprocess.run(
+        ["sh", "-c", f'{sys.executable} -c "$0" <&- >&- 2>&-', script], capture_output=True, timeout=60, check=False
+    )
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, b"", b"")
     assert "a command is missing; see `headrace volume --help`" in run("volume").stderr
 
 

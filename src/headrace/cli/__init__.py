@@ -32,9 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SIGTERM and SIGHUP, in order. An error is one line on standard error: `headrace: error: ...`, or an object of JSON
     where the command was given `--json`; tracebacks are for defects.
     """
+    _hold_standard_descriptors()
     if sys.stdout is None:
         # Closed by the shell (`>&-`): what would be printed goes nowhere.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     given = list(sys.argv[1:] if arguments is None else arguments)
     fail = _Failure("--json" in given[: given.index("--")] if "--" in given else "--json" in given)
     with _ended_in_order() as ended:
@@ -108,6 +111,16 @@ def _ended_in_order() -> Iterator[list[int]]:
         for number, handler in before.items():
             if handler is signal.SIG_DFL:
                 signal.signal(number, handler)
+
+
+def _hold_standard_descriptors() -> None:
+    """Where the shell closed one of them, the next file to be opened would get its number: a member of a volume, into
+    which the last words of a library that dies would then be written."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
 
 
 def _message(error: BaseException) -> str:
