@@ -432,6 +432,35 @@ def test_a_session_writes_it_again(name: str) -> None:
     assert volume.info().warnings == [] and state_of(volume) == STATE
 
 
+def test_a_header_that_is_lost_on_both_copies_does_not_take_commits_along_unseen() -> None:
+    """After a session whose predecessor did not end no MOVED says that the log went on in another area."""
+    devices = [MemoryDevice(4 << 20) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=64 << 10, log_bytes=128 << 10)
+    dead = volume.session("dead", heartbeat_s=60)
+    with dead.transaction() as tx:
+        tx.put("first", b"1")
+    with writing(Volume.open(devices, write=True)) as session:
+        cursor, block = session._writer.cursor, volume.superblock
+        places = [(block.log_member[copy], block.area_offset(copy, cursor.area)) for copy in range(2)]
+        with session.transaction() as tx:
+            tx.put("second", b"2")
+    for member, offset in places:
+        devices[member].data[offset + 30] ^= 1
+    with pytest.raises(VolumeDamaged, match=rf"newest area is damaged on every log copy at {BOTH}: .*; {SALVAGE}"):
+        Volume.open(devices)
+    assert ["newest area" in str(finding) for finding in scrub(devices).findings if finding.fatal] == [True]
+    assert {one.name for one in look(devices).objects} == {"first", "second"}
+    # Only the snapshot: a move that was cut short. What was before stands.
+    for member, offset in places:
+        area = bytes(devices[member].data[offset : offset + block.area_bytes])
+        heads = [layout.RecordHead.decode(area[at * ALIGN :][:64], block.volume_id, at) for at in range(1, 32)]
+        found = [(at + 1, head.sequence) for at, head in enumerate(heads) if head is not None]
+        behind = next(at for at, sequence in found if sequence != found[0][1])
+        image_of_snapshot = area[: behind * ALIGN].ljust(len(area), b"\0")
+        devices[member].data[offset : offset + len(area)] = image_of_snapshot
+    assert state_of(Volume.open(devices)) == {"first": b"1"}
+
+
 def test_a_torn_tail_is_no_damage() -> None:
     """The last record destroyed on both copies is what a power cut leaves: what came before stands."""
     image = Image()

@@ -19,6 +19,7 @@ from headrace.device import BlockDevice
 from headrace.errors import DeviceError, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
+from headrace.volume.catalog.headless import was_in_force
 from headrace.volume.catalog.tables import NodeStore
 from headrace.volume.layout import ALIGN, AreaHeader, Record, RecordHead, Superblock
 
@@ -256,6 +257,16 @@ class LogReader:
             else:
                 if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:
                     continue
+                headless = self._headless(cursor)
+                if headless is not None:
+                    if self.newer(cursor):
+                        continue
+                    raise VolumeDamaged(
+                        "the header of the log's newest area is damaged on every log copy",
+                        where=self._places(headless, 0),
+                        expected=f"a generation after {cursor.header.generation}",
+                        next_step=_SALVAGE,
+                    )
                 end = cursor.block
                 if not self._more(cursor, self.superblock.area_blocks if every_copy else _BEHIND_BLOCKS):
                     return catalog, cursor
@@ -271,6 +282,25 @@ class LogReader:
                     )
                 return catalog, cursor
         raise VolumeDamaged("the log moves faster than it can be read", next_step="try again")
+
+    def _headless(self, cursor: Cursor) -> int | None:
+        """An area that was in force after this one, and has lost its header on every copy. Where a header is there, as
+        almost always, or was never written, this costs a block.
+        """
+        for area in (0, 1):
+            if area == cursor.area or self.header(area)[0] is not None:
+                continue
+            data = []
+            for copy in self.copies:
+                try:
+                    if any(self._read(copy, self.superblock.area_offset(copy, area), ALIGN)):
+                        size = self.superblock.area_bytes
+                        data.append(self._read(copy, self.superblock.area_offset(copy, area), size))
+                except DeviceError:
+                    continue
+            if was_in_force(data, self.superblock.volume_id, cursor.header.generation):
+                return area
+        return None
 
     def _more(self, cursor: Cursor, blocks: int) -> bool:
         """Is there a later record of this area in the `blocks` behind the cursor? Nothing is ever written behind a

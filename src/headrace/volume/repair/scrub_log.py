@@ -80,6 +80,8 @@ def read_log(superblock: Superblock, read: Reader) -> State:
         _note(read, superblock, 0, area, position, what, fatal=True)
     elif records and records[-1].kind == layout.MOVED:
         _note(read, superblock, 0, 1 - area, 0, "the log moved to an area that has no valid header", fatal=True)
+    else:
+        _check_headless(superblock, area, generation, read)
     state = State()
     for record in records:
         if record.sequence <= durable:
@@ -129,6 +131,34 @@ def _in_force(superblock: Superblock, read: Reader) -> tuple[int, int]:
         if headers.get((copy, area)) != newest:
             _note(read, superblock, copy, area, 0, f"log copy {copy} lacks the header of area {area}")
     return area, newest[1]
+
+
+def _check_headless(superblock: Superblock, in_force: int, generation: int, read: Reader) -> None:
+    """A finding for an area with records behind a snapshot of a higher generation: it was in force, and no copy has its
+    header.
+    """
+    for area in (0, 1):
+        if area == in_force:
+            continue
+        sequences: dict[int, set[int]] = {}
+        for copy in read.copies:
+            member, start = superblock.log_member[copy], superblock.area_offset(copy, area)
+            try:
+                if AreaHeader.decode(read(member, start, ALIGN), superblock.volume_id, area) is not None:
+                    sequences.clear()
+                    break
+            except DeviceError:
+                continue
+            for block in range(1, superblock.area_blocks):
+                try:
+                    head = RecordHead.decode(read(member, start + block * ALIGN, ALIGN), superblock.volume_id, block)
+                except DeviceError:
+                    continue
+                if head is not None and head.generation > generation:
+                    sequences.setdefault(head.generation, set()).add(head.sequence)
+        if any(len(found) > 1 for found in sequences.values()):
+            what = "the header of the log's newest area is damaged on every copy"
+            _note(read, superblock, read.copies[0], area, 0, what, fatal=True)
 
 
 def _records(
