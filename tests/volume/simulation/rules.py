@@ -74,6 +74,8 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "quarantine": [(session, "may_still_be_written", _never)],
     # "When is it durable": a flush that succeeds after a loss proves nothing.
     "loss counter": [(durable, "lost_since", _never)],
+    # "Sessions" 4: only success, confirmed by a report, means that nothing of the predecessor can land.
+    "drained": [(fence.Fence, "drained", _always)],
     # Windows are logged durably before their first use, so that a successor knows where late writes may land.
     "windows": [(session.Session, "_log_window", _nothing)],
     # Who wrote flushes, before it says that it wrote.
@@ -120,6 +122,10 @@ _NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True, sessions=8), Quir
 
 #: Where a rule matters often.
 STORMS: dict[str, tuple[Weather, Quirks]] = {
+    "drained": (
+        Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
+        _UNDRAINED,
+    ),
     "windows": (
         Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
         _UNDRAINED,
