@@ -152,7 +152,9 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
         Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
         Quirks(fences_without_draining=True),
     ),
-    "marker": (Weather(early=0.2, cut=0.03), Quirks()),
+    "marker": (Weather(early=0.3, cut=0.01), Quirks()),
+    "fence": (Weather(stop=0.05, cut=0.0, by_hand=0.7, sessions=12), Quirks()),
+    "loss counter": (Weather(lose_answer=0.05, given_up=0.0, cut=0.01), Quirks()),
     "report after reconnect": (
         Weather(restart=0.02, stop=0.05, lose_answer=0.01, cut=0.0, by_hand=0.7, sessions=12),
         Quirks(forgets=True),
