@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.testing.serve import serving
 from headrace.volume import Volume
 
 NQN = "nqn.2026-01.io.headrace:test"
@@ -78,104 +77,6 @@ def case(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return Case(tmp_path, capsys)
 
 
-def test_a_member_is_missing(case: Case) -> None:
-    status, line = case.refused("volume", "info", case.uri("b"))
-    assert status == 1
-    assert "members of the volume are missing" in line and "number 0" in line
-
-
-def test_members_in_another_order_are_the_same_volume(case: Case) -> None:
-    found = [
-        json.loads(case.run("volume", "info", *map(case.uri, order), "--json")[1])["members"] for order in ("ab", "ba")
-    ]
-    assert found[0] == found[1]
-
-
-def test_members_that_were_swapped_on_their_paths(case: Case) -> None:
-    """A member is what its superblock says, wherever it lies now."""
-    data = Volume.open([case.uri("a"), case.uri("b")]).read("x")
-    case.path("a").rename(case.path("t"))
-    case.path("b").rename(case.path("a"))
-    case.path("t").rename(case.path("b"))
-    with Volume.open([case.uri("a"), case.uri("b")]) as volume:
-        assert volume.read("x") == data
-
-
-def test_a_member_of_another_volume(case: Case) -> None:
-    status, line = case.refused("volume", "ls", case.uri("a"), case.uri("c"))
-    assert status == 1
-    assert "different volumes" in line and str(case.path("c")) in line
-
-
-def test_a_member_given_twice(case: Case) -> None:
-    status, line = case.refused("volume", "info", case.uri("a"), case.uri("a"))
-    assert "given twice" in line
-    case.path("new").write_bytes(bytes(32 * MIB))
-    case.path("link").symlink_to(case.path("new"))
-    status, line = case.refused("volume", "create", case.uri("new"), case.uri("link"))
-    assert (status, "given twice" in line) == (2, True)
-
-
-def test_a_namespace_given_by_two_addresses(case: Case) -> None:
-    with serving(NQN, "mem:16MiB", "mem:16MiB") as target:
-        again = target.uri().replace("127.0.0.1", "localhost")
-        status, line = case.refused("volume", "create", target.uri(), again)
-        assert (status, "given twice" in line) == (2, True)
-        assert case.run("volume", "create", target.uri(nsid=1), target.uri(nsid=2))[0] == 0
-
-
-def test_a_member_that_shrank(case: Case) -> None:
-    with case.path("b").open("r+b") as file:
-        size = 24 * MIB
-        file.seek(32 * MIB - 4096)
-        last = file.read(4096)
-        file.truncate(size)
-        file.seek(size - 4096)
-        file.write(last)
-    status, line = case.refused("volume", "verify", case.uri("a"), case.uri("b"))
-    assert status == 1
-    assert "smaller than it was" in line and str(case.path("b")) in line
-
-
-@pytest.mark.parametrize("block", [512, 4096])
-def test_both_logical_blocks(case: Case, block: int) -> None:
-    uri = f"{case.uri('n')}?block={block}"
-    assert case.run("volume", "create", f"{uri}&create=32MiB")[0] == 0
-    source = case.directory / "source"
-    source.mkdir()
-    (source / "f").write_bytes(os.urandom(100_001))
-    assert case.run("volume", "cp", str(source / "f"), ":f", "-V", uri, "--verify")[0] == 0
-    assert case.run("volume", "scrub", uri)[0] == 0
-
-
-def test_a_volume_of_short_blocks_on_a_device_of_long_ones(case: Case) -> None:
-    """Everything on a member is aligned to 4096, so a volume goes from one to the other."""
-    assert case.run("volume", "create", f"{case.uri('n')}?block=512&create=32MiB")[0] == 0
-    assert case.run("volume", "info", f"{case.uri('n')}?block=4096")[0] == 0
-
-
-def test_a_logical_block_that_no_device_has(case: Case) -> None:
-    status, line = case.refused("volume", "info", f"{case.uri('a')}?block=1024", case.uri("b"))
-    assert status == 2
-    assert "1024" in line
-
-
-def test_too_small(case: Case) -> None:
-    case.path("s").write_bytes(bytes(512 << 10))
-    status, line = case.refused("volume", "create", case.uri("s"))
-    assert status == 2
-    assert "too small" in line and "at least" in line
-
-
-def test_full(case: Case) -> None:
-    big = case.directory / "big"
-    with big.open("wb") as file:
-        file.truncate(80 * MIB)
-    status, line = case.refused_later("volume", "cp", str(big), ":big", "-V", case.uri("a"), "-V", case.uri("b"))
-    assert status == 1
-    assert "no room" in line and "80.0 MiB" in line
-
-
 def signature(magic: bytes, offset: int) -> Callable[[bytearray], None]:
     def put(image: bytearray) -> None:
         image[offset : offset + len(magic)] = magic
@@ -216,11 +117,6 @@ def test_create_refuses_a_real_file_system(case: Case) -> None:
     assert "ext4" in case.refused("volume", "create", case.uri("n"))[1]
 
 
-def test_create_refuses_a_volume(case: Case) -> None:
-    status, line = case.refused("volume", "create", case.uri("a"))
-    assert (status, "'ab'" in line) == (2, True)
-
-
 def test_a_plan_writes_nothing(case: Case) -> None:
     case.path("n").write_bytes(bytes(32 * MIB))
     before = case.state()
@@ -233,16 +129,6 @@ def test_a_plan_writes_nothing(case: Case) -> None:
     assert case.run("volume", "create", case.uri("n"))[0] == 0
     made = json.loads(case.run("volume", "info", case.uri("n"), "--json")[1])
     assert made["capacity_bytes"] == plan["capacity_bytes"]
-
-
-def test_a_target_that_lets_us_only_read(case: Case) -> None:
-    with serving(NQN, str(case.path("c")), options=["--read-only"]) as target:
-        uri = target.uri()
-        assert case.run("volume", "ls", uri)[0] == 0
-        status, line = case.refused("volume", "rm", "x", "-V", uri)
-        assert status != 0 and ("only" in line or "write protected" in line)
-        status, line = case.refused("volume", "create", uri, "--force")
-        assert status != 0 and ("only" in line or "write protected" in line)
 
 
 def test_no_volume_is_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
