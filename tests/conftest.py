@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A shell that starts something in the background makes it deaf to SIGINT, and so every process that this one starts.
 # Then no test of Ctrl-C would mean anything; give the signal its default back.
@@ -16,6 +17,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # PyTorch's threads wait for each other by spinning: with one for each core, in each of several processes, most of the
 # cores' time goes there. What is computed here is small.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No example has to be quick: the machine may be busy. (With CI set, Hypothesis has a profile of its own that says so.)
+if settings.get_current_profile_name() == "default":
+    settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("unhurried")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

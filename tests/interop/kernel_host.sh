@@ -25,9 +25,9 @@ filesystem() {  # options...
   attach "$@" || return 1
   step mkfs.ext4 -q -F "$device" || return 1
   mkdir -p /mnt/v; step mount -t ext4 "$device" /mnt/v || return 1
-  step fio --name=random --directory=/mnt/v --size=12M --rw=randwrite --bsrange=4k-256k --ioengine=libaio --iodepth=16 \
-    --direct=1 --verify=crc32c --verify_fatal=1 --do_verify=1 --fsync=64 --minimal --output=/tmp/fio || { cat /tmp/fio; return 1; }
-  step fio --name=large --directory=/mnt/v --size=16M --rw=write --bs=1M --ioengine=libaio --iodepth=4 --direct=1 \
+  step fio --name=random --directory=/mnt/v --size=4M --rw=randwrite --bsrange=4k-256k --ioengine=libaio --iodepth=16 \
+    --direct=1 --verify=crc32c --verify_fatal=1 --do_verify=1 --fsync=16 --minimal --output=/tmp/fio || { cat /tmp/fio; return 1; }
+  step fio --name=large --directory=/mnt/v --size=6M --rw=write --bs=1M --ioengine=libaio --iodepth=4 --direct=1 \
     --verify=crc32c --verify_fatal=1 --do_verify=1 --minimal --output=/tmp/fio || { cat /tmp/fio; return 1; }
   (cd /mnt/v && sha256sum ./*.0) > /tmp/sums
   step umount /mnt/v || return 1
