@@ -249,7 +249,7 @@ def test_a_target_that_is_gone_for_good(tmp_path: Path, world: World) -> None:
         Volume.create([uri]).close()
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "headrace", "ingest", str(world.text(size=30_000_000)), "data"),
+                *(sys.executable, "-m", "headrace", "ingest", str(world.text(size=10_000_000)), "data"),
                 *("--volume", uri, "--vocab-size", "300"),
             ],
             stdout=subprocess.PIPE,
