@@ -282,7 +282,7 @@ def test_tables_stay_few_and_bytes_are_written_again_a_few_times() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_listing_says_what_the_list_says_and_columns_count_what_objects_use() -> None:
+def test_a_listing_says_what_the_list_says_and_columns_count_what_objects_use(monkeypatch: pytest.MonkeyPatch) -> None:
     _, volume = small_volume()
     work(Timeline(), volume, 45)
     with writing(volume) as session, session.transaction() as tx:
@@ -296,6 +296,13 @@ def test_a_listing_says_what_the_list_says_and_columns_count_what_objects_use() 
         assert [*found.names()] == [info.name for info in expected] and len(found) == len(expected)
         assert found.length_bytes.tolist() == [info.length_bytes for info in expected]
         assert found.sequence.tolist() == [info.sequence for info in expected]
+        for most in (1, 7):
+            # A piece at a time, over the borders of leaves and tables.
+            monkeypatch.setattr("headrace.volume.volume._LISTED", most)
+            pieces = list(reader.listings(prefix))
+            assert [name for piece in pieces for name in piece.names()] == [info.name for info in expected]
+            assert [size for piece in pieces for size in piece.length_bytes.tolist()] == found.length_bytes.tolist()
+        assert len(found) < 100 or len(pieces) > 10
     for loaded in (False, True):
         if loaded:
             reader._catalog.load_tables()
