@@ -32,7 +32,9 @@ from headrace.device.reservations import (
     ReservationReport,
     Reservations,
     ReservationType,
+    capabilities_of,
     check_key,
+    report_of,
 )
 from headrace.errors import (
     CommandFailed,
@@ -78,7 +80,6 @@ _REGISTRANTS_MAX = 65535
 _FEWEST_KEPT = 16
 
 _NIL = UUID(int=0)
-_PERSIST = 1
 
 _T = TypeVar("_T")
 
@@ -239,11 +240,7 @@ class KernelReservations(Reservations):
             return nothing
         if nvme_of(self._path) is not None:
             with suppress(PermissionError):
-                rescap = self._within(TIMEOUT_S, "identify", _rescap, change=False)
-                return ReservationCapabilities(
-                    types=frozenset(kind for kind in ReservationType if rescap & 1 << kind),
-                    persist=bool(rescap & _PERSIST),
-                )
+                return capabilities_of(self._within(TIMEOUT_S, "identify", _rescap, change=False))
         try:
             self._within(TIMEOUT_S, "report", _report_keys, change=False)
         except (UsageError, CommandFailed, PermissionError) as error:
@@ -384,12 +381,12 @@ def _report_keys(device: int) -> ReservationReport:
     registrants = list(keys[: min(count, room)])
     everybody = kind in (ReservationType.WRITE_EXCLUSIVE_ALL, ReservationType.EXCLUSIVE_ACCESS_ALL)
     first = registrants.index(key) if kind and key in registrants else None
-    return _report(
+    return report_of(
         generation,
         kind,
         False,
         count,
-        [(0xFFFF, everybody or at == first, _NIL, found) for at, found in enumerate(registrants)],
+        [(0xFFFF, everybody or at == first, _NIL.bytes, found) for at, found in enumerate(registrants)],
     )
 
 
@@ -408,26 +405,12 @@ def _report_nvme(device: int) -> ReservationReport:
         _REPORT_ENTRY.unpack_from(whole, _REPORT_HEADER.size + at * _REPORT_ENTRY.size)
         for at in range(min(count, room))
     )
-    return _report(
+    return report_of(
         generation,
         kind,
         bool(persistent & 1),
         count,
-        [(cntlid, bool(status & 1), UUID(bytes=hostid), key) for cntlid, status, key, hostid in entries],
-    )
-
-
-def _report(
-    generation: int, kind: int, persistent: bool, count: int, registrants: list[tuple[int, bool, UUID, int]]
-) -> ReservationReport:
-    return ReservationReport(
-        generation=generation,
-        type=ReservationType(kind) if kind in ReservationType.__members__.values() else None,
-        persistent=persistent,
-        registered=count,
-        registrants=tuple(
-            Registrant(cntlid=cntlid, hostid=hostid, key=key, holds=holds) for cntlid, holds, hostid, key in registrants
-        ),
+        [(cntlid, bool(status & 1), hostid, key) for cntlid, status, key, hostid in entries],
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -102,6 +102,28 @@ class AdminResult:
     @property
     def ok(self) -> bool:
         return self.status_type == 0 and self.status_code == 0
+
+
+def report_of(
+    generation: int, kind: int, persistent: bool, registered: int, registrants: Iterable[tuple[int, bool, bytes, int]]
+) -> ReservationReport:
+    """Out of what was read. Of each registrant: CNTLID, whether it holds, host identifier, key."""
+    return ReservationReport(
+        generation=generation,
+        type=ReservationType(kind) if kind in ReservationType.__members__.values() else None,
+        persistent=persistent,
+        registered=registered,
+        registrants=tuple(
+            Registrant(cntlid=cntlid, hostid=UUID(bytes=hostid), key=key, holds=holds)
+            for cntlid, holds, hostid, key in registrants
+        ),
+    )
+
+
+def capabilities_of(rescap: int) -> ReservationCapabilities:
+    return ReservationCapabilities(
+        types=frozenset(kind for kind in ReservationType if rescap & 1 << kind), persist=bool(rescap & _PERSIST)
+    )
 
 
 def new_key() -> int:
@@ -225,26 +247,9 @@ class Reservations:
 
     def report(self, *, timeout_s: float = TIMEOUT_S) -> ReservationReport:
         """Who is registered and who holds."""
-        generation, rtype, persistent, registered, registrants = _native.reservation_report(
-            self._handle(), timeout_s=timeout_s
-        )
-        known = rtype in ReservationType.__members__.values()
-        return ReservationReport(
-            generation=generation,
-            type=ReservationType(rtype) if known else None,
-            persistent=persistent,
-            registered=registered,
-            registrants=tuple(
-                Registrant(cntlid=cntlid, hostid=UUID(bytes=hostid), key=key, holds=holds)
-                for cntlid, holds, hostid, key in registrants
-            ),
-        )
+        return report_of(*_native.reservation_report(self._handle(), timeout_s=timeout_s))
 
     @property
     def capabilities(self) -> ReservationCapabilities:
         """What the namespace offers; false where it offers nothing."""
-        rescap = int(self._describe().get("rescap", 0))
-        return ReservationCapabilities(
-            types=frozenset(kind for kind in ReservationType if rescap & 1 << kind),
-            persist=bool(rescap & _PERSIST),
-        )
+        return capabilities_of(int(self._describe().get("rescap", 0)))

@@ -8,11 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from headrace.device.protocol import Buffer
+from headrace.device.protocol import BlockDevice, Buffer
 from headrace.device.reference import as_bytes
 from headrace.errors import DeviceClosed, DeviceError, UsageError
 
 _numbers = itertools.count()
+
+
+def check_range(device: BlockDevice, offset: int, length: int) -> None:
+    """UsageError where it is not whole blocks of the device."""
+    block, size = device.block_bytes, device.size_bytes
+    if offset < 0 or offset % block or length % block or offset + length > size:
+        raise UsageError(
+            "a range that the device cannot take",
+            where=device.uri,
+            expected=f"multiples of {block} within {size}",
+            found=f"offset {offset}, length {length}",
+        )
 
 
 class MemoryDevice:
@@ -53,13 +65,7 @@ class MemoryDevice:
     def _check(self, offset: int, length: int) -> None:
         if self._closed:
             raise DeviceClosed("the device was closed", where=self.uri)
-        if offset < 0 or offset % self.block_bytes or length % self.block_bytes or offset + length > self.size_bytes:
-            raise UsageError(
-                "a range that the device cannot take",
-                where=self.uri,
-                expected=f"multiples of {self.block_bytes} within {self.size_bytes}",
-                found=f"offset {offset}, length {length}",
-            )
+        check_range(self, offset, length)
 
     def loss_count(self) -> int:
         return self._losses

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from headrace.device.paths import TrafficClass, UnsettledRange
@@ -14,6 +14,8 @@ from headrace.device.reservations import (
     ReservationCapabilities,
     ReservationReport,
     ReservationType,
+    capabilities_of,
+    check_key,
 )
 from headrace.errors import (
     CommandFailed,
@@ -23,6 +25,7 @@ from headrace.errors import (
     ReservationConflict,
     UsageError,
 )
+from headrace.testing.devices import check_range
 from headrace.testing.namespace import Accident, Command, Controller, Ghost, SharedNamespace
 from headrace.testing.reservations import InvalidField, Refused, ReservationState
 
@@ -136,21 +139,12 @@ class HostDevice:
 
     # ---- BlockDevice ----
 
-    def _check(self, offset: int, length: int) -> None:
-        if offset < 0 or offset % self.block_bytes or length % self.block_bytes or offset + length > self.size_bytes:
-            raise UsageError(
-                "a range that the device cannot take",
-                where=self.uri,
-                expected=f"multiples of {self.block_bytes} within {self.size_bytes}",
-                found=f"offset {offset}, length {length}",
-            )
-
     def loss_count(self) -> int:
         return self._losses
 
     def read_into(self, offset: int, buffer: Buffer) -> None:
         view = as_bytes(buffer)
-        self._check(offset, len(view))
+        check_range(self, offset, len(view))
         found = self.carry_out(
             Command(verb="read", offset=offset, length=len(view)), lambda: self.namespace.read(offset, len(view))
         )
@@ -158,7 +152,7 @@ class HostDevice:
 
     def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
         content = as_bytes(data).tobytes()
-        self._check(offset, len(content))
+        check_range(self, offset, len(content))
         self.check_writable()
         command = Command(verb="write", offset=offset, length=len(content), data=content, fua=fua)
         self.carry_out(command, lambda: self.namespace.write(self._controller, offset, content, fua=fua))
@@ -168,7 +162,7 @@ class HostDevice:
 
     def deallocate(self, offset: int, length: int) -> None:
         """Leaves zeros here."""
-        self._check(offset, length)
+        check_range(self, offset, length)
         self.check_writable()
         command = Command(verb="deallocate", offset=offset, length=length, data=bytes(length))
         self.carry_out(command, lambda: self.namespace.write(self._controller, offset, bytes(length), fua=False))
@@ -295,7 +289,7 @@ class HostReservations:
         persist: bool | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        _check_key(key)
+        check_key(key)
         host, can = self._device.hostid, not self._device.namespace.quirks.forgets
 
         def change(state: ReservationState) -> None:
@@ -307,17 +301,17 @@ class HostReservations:
         self._do("register", change)
 
     def unregister(self, key: int, *, timeout_s: float = TIMEOUT_S) -> None:
-        _check_key(key)
+        check_key(key)
         self._do("unregister", lambda state: state.unregister(self._device.hostid, key))
 
     def acquire(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
-        _check_key(key)
+        check_key(key)
         self._do("acquire", lambda state: state.acquire(self._device.hostid, key, ReservationType(type)))
 
     def preempt(
         self, key: int, victim: int, type: ReservationType, *, abort: bool = True, timeout_s: float = TIMEOUT_S
     ) -> None:
-        _check_key(key)
+        check_key(key)
         namespace = self._device.namespace
 
         def change(state: ReservationState) -> None:
@@ -336,11 +330,11 @@ class HostReservations:
         self._do("preempt_and_abort" if abort else "preempt", change)
 
     def release(self, key: int, type: ReservationType, *, timeout_s: float = TIMEOUT_S) -> None:
-        _check_key(key)
+        check_key(key)
         self._do("release", lambda state: state.release(self._device.hostid, key, ReservationType(type)))
 
     def clear(self, key: int, *, timeout_s: float = TIMEOUT_S) -> None:
-        _check_key(key)
+        check_key(key)
         self._do("clear", lambda state: state.clear(self._device.hostid, key))
 
     def report(self, *, timeout_s: float = TIMEOUT_S) -> ReservationReport:
@@ -348,19 +342,7 @@ class HostReservations:
 
     @property
     def capabilities(self) -> ReservationCapabilities:
-        rescap = self._device._rescap()
-        return ReservationCapabilities(
-            types=frozenset(kind for kind in ReservationType if rescap & 1 << kind), persist=bool(rescap & 1)
-        )
-
-
-def _check_key(key: int) -> None:
-    if not 1 <= key < 1 << 64:
-        _no_key(key)
-
-
-def _no_key(key: int) -> NoReturn:
-    raise UsageError("not a reservation key", expected="1 to 2^64 - 1", found=str(key))
+        return capabilities_of(self._device._rescap())
 
 
 __all__ = ["HostDevice", "HostReservations"]
