@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -92,7 +93,9 @@ class Image:
 # ---- making an image -------------------------------------------------------------------------------------------------
 
 
+@cache
 def make(kind: str) -> Image:
+    """The same for all who ask: cases work on copies of it."""
     members, block_bytes = KINDS[kind]
     devices = [MemoryDevice((1536 if members == 1 else 1024) * KIB, block_bytes=block_bytes) for _ in range(members)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, name="bytes")
