@@ -377,3 +377,18 @@ def test_a_rule_that_is_off_is_missed(rule: str, instead: object, monkeypatch: p
     monkeypatch.setattr(copies, rule, instead)
     with pytest.raises((AssertionError, HeadraceError)):
         crashes(1)
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_table_that_was_written_on_one_member_alone_stands_on_two_when_the_other_is_back(away: int) -> None:
+    devices = [MemoryDevice(2 * MIB) for _ in range(2)]
+    Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB).close()
+    names = [f"{i:04d}/" + "x" * 100 for i in range(400)]
+    alone = Volume.open([devices[1 - away]], write=True, degraded=True)
+    with writing(alone) as session, session.transaction() as tx:
+        tx.put_many(names, bytes(len(names)), 1)
+    go_on(devices, "together", degraded=False)
+    for left in devices:
+        found = [info.name for info in Volume.open([left], degraded=True).list()]
+        assert found == [*names, "together"]
+    assert scrub(devices).clean

@@ -257,6 +257,11 @@ class LogWriter:
         said = sum(table.root.entry_count for table in self.catalog.tables)
         return said - live > said // 8
 
+    def stands_once(self) -> bool:
+        """Is there a table with both copies on one member? So it is where the others were missing, or full."""
+        tables = (table.root.copies for table in self.catalog.tables)
+        return any(bool((first["member"] == second["member"]).any()) for first, second in tables)
+
     def give_back(self, session: int) -> bool:
         """Free the space that merges hold, and that of tables that were replaced; False where there is none."""
         if self._compaction is None or self.broken is not None or not self.building_bytes:

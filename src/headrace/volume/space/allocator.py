@@ -175,6 +175,10 @@ class Allocator:
             + sum(length for _, _, length in self._freed)
         )
 
+    def members_with(self, length: int) -> int:
+        """How many members have so much space."""
+        return sum(free.total + pool.total >= length for free, pool in zip(self._free, self._pool, strict=True))
+
     @property
     def _pool_bytes(self) -> int:
         return sum(space.total for space in self._pool)

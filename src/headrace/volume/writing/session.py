@@ -109,6 +109,10 @@ class Session(Holdings):
             if self._outstanding:
                 self._allocator.log_reach()
             self._writer.compact_now(self.number)
+            if self._writer.stands_once() and self._allocator.members_with(self.catalog.table_bytes) > 1:
+                # A member that was missing is here again: the loss of another must not take the catalogue along.
+                with self.lost_if_fenced():
+                    self._writer.gather(self.number)
             self._allocator.reserve_bytes = self._writer.reserve_bytes
         except BaseException:
             with suppress(HeadraceError):
