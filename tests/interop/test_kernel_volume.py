@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,12 @@ def test_the_kernel_forgets_under_a_writer(target: KernelTarget) -> None:
     uri = target.uri(keepalive=120, loss_timeout=300)
     link, namespace = f"ports/1/subsystems/{NQN}", f"subsystems/{NQN}/namespaces/1"
     Volume.create(uri, stripe_bytes=STRIPE, force=True).close()
-    with running(WRITER, uri) as writer, running(WRITER.replace('"run"', '"other"'), uri) as zombie:
-        # The other one took over; then it is stopped, and the target forgets both.
+    with ExitStack() as stack:
+        # One is stopped, the other one takes over from it; then the target forgets both.
+        zombie = stack.enter_context(running(WRITER, uri))
         zombie.signal(signal.SIGSTOP)
+        other = WRITER.replace('"run"', '"other"').replace('"first"', '"other"')
+        writer = stack.enter_context(running(other, uri))
         target.do(f"rm {link}; echo 0 > {namespace}/enable; echo 1 > {namespace}/enable")
         target.do(f"ln -s $PWD/subsystems/{NQN} {link}")
         writer.tell("commit")
@@ -73,7 +77,7 @@ def test_the_kernel_forgets_under_a_writer(target: KernelTarget) -> None:
                 late.tell("put")
                 assert late.hear() == "SessionLost"
             assert _media(target) == before
-            assert state_of(volume) == {"first": b"1" * 5000, "after": b"x" * 5000}
+            assert state_of(volume) == {"first": b"1" * 5000, "other": b"1" * 5000, "after": b"x" * 5000}
 
 
 def test_a_writer_that_stands_between_r2t_and_its_data(target: KernelTarget) -> None:
@@ -100,4 +104,6 @@ def test_a_writer_that_stands_between_r2t_and_its_data(target: KernelTarget) -> 
 
 def _media(target: KernelTarget) -> str:
     """A sum of all bytes of the namespace."""
-    return target.do(f"cat subsystems/{NQN}/namespaces/1/device_path | xargs cat | cksum")
+    # Past the page cache, which does not know what nvmet wrote.
+    path = f"$(cat subsystems/{NQN}/namespaces/1/device_path)"
+    return target.do(f"sync; echo 1 > /proc/sys/vm/drop_caches; cat {path} | cksum")
