@@ -226,7 +226,11 @@ def reader(actor: Actor, rounds: int) -> None:
         # A marker that another reader met before it was durable may be lost; and who cannot read every log copy may
         # miss what is durable on the other one only.
         certain = not actor.disturbed and not actor.world.weather.early
-        seen = chain.observed(actor.name, state, max(seen, since if certain else acknowledged))
+        floor = since if certain else acknowledged
+        if actor.disturbed and actor.world.weather.absent:
+            # The one copy that counts cannot be read, and the other one does not know that it was left behind.
+            floor = 0
+        seen = chain.observed(actor.name, state, max(seen, floor))
         actor.world.count("look")
         _read_some(actor, volume, state, seen)
         actor.pause()
