@@ -1,17 +1,18 @@
-"""A volume on a Linux kernel target: sessions fence each other there, also where the target forgets who held."""
+"""A volume on a Linux kernel target: sessions fence each other there, also where the target forgets who held.
+
+Writers that stand between R2T and their data, and media compared byte by byte: `tests/volume/test_zombies.py`.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from headrace.volume import Volume
 from tests.interop.kernel import KernelTarget, kernel_target
-from tests.interop.relay import HoldingRelay
 from tests.volume.support import STRIPE, content, state_of
 from tests.volume.test_zombies import RANK, WRITER, running
 
@@ -58,52 +59,14 @@ def test_the_kernel_forgets_under_a_writer(target: KernelTarget) -> None:
     uri = target.uri(keepalive=120, loss_timeout=300)
     link, namespace = f"ports/1/subsystems/{NQN}", f"subsystems/{NQN}/namespaces/1"
     Volume.create(uri, stripe_bytes=STRIPE, force=True).close()
-    with ExitStack() as stack:
-        # One is stopped, the other one takes over from it; then the target forgets both.
-        zombie = stack.enter_context(running(WRITER, uri))
-        zombie.signal(signal.SIGSTOP)
-        other = WRITER.replace('"run"', '"other"').replace('"first"', '"other"')
-        writer = stack.enter_context(running(other, uri))
+    with running(WRITER, uri) as writer:
         target.do(f"rm {link}; echo 0 > {namespace}/enable; echo 1 > {namespace}/enable")
         target.do(f"ln -s $PWD/subsystems/{NQN} {link}")
         writer.tell("commit")
         assert writer.hear() == "SessionLost"
         with Volume.open(uri, write=True) as volume:
-            with volume.session("run", takeover="if-dead", heartbeat_s=0.2) as session, session.transaction() as tx:
-                tx.put("after", b"x" * 5000)
-            before = _media(target)
-            zombie.signal(signal.SIGCONT)
-            for late in (writer, zombie):
-                late.tell("put")
-                assert late.hear() == "SessionLost"
-            assert _media(target) == before
-            assert state_of(volume) == {"first": b"1" * 5000, "other": b"1" * 5000, "after": b"x" * 5000}
-
-
-def test_a_writer_that_stands_between_r2t_and_its_data(target: KernelTarget) -> None:
-    """Linux waits for such a command when it is told to abort it, until the keep alive of its association ends. What
-    comes later reaches nothing."""
-    with HoldingRelay(target.port) as relay:
-        uri, port = target.uri(keepalive=120, loss_timeout=300), f":{target.port}/"
-        Volume.create(uri, stripe_bytes=STRIPE, force=True).close()
-        near = target.uri(keepalive=5, loss_timeout=300).replace(port, f":{relay.port}/")
-        with running(WRITER, near) as zombie, Volume.open(uri, write=True) as volume:
-            relay.hold()
-            zombie.tell("put")
-            assert relay.held.wait(60)
-            zombie.signal(signal.SIGSTOP)
             with volume.session("run", heartbeat_s=0.2) as session, session.transaction() as tx:
-                tx.put("new", content(1, 200_000))
-            before = _media(target)
-            relay.release()
-            zombie.signal(signal.SIGCONT)
-            assert zombie.hear() == "SessionLost"
-            assert _media(target) == before
-            assert state_of(volume) == {"first": b"1" * 5000, "new": content(1, 200_000)}
-
-
-def _media(target: KernelTarget) -> str:
-    """A sum of all bytes of the namespace."""
-    # Past the page cache, which does not know what nvmet wrote.
-    path = f"$(cat subsystems/{NQN}/namespaces/1/device_path)"
-    return target.do(f"sync; echo 1 > /proc/sys/vm/drop_caches; cat {path} | cksum")
+                tx.put("after", b"x" * 5000)
+            writer.tell("put")
+            assert writer.hear() == "SessionLost"
+            assert state_of(volume) == {"first": b"1" * 5000, "after": b"x" * 5000}
