@@ -1,8 +1,13 @@
-"""Makes the image of the current version: `python -m tests.images.make`. An image that was kept is never made again."""
+"""Makes the image of the current version: `python -m tests.images.make`. An image that was kept is never made again.
+
+`epochs-2.xz` (`python -m tests.images.make epochs`): version 2 with what came later, of three members, of which
+member 1 has been away twice: four areas, epochs, checksum tables that stand twice.
+"""
 
 from __future__ import annotations
 
 import lzma
+import sys
 from pathlib import Path
 
 from headrace.testing import MemoryDevice
@@ -46,6 +51,25 @@ def expected(version: int) -> dict[str, bytes]:
     return EXPECTED if version < 2 else {**EXPECTED, **SINCE_2}
 
 
+def epochs() -> None:
+    """Member 1 is away in the second session, back in the third, away in the fourth."""
+    path = HERE / "epochs-2.xz"
+    if path.exists():
+        raise SystemExit(f"{path} is kept for good")
+    devices = [MemoryDevice(1 << 20) for _ in range(3)]
+    Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, name="kept")
+    for there, name in (
+        ((0, 1, 2), "run/step-1/small"),
+        ((0, 2), "data/streamed"),
+        ((0, 1, 2), "data/table"),
+        ((0, 2), "empty"),
+    ):
+        volume = Volume.open([devices[index] for index in there], write=True, degraded=len(there) < 3)
+        with volume.session("image") as session, session.transaction() as tx:
+            tx.put(name, EXPECTED[name], checksum_block_bytes=4096)
+    path.write_bytes(lzma.compress(b"".join(device.data for device in devices), preset=9))
+
+
 def main() -> None:
     path = HERE / f"version-{layout.VERSION}.xz"
     if path.exists():
@@ -84,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    epochs() if sys.argv[1:] == ["epochs"] else main()

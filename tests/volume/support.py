@@ -38,7 +38,8 @@ def writing(volume: Volume, run_id: str = "test") -> Iterator[Session]:
 
 def crash_volume(members: int = 2, *, block_bytes: int = 4096) -> tuple[Timeline, Volume]:
     timeline = Timeline()
-    devices = [CrashDevice(timeline, 2 * MIB, block_bytes=block_bytes) for _ in range(members)]
+    size_bytes = 2 * MIB if members > 1 else 5 * MIB // 2
+    devices = [CrashDevice(timeline, size_bytes, block_bytes=block_bytes) for _ in range(members)]
     return timeline, Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
 
 

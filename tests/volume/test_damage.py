@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
 def small_image(members: int) -> tuple[list[MemoryDevice], State]:
     """Objects of all kinds: small, striped, with a table of their own, streamed, deleted, composed, packed."""
-    devices = [MemoryDevice(1536 * KIB if members == 1 else 1024 * KIB) for _ in range(members)]
+    devices = [MemoryDevice(2048 * KIB if members == 1 else 1280 * KIB) for _ in range(members)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, name="small")
     with writing(volume) as session:
         with session.transaction() as tx:

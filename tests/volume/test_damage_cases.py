@@ -263,7 +263,9 @@ CASES = [
     ),
     Case(
         "no header at all",
-        lambda image: [image.wipe(*image.log(copy, area, 0)) for copy in (0, 1) for area in (0, 1)],
+        lambda image: [
+            image.wipe(*image.log(copy, area, 0)) for copy in (0, 1) for area in range(image.block.area_count)
+        ],
         opens=(VolumeDamaged, f"no copy of the log has a valid header at {BOTH}, and {BOTH}; {SALVAGE}"),
         checker=VolumeDamaged,
     ),

@@ -13,7 +13,7 @@ from headrace.errors import VolumeTooOld
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
 from headrace.volume.repair.scrub import scrub
-from tests.images.make import MEMBER_BYTES, MEMBERS, expected
+from tests.images.make import EXPECTED, MEMBER_BYTES, MEMBERS, expected
 from tests.volume.support import state_of
 
 IMAGES = Path(__file__).parent.parent / "images"
@@ -71,6 +71,22 @@ def test_the_current_version_is_written_to(version: int) -> None:
     del now["empty"]
     assert state_of(Volume.open(devices)) == now
     assert scrub(devices).clean
+
+
+def test_the_image_of_a_member_that_was_away() -> None:
+    data = lzma.decompress((IMAGES / "epochs-2.xz").read_bytes())
+    devices = [MemoryDevice(1 << 20) for _ in range(3)]
+    for index, device in enumerate(devices):
+        device.data[:] = data[index << 20 : index + 1 << 20]
+    held = {name: EXPECTED[name] for name in ("run/step-1/small", "data/streamed", "data/table", "empty")}
+    volume = Volume.open(devices, write=True)
+    assert (volume.info().epoch, volume.log.copies, volume.superblock.area_count) == (4, (0,), 4)
+    assert state_of(volume) == held and any("member 1 was away" in text for text in volume.info().warnings)
+    with volume.session("later") as session, session.transaction() as tx:
+        tx.put("later", b"written")
+    assert (volume.info().epoch, volume.log.copies) == (5, (0, 1))
+    assert state_of(Volume.open(devices)) == {**held, "later": b"written"} and scrub(devices).clean
+    assert "later" in Volume.open(devices[1:], degraded=True)
 
 
 def test_images_are_small() -> None:

@@ -1,4 +1,4 @@
-"""The log: the marker rule, two copies, two areas."""
+"""The log: the marker rule, two copies, areas."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_one_damaged_log_copy_is_read_around_reported_and_mended(members: int, c
                 model.put(tx, f"{i}", content(i, 9000))
     block = volume.superblock
     device = devices[block.log_member[copy]]
-    start, length = block.log_offset[copy], 64 * KIB + 2 * block.area_bytes
+    start, length = block.log_offset[copy], 64 * KIB + block.area_count * block.area_bytes
     device.data[start : start + length] = bytes(length)
     damaged = Volume.open(devices, write=True)
     assert state_of(damaged) == model.states[-1]
@@ -138,7 +138,7 @@ def test_both_log_copies_damaged_says_so() -> None:
 def test_a_record_destroyed_on_both_copies_is_no_torn_tail(commits_behind: int) -> None:
     """Acknowledged commits behind it must not vanish in silence, nor be overwritten by the next session."""
     devices = devices_of(2)
-    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=MIB)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=512 * KIB)
     with writing(volume) as session:
         with session.transaction() as tx:
             tx.put("first", b"1")
@@ -159,7 +159,7 @@ def test_a_record_destroyed_on_both_copies_is_no_torn_tail(commits_behind: int) 
 def test_a_session_looks_for_later_records_in_the_whole_area(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "_BEHIND_BLOCKS", 2)
     devices = devices_of(2)
-    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=MIB)
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=512 * KIB)
     with writing(volume) as session:
         block = session._writer.cursor.block
         with session.transaction() as tx:

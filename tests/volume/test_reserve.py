@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
 
 def small(**options: Any) -> Volume:
-    devices = [Forgetful(4 * MIB) for _ in range(2)]
+    devices = [Forgetful(4 * MIB + 512 * KIB) for _ in range(2)]
     return Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, **options)
 
 

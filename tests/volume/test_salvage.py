@@ -152,7 +152,7 @@ def test_headers_of_the_log_are_not_needed() -> None:
     devices, state = make(2)
     block = Volume.open(devices).superblock
     for copy in range(layout.LOG_COPIES):
-        for area in (0, 1):
+        for area in range(block.area_count):
             wipe(devices[block.log_member[copy]], block.area_offset(copy, area))
     assert not opens(devices)
     assert taken(look(devices)) == state

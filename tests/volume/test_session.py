@@ -485,7 +485,7 @@ def test_after_a_failed_write_to_the_log_nothing_more_is_written_there(
         later.put("later", b"2")
         later.commit()
     area = volume.superblock.area_offset(0, 0)
-    end = area + 2 * volume.superblock.area_bytes
+    end = volume.superblock.area_offset(0, volume.superblock.area_count)
     assert all(bytes(d.data)[area:end] == b[area:end] for d, b in zip(volume.devices, left, strict=True))  # type: ignore[attr-defined]
     session.close()
     # The next session knows that commands may be late, and finds the commit whole or not at all.

@@ -66,7 +66,6 @@ def test_the_first_copy_of_a_write_that_was_sent_again_hits_nothing() -> None:
         run(seed, storm=(Weather(lose_answer=0.05, given_up=0.0, land=0.05, resent_ghosts=True), Quirks()))
 
 
-@pytest.mark.xfail(strict=True, reason='either log area may be hit: docs/volume-format.md, "Ghosts"')
 def test_a_log_area_of_a_session_of_unknown_fate() -> None:
     """On a target that fences without draining; two areas are not enough for it."""
     weather = Weather(lose_answer=0.02, given_up=1.0, cut=0.0, undrained_ghosts=True)

@@ -24,6 +24,8 @@ MIN_STRIPE = 64 << 10
 MIN_AREA = 128 << 10
 #: The log is short, whatever the volume holds: what is not recent is in tables.
 MAX_DEFAULT_AREA = 1 << 20
+#: Two pairs (`catalog/commit.py`, `refuge`).
+AREA_COUNT = 4
 #: Data regions begin and end at multiples of this.
 _DATA_ALIGN = 64 << 10
 
@@ -65,7 +67,8 @@ def _write(devices: Sequence[BlockDevice], superblocks: Sequence[Superblock], he
     for copy in range(layout.LOG_COPIES):
         device = devices[first.log_member[copy]]
         write_through(device, first.log_offset[copy], heartbeat)
-        write_through(device, first.area_offset(copy, 1), blank)
+        for area in range(1, first.area_count):
+            write_through(device, first.area_offset(copy, area), blank)
         write_through(device, first.area_offset(copy, 0) + ALIGN, snapshot)
         write_through(device, first.area_offset(copy, 0), header)
     for device, superblock in zip(devices, superblocks, strict=True):
@@ -138,9 +141,9 @@ def _identity(device: BlockDevice) -> str:
 
 
 def area_bytes(smallest: int, wanted: int | None) -> int:
-    """Bytes of one log area; there are two on each log copy."""
+    """Bytes of one log area; there are four on each log copy."""
     if wanted is None:
-        return max(2 * MIN_AREA, min(MAX_DEFAULT_AREA, smallest // 64 // ALIGN * ALIGN))
+        return max(MIN_AREA, min(MAX_DEFAULT_AREA, smallest // 64 // ALIGN * ALIGN))
     if wanted < MIN_AREA:
         raise UsageError("log_bytes", expected=f"at least {MIN_AREA}", found=str(wanted))
     return align_up(wanted)
@@ -148,7 +151,7 @@ def area_bytes(smallest: int, wanted: int | None) -> int:
 
 def plan(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, area: int) -> list[Superblock]:
     """The superblock of every member."""
-    region = RESERVED_BYTES + 2 * area
+    region = RESERVED_BYTES + AREA_COUNT * area
     log_member = (0, 1) if len(devices) > 1 else (0, 0)
     log_offset = [RESERVED_BYTES, RESERVED_BYTES]
     members = []
@@ -184,7 +187,8 @@ def plan(devices: Sequence[BlockDevice], *, name: str, stripe_bytes: int, area: 
             created_ns=now,
             log_offset=(log_offset[0], log_offset[1]),
             log_member=log_member,
-            incompat=layout.PAIRED_CHECKSUMS,
+            incompat=layout.PAIRED_CHECKSUMS | layout.AREAS,
+            area_count=AREA_COUNT,
             epochs=(layout.Epoch(1, began_ns=now, identity=epoch),),
         )
         for index in range(len(devices))

@@ -56,7 +56,9 @@ class VolumeInfo:
     #: Of the log: how often it changed which copies of it count, and 1.
     epoch: int
     stripe_bytes: int
+    #: Of an area of the log, and how many there are of it.
     log_bytes: int
+    log_areas: int
     #: For objects and their checksum tables, on all members together.
     capacity_bytes: int
     used_bytes: int

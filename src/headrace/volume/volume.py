@@ -113,8 +113,8 @@ class Volume:
     ) -> Volume:
         """Make an empty volume on 1..64 members, given by address or as open devices, and open it for writing.
 
-        `stripe_bytes`: power of two from 64 KiB. `log_bytes`: size of a log area (two on each of two copies); by
-        default a 64th of a member, 256 KiB to 1 MiB. UsageError where a device holds a volume,
+        `stripe_bytes`: power of two from 64 KiB. `log_bytes`: size of a log area (four on each of two copies); by
+        default a 64th of a member, 128 KiB to 1 MiB. UsageError where a device holds a volume,
         unless `force`.
         """
         if (uris is None) == (devices is None):
@@ -403,6 +403,7 @@ class Volume:
             epoch=superblock.log_epoch,
             stripe_bytes=superblock.stripe_bytes,
             log_bytes=superblock.area_bytes,
+            log_areas=superblock.area_count,
             capacity_bytes=capacity,
             used_bytes=used,
             quarantined_bytes=quarantined,

@@ -301,6 +301,8 @@ def world(seed: int, *, trace: bool = False, storm: tuple[Weather, Quirks] | Non
         made.namespaces[member].volatile_places.append((offset, offset + ALIGN))
         if made.weather.data_only:
             areas = superblock.area_offset(superblock.log_member.index(member), 0)
-            made.namespaces[member].volatile_places.append((areas, areas + 2 * superblock.area_bytes))
+            made.namespaces[member].volatile_places.append(
+                (areas, areas + superblock.area_count * superblock.area_bytes)
+            )
     made.after_cut = lambda left, since: made.chain.after_cut(recover(left), since)
     return made

@@ -120,8 +120,22 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 _UNDRAINED = Quirks(fences_without_draining=True)
 _NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True, sessions=8), Quirks(no_reservations=True)
 
+RULES["areas"] = [(commit, "refuge", lambda cursor, *_: cursor.area ^ 1)]
+
 #: Where a rule matters often.
 STORMS: dict[str, tuple[Weather, Quirks]] = {
+    "areas": (
+        Weather(
+            lose_answer=0.006,
+            given_up=1.0,
+            cut=0.0,
+            undrained_ghosts=True,
+            many_tables=True,
+            transactions=8,
+            sessions=6,
+        ),
+        _UNDRAINED,
+    ),
     "drained": (
         Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
         _UNDRAINED,

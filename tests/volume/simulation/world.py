@@ -192,8 +192,8 @@ class Weather:
     ghosts: bool = True
     #: Also of writes that the host sent again, and that succeeded.
     resent_ghosts: bool = False
-    #: Also at targets that do not drain. Not survived yet: which of the two log areas a session of unknown fate may
-    #: still write to is not known, as it may have been moving.
+    #: Also at targets that do not drain. Survived but where several sessions are lost while they open, one after
+    #: another.
     undrained_ghosts: bool = False
     #: Late commands to the log are no matter.
     data_only: bool = False
@@ -262,7 +262,7 @@ class World:
             self.weather, self.quirks = self.storm
         self.weather = replace(self.weather)
         # Small, so that space is used again.
-        size_bytes = self.chance.choice((1, 1, 2)) * MIB
+        size_bytes = self.chance.choice((1, 1, 2)) * MIB + 2 * self.weather.log_bytes
         self.namespaces = [
             SharedNamespace(size_bytes, block_bytes=self.block_bytes, quirks=self.quirks) for _ in range(self.members)
         ]
@@ -498,7 +498,7 @@ class World:
         assert self.superblock is not None
         for copy in range(2):
             if self.superblock.log_member[copy] == member:
-                for area in (0, 1):
+                for area in range(self.superblock.area_count):
                     start = self.superblock.area_offset(copy, area)
                     if start <= offset < start + self.superblock.area_bytes:
                         return area
@@ -507,7 +507,7 @@ class World:
     def _area_in_force(self) -> int:
         assert self.superblock is not None
         best = (-1, 0)
-        for area in (0, 1):
+        for area in range(self.superblock.area_count):
             for copy in range(2):
                 namespace = self.namespaces[self.superblock.log_member[copy]]
                 data = namespace.read(self.superblock.area_offset(copy, area), ALIGN)

@@ -23,7 +23,7 @@ def create(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Bytes of a log area. [default: a 64th of a member, 256 KiB to 1 MiB]",
+            help="Bytes of a log area. [default: a 64th of a member, 128 KiB to 1 MiB]",
             show_default=False,
         ),
     ] = None,

@@ -68,7 +68,9 @@ def show_info(volume: Volume, json: bool) -> None:
         marks += ["volatile write cache"] if member.volatile_cache else []
         facts[f"member {member.index}"] = f"{member.uri} ({', '.join(marks)})"
     facts["stripe"] = format_bytes(info.stripe_bytes)
-    facts["log"] = f"{format_bytes(info.log_bytes)} an area, two areas on each of two copies; epoch {info.epoch}"
+    facts["log"] = (
+        f"{format_bytes(info.log_bytes)} an area, {info.log_areas} areas on each of two copies; epoch {info.epoch}"
+    )
     space = (
         f"{format_bytes(info.used_bytes)} of {format_bytes(info.capacity_bytes)}, {format_bytes(info.free_bytes)} free"
     )

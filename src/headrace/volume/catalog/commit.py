@@ -16,13 +16,13 @@ The order of writes is the whole of it. Each arrow is "acknowledged, with FUA: d
 A power cut before the COMMIT record is whole on one copy leaves no trace of the transaction. After that, the next
 session finds it at the end of the log, writes the same bytes to both copies again, and marks it: it was in flight, and
 is now whole. Nobody ever overwrites a log block whose fate is unknown with other bytes: `adopt` repeats identical ones,
-and a session whose predecessor did not end cleanly goes on in the other area, where no late write of the predecessor
-can land.
+and a session whose predecessor did not end cleanly goes on in the other pair of areas, where no late write of the
+predecessor can land (`refuge`).
 
-Areas. When the log has grown by a fraction of an area it goes on in the other one: what the log said since the last
-table is written there again, or, where that is much, into a table, and that area's header last. An area is in force
-when its header is the highest valid one. A crash at any write before leaves the old area in force, untouched. A commit
-with much in it is written as a table, and its record says only where that is. So the log stays short.
+Areas. When the log has grown by a fraction of an area it goes on in the other one of the pair: what the log said since
+the last table is written there again, or, where that is much, into a table, and that area's header last. An area is in
+force when its header is the highest valid one. A crash at any write before leaves the old area in force, untouched. A
+commit with much in it is written as a table, and its record says only where that is. So the log stays short.
 """
 
 from __future__ import annotations
@@ -57,6 +57,19 @@ RECENT_BYTES = 64 << 10
 BULK_BYTES = 64 << 10
 
 
+def refuge(cursor: Cursor, area_count: int, number: int, last_session: int) -> int:
+    """Where session `number` goes on whose predecessor is of unknown fate: late writes of that may hit the area in
+    force, and the one that it was moving to, which is the other one of the pair.
+
+    So the other pair. Sessions that ended before they had moved may have written there, too: one after another takes
+    the one and the other area. If the area in force was made by a session that had no SESSION record yet, the other
+    pair is its predecessor's, of which nobody knows either, and it wrote to none but this area of the pair.
+    """
+    if area_count < 4 or cursor.header.mover > last_session:
+        return cursor.area ^ 1
+    return cursor.area & 2 ^ 2 | number & 1
+
+
 class SpaceForTables(Space, Protocol):
     """What the log needs of a session to write tables."""
 
@@ -80,7 +93,9 @@ class LogWriter:
         self.broken: BaseException | None = None
         #: Raises where another session has taken over: before an area that may be in force is made so, and after.
         self.look: Callable[[], None] = lambda: None
-        #: Generations that a move leaves out: those that a predecessor of unknown fate may be moving to.
+        #: Of the session that writes.
+        self.number = 0
+        #: Generations that the first move leaves out: those to which a session that did not end was moving, perhaps.
         self.skip = 0
         area = reader.superblock.area_bytes
         self._log_blocks = min(LOG_BYTES, area * 3 // 8) // ALIGN
@@ -281,7 +296,7 @@ class LogWriter:
         self.give_back(session)
         if self.catalog.recent and (flushed := self._flush(0)) is not None:
             with suppress(VolumeFull):
-                self._move_to(flushed, say_so=True)
+                self._move_to(flushed, self.cursor.area ^ 1, say_so=True)
         if not self._compaction.gather(lambda: self.catalog.tables):
             return False
         self.mark(session)
@@ -354,7 +369,7 @@ class LogWriter:
         if self._lacking(payload_bytes, growing):
             flushed = self._flush()
             if flushed is not None:
-                self._move_to(flushed, say_so=True)
+                self._move_to(flushed, self.cursor.area ^ 1, say_so=True)
         lacking = self._lacking(payload_bytes, growing)
         if lacking:
             raise VolumeFull(
@@ -400,24 +415,27 @@ class LogWriter:
             self._moving = False
 
     def move(self, *, say_so: bool) -> None:
-        """Write what is recent into the other area, or into a table, and go on there.
+        """Write what is recent into another area, or into a table, and go on there.
 
-        `say_so`: append MOVED to the old area. Not after a predecessor of unknown fate, whose late write may hit that
-        block.
+        `say_so`: append MOVED to the old area, which is the other one of the pair. Not after a predecessor of unknown
+        fate, whose late write may hit that block: then the log goes where no such write can land.
         """
-        self._move_to(self._flush(), say_so=say_so)
+        area = self.cursor.area ^ 1
+        if not say_so:
+            area = refuge(self.cursor, self.reader.superblock.area_count, self.number, self.catalog.session)
+        self._move_to(self._flush(), area, say_so=say_so)
 
-    def _move_to(self, flushed: tuple[Root | None, Image, list[Range]] | None, *, say_so: bool) -> None:
+    def _move_to(self, flushed: tuple[Root | None, Image, list[Range]] | None, area: int, *, say_so: bool) -> None:
         try:
-            self._move(flushed, say_so=say_so)
+            self._move(flushed, area, say_so=say_so)
         except VolumeFull:
             if flushed is not None and self._space is not None:
                 self._space.give_back(flushed[2])
             raise
 
-    def _move(self, flushed: tuple[Root | None, Image, list[Range]] | None, *, say_so: bool) -> None:
+    def _move(self, flushed: tuple[Root | None, Image, list[Range]] | None, area: int, *, say_so: bool) -> None:
         old = self.cursor
-        area, generation, base = 1 - old.area, old.header.generation + 1 + self.skip, old.sequence
+        generation, base = old.header.generation + 1 + self.skip, old.sequence
         block, previous, count = 1, 0, 0
         limit = self.reader.superblock.area_blocks - RESERVE_BLOCKS
         roots = [table.root for table in self.catalog.tables]
@@ -439,7 +457,7 @@ class LogWriter:
         for at, data in records:
             self._write(area, at, data)
         header = AreaHeader(
-            generation, self.reader.superblock.log_epoch, base, count, self.catalog.session, time.time_ns()
+            generation, self.reader.superblock.log_epoch, base, count, self.catalog.session, time.time_ns(), self.number
         )
         self.look()
         with self._or_broken():
@@ -447,6 +465,7 @@ class LogWriter:
             self.look()
             if say_so:
                 self._append(layout.MOVED, b"", self.catalog.session)
+            self.skip = 0
             self.cursor = Cursor(area, header, block=block, sequence=base, previous=previous, durable=base, begin=block)
             if flushed is not None and self._space is not None:
                 root, image, space = flushed

@@ -137,7 +137,7 @@ class LogReader:
     def start(self) -> Cursor:
         """The beginning of the area in force. Raises VolumeDamaged where no copy of any area has a header."""
         best: Cursor | None = None
-        for area in (0, 1):
+        for area in range(self.superblock.area_count):
             header, problems = self.header(area)
             if header is not None and (best is None or age(header) > age(best.header)):
                 best = Cursor(
@@ -157,9 +157,12 @@ class LogReader:
         return best
 
     def newer(self, cursor: Cursor) -> bool:
-        """Has the writer moved on to the other area?"""
-        header, _ = self.header(1 - cursor.area)
-        return header is not None and age(header) > age(cursor.header)
+        """Has the writer moved on to another area?"""
+        for area in range(self.superblock.area_count):
+            header, _ = self.header(area) if area != cursor.area else (None, [])
+            if header is not None and age(header) > age(cursor.header):
+                return True
+        return False
 
     # ---- records ----
 
@@ -287,7 +290,7 @@ class LogReader:
         """An area that was in force after this one, and has lost its header on every copy. Where a header is there, as
         almost always, or was never written, this costs a block.
         """
-        for area in (0, 1):
+        for area in range(self.superblock.area_count):
             if area == cursor.area or self.header(area)[0] is not None:
                 continue
             data = []
@@ -352,7 +355,7 @@ class LogReader:
         if moved:
             raise VolumeDamaged(
                 "the log moved to an area that has no valid header on any copy",
-                where=self._places(1 - cursor.area, 0),
+                where=self._places(cursor.area ^ 1, 0),
                 expected=f"a generation after {cursor.header.generation}",
                 next_step=_SALVAGE,
             )

@@ -7,15 +7,16 @@ A member                                              A log copy (at `log_offset
 ========                                              ==========
 0        superblock          4096                     0          heartbeat block   4096
 4096     reserved            to 64 KiB                4096       reserved          to 64 KiB
-64 KiB   log copy, if any                             64 KiB     area A            area_bytes
-...      data                                         + area     area B            area_bytes
-size-4K  superblock, again   4096
+64 KiB   log copy, if any                             64 KiB     area 0            area_bytes
+...      data                                         + area     area 1            area_bytes
+size-4K  superblock, again   4096                     ...        areas 2 and 3, where there are four
 """
 
 from __future__ import annotations
 
 from headrace.volume.layout.base import (
     ALIGN,
+    AREAS,
     COLUMN,
     EPOCHS,
     EXTENT,
@@ -100,6 +101,7 @@ __all__ = [
     "ACTIVE",
     "ADOPT",
     "ALIGN",
+    "AREAS",
     "BLOB_KEY",
     "BOTH_COPIES",
     "CLOSED",

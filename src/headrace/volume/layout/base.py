@@ -14,8 +14,10 @@ VERSION = 2
 EPOCHS = 1 << 0
 #: Incompatible feature: checksum tables may stand twice, and those of new blobs do.
 PAIRED_CHECKSUMS = 1 << 1
+#: Incompatible feature: a log copy has other than two areas.
+AREAS = 1 << 2
 #: Incompatible features that this version knows; any other bit in a superblock refuses the volume by name.
-KNOWN_INCOMPAT = EPOCHS | PAIRED_CHECKSUMS
+KNOWN_INCOMPAT = EPOCHS | PAIRED_CHECKSUMS | AREAS
 #: Everything on a member is aligned to this, whatever its logical block.
 ALIGN = 4096
 MAX_MEMBERS = 64

@@ -15,13 +15,15 @@ from headrace.volume.layout.base import ALIGN, EXTENT, Rows, align_up, place_see
 #
 #    0  magic "HRLOGHDR"   8 | 24  base sequence    8 | 40  session        8
 #    8  generation         8 | 32  snapshot_records 4 | 48  created (ns)   8
-#   16  log epoch          4 | 36  reserved         4 | 56  reserved    4036
-#   20  reserved           4 |                        | 4092 crc, from place_seed(id, 0, area index)
+#   16  log epoch          4 | 36  reserved         4 |
+#   20  reserved           4 |                        | 56  mover          8
+#                            |                        | 64  reserved    4028
+#                            |                        | 4092 crc, from place_seed(id, 0, area index)
 #
 # Block 0 of an area. It is written last, so an area is there whole or not at all.
 
-_AREA = struct.Struct("<8sQI4xQI4xQQ")
-assert _AREA.size == 56
+_AREA = struct.Struct("<8sQI4xQI4xQQQ")
+assert _AREA.size == 64
 _AREA_MAGIC = b"HRLOGHDR"
 
 
@@ -32,6 +34,8 @@ class AreaHeader(NamedTuple):
     snapshot_records: int
     session: int
     created_ns: int
+    #: The session that moved here. Above `session`: it had no SESSION record yet.
+    mover: int = 0
 
     def encode(self, volume_id: bytes, area: int) -> bytes:
         body = _AREA.pack(_AREA_MAGIC, *self).ljust(ALIGN - 4, b"\0")

@@ -21,7 +21,8 @@ from headrace.volume.layout.base import ALIGN, KNOWN_INCOMPAT, LOG_COPIES, MAX_M
 #   48  generation              8 | 116  name_bytes        4 |        data_end         8
 #   56  member_count            4 |                          |        reserved         8
 #   60  member_index            4 |                          | 3328 epoch_count         4
-#                                                            | 3332 reserved           12
+#                                                            | 3332 area_count; 0: 2     4
+#                                                            | 3336 reserved            8
 #  epoch: number 4 | copies 2 | flags 2 | began (ns) 8 |     | 3344 epochs        23 x 32
 #         identity 16                                        | 4080 reserved           12
 #                                                            | 4092 crc of 0..4091      4
@@ -33,7 +34,7 @@ assert _SUPERBLOCK.size == 256 and _MEMBER.size == 48
 assert _SUPERBLOCK.size + MAX_MEMBERS * _MEMBER.size == 3328 <= SUPERBLOCK_BYTES - 4
 MAGIC = b"HEADRACE"
 _EPOCHS_AT = 3328
-_EPOCHS = struct.Struct("<I12x")
+_EPOCHS = struct.Struct("<II8x")
 _EPOCH = struct.Struct("<IHHQ16s")
 MAX_EPOCHS = 23
 assert _EPOCHS_AT + _EPOCHS.size + MAX_EPOCHS * _EPOCH.size + 12 == SUPERBLOCK_BYTES - 4
@@ -89,6 +90,8 @@ class Superblock:
     log_offset: tuple[int, int]
     log_member: tuple[int, int]
     epochs: tuple[Epoch, ...] = (Epoch(1),)
+    #: Of a log copy: two, or two pairs.
+    area_count: int = 2
     version: int = VERSION
     incompat: int = 0
     compat: int = 0
@@ -101,7 +104,9 @@ class Superblock:
             *self.log_member, self.log_epoch, len(name), name,
         )  # fmt: skip
         table = b"".join(_MEMBER.pack(*member) for member in self.members)
-        epochs = _EPOCHS.pack(len(self.epochs)) + b"".join(_EPOCH.pack(*epoch) for epoch in self.epochs)
+        epochs = _EPOCHS.pack(len(self.epochs), self.area_count if self.area_count != 2 else 0) + b"".join(
+            _EPOCH.pack(*epoch) for epoch in self.epochs
+        )
         body = ((head + table).ljust(_EPOCHS_AT, b"\0") + epochs).ljust(SUPERBLOCK_BYTES - 4, b"\0")
         return body + struct.pack("<I", crc32c(body))
 
@@ -159,13 +164,14 @@ class Superblock:
                 if not member.data_offset <= member.data_end <= member.size_bytes:
                     raise ValueError(f"data {member.data_offset}..{member.data_end} of {member.size_bytes}")
             text = name[:name_bytes].decode()
-            epochs = _epochs(data, epoch, created)
+            epochs, areas = _epochs(data, epoch, created)
         except ValueError as error:
             raise VolumeDamaged("a field of the superblock is out of range", where=where, found=str(error)) from error
         return cls(
             volume_id=volume_id, name=text, generation=generation, member_index=index, members=members,
             stripe_bytes=stripe, area_bytes=area, created_ns=created, log_offset=(log_offset0, log_offset1),
-            log_member=(log_member0, log_member1), epochs=epochs, version=version, incompat=incompat, compat=compat,
+            log_member=(log_member0, log_member1), epochs=epochs, area_count=areas, version=version,
+            incompat=incompat, compat=compat,
         )  # fmt: skip
 
     @property
@@ -178,7 +184,7 @@ class Superblock:
         return self.epoch.number
 
     def area_offset(self, copy: int, area: int) -> int:
-        """Where area `area` (0 or 1) of log copy `copy` begins on its member."""
+        """Where area `area` of log copy `copy` begins on its member."""
         return self.log_offset[copy] + RESERVED_BYTES + area * self.area_bytes
 
     @property
@@ -186,11 +192,11 @@ class Superblock:
         return self.area_bytes // ALIGN
 
 
-def _epochs(data: bytes, number: int, created_ns: int) -> tuple[Epoch, ...]:
-    """ValueError where they make no sense."""
-    (count,) = _EPOCHS.unpack_from(data, _EPOCHS_AT)
-    if count > MAX_EPOCHS:
-        raise ValueError(f"{count} epochs")
+def _epochs(data: bytes, number: int, created_ns: int) -> tuple[tuple[Epoch, ...], int]:
+    """And how many areas a log copy has. ValueError where they make no sense."""
+    count, areas = _EPOCHS.unpack_from(data, _EPOCHS_AT)
+    if count > MAX_EPOCHS or areas not in (0, 2, 4):
+        raise ValueError(f"{count} epochs, {areas} areas")
     at = _EPOCHS_AT + _EPOCHS.size
     rows = tuple(Epoch(*_EPOCH.unpack_from(data, at + row * _EPOCH.size)) for row in range(count))
     if not rows:
@@ -198,7 +204,7 @@ def _epochs(data: bytes, number: int, created_ns: int) -> tuple[Epoch, ...]:
         rows = (Epoch(number, began_ns=created_ns),)
     if rows[0].number != number or any(not 0 < row.copies <= BOTH_COPIES for row in rows):
         raise ValueError(f"epoch {number}, and {rows[0]}")
-    return rows
+    return rows, areas or 2
 
 
 def superblock_offsets(size_bytes: int) -> tuple[int, int]:

@@ -337,9 +337,9 @@ def _place(block: Superblock, members: dict[int, BlockDevice], strangers: list[B
 
 
 def _has_log(block: Superblock, copy: int, device: BlockDevice) -> bool:
-    if block.log_offset[copy] + layout.RESERVED_BYTES + 2 * block.area_bytes > device.size_bytes:
+    if block.log_offset[copy] + layout.RESERVED_BYTES + block.area_count * block.area_bytes > device.size_bytes:
         return False
-    for area in (0, 1):
+    for area in range(block.area_count):
         data, _ = _read({0: device}, 0, block.area_offset(copy, area), ALIGN)
         if data is not None and AreaHeader.decode(data, block.volume_id, area) is not None:
             return True
@@ -380,7 +380,7 @@ class _State:
         found: dict[int, dict[int, Record]] = {}
         block = self.superblock
         for copy in self.copies:
-            for area in (0, 1):
+            for area in range(block.area_count):
                 start = block.area_offset(copy, area)
                 member = block.log_member[copy]
                 data = bytearray()

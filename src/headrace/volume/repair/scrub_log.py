@@ -79,7 +79,7 @@ def read_log(superblock: Superblock, read: Reader) -> State:
         what = "a record is damaged on every log copy, and there are later ones"
         _note(read, superblock, 0, area, position, what, fatal=True)
     elif records and records[-1].kind == layout.MOVED:
-        _note(read, superblock, 0, 1 - area, 0, "the log moved to an area that has no valid header", fatal=True)
+        _note(read, superblock, 0, area ^ 1, 0, "the log moved to an area that has no valid header", fatal=True)
     else:
         _check_headless(superblock, area, generation, read)
     state = State()
@@ -107,7 +107,7 @@ def _in_force(superblock: Superblock, read: Reader) -> tuple[int, int]:
     """Area and generation; a finding for each copy that does not say so. VolumeDamaged where none says anything."""
     headers: dict[tuple[int, int], tuple[int, int]] = {}
     for copy in read.copies:
-        for area in (0, 1):
+        for area in range(superblock.area_count):
             try:
                 data = read(superblock.log_member[copy], superblock.area_offset(copy, area), ALIGN)
             except DeviceError:
@@ -119,7 +119,7 @@ def _in_force(superblock: Superblock, read: Reader) -> tuple[int, int]:
         places = ", ".join(
             f"member {superblock.log_member[copy]} offset {superblock.area_offset(copy, area)}"
             for copy in read.copies
-            for area in (0, 1)
+            for area in range(superblock.area_count)
         )
         raise VolumeDamaged(
             "no copy of the log has a valid header",
@@ -137,7 +137,7 @@ def _check_headless(superblock: Superblock, in_force: int, generation: int, read
     """A finding for an area with records behind a snapshot of a higher generation: it was in force, and no copy has its
     header.
     """
-    for area in (0, 1):
+    for area in range(superblock.area_count):
         if area == in_force:
             continue
         sequences: dict[int, set[int]] = {}

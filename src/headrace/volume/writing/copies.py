@@ -49,8 +49,8 @@ def usable(found: Members, devices: Sequence[BlockDevice]) -> tuple[int, ...]:
     for copy in found.copies:
         device = devices[block.log_member[copy]]
         try:
-            _read(device, block.area_offset(copy, 0), ALIGN)
-            _read(device, block.area_offset(copy, 1), ALIGN)
+            for area in range(block.area_count):
+                _read(device, block.area_offset(copy, area), ALIGN)
             # The same bytes: a late write of them does no harm.
             write_through(device, block.log_offset[copy], _read(device, block.log_offset[copy], ALIGN))
         except ReservationConflict:
@@ -148,7 +148,7 @@ def _read(device: BlockDevice, offset: int, length: int) -> bytes:
 def _rebuild(log: LogReader, copy: int) -> None:
     """All of a copy, from one that counts. Its member does not say yet that it counts."""
     block, source = log.superblock, log.copies[0]
-    begin, end = block.log_offset[source], block.area_offset(source, 2)
+    begin, end = block.log_offset[source], block.area_offset(source, block.area_count)
     for offset in range(begin, end, _PIECE_BYTES):
         data = _whole(log.device(source), offset, min(_PIECE_BYTES, end - offset))
         write_through(log.device(copy), block.log_offset[copy] + offset - begin, data)

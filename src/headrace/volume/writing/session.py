@@ -140,7 +140,7 @@ class Session(Holdings):
         for number, ranges in catalog.windows.items():
             catalog.windows[number] = cover(ranges, window_ranges(volume.superblock))
         writer = LogWriter(self._log, catalog, cursor)
-        writer.look = self.look
+        writer.look, writer.number = self.look, self.number
         writer.adopt()
         if self.number <= catalog.session:
             # Who was stopped since its claim has been followed by another one, and says that it is lost.
@@ -160,10 +160,9 @@ class Session(Holdings):
             mine.host,
         )
         # No move of a session before this one, finished or not, can have used this generation.
-        writer.skip = 0 if clean else self.number - catalog.session
+        writer.skip = 0 if verdict.clean else self.number - catalog.session
         if not clean or cursor.findings or cursor.header.epoch != self._log.superblock.log_epoch:
             writer.move(say_so=clean)
-        writer.skip = 0
         record = writer.append(layout.SESSION, entry.encode(), self.number)
         # Marked, so that whoever opens the volume next knows this number as used.
         writer.mark(self.number)
