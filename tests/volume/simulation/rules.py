@@ -160,7 +160,10 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
     "deallocation": (Weather(fail_command=0.01, kill=0.01, cut=0.03), Quirks()),
     "patience": (Weather(stop=0.05, cut=0.0), Quirks()),
     "look before a commit": _NOBODY_FENCES,
-    "look after a commit": (Weather(stop_in_log=0.1, cut=0.0, sessions=8), Quirks(no_reservations=True)),
+    "look after a commit": (
+        Weather(stop_in_log=0.1, stop=0.05, cut=0.0, many_tables=True, sessions=8),
+        Quirks(no_reservations=True),
+    ),
     "tables written through": (Weather(cut=0.02, many_tables=True), Quirks()),
     "quarantine": (
         Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
