@@ -1,6 +1,6 @@
 """A volume on a Linux kernel target: sessions fence each other there, also where the target forgets who held.
 
-Writers that stand between R2T and their data, and media compared byte by byte: `tests/volume/test_zombies.py`.
+Media are compared byte by byte where that is cheap: `tests/volume/test_zombies.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 
 from headrace.volume import Volume
 from tests.interop.kernel import KernelTarget, kernel_target
+from tests.interop.relay import HoldingRelay
 from tests.volume.support import STRIPE, content, state_of
 from tests.volume.test_zombies import RANK, WRITER, running
 
@@ -70,3 +71,23 @@ def test_the_kernel_forgets_under_a_writer(target: KernelTarget) -> None:
             writer.tell("put")
             assert writer.hear() == "SessionLost"
             assert state_of(volume) == {"first": b"1" * 5000, "after": b"x" * 5000}
+
+
+def test_a_writer_that_stands_between_r2t_and_its_data(target: KernelTarget) -> None:
+    """Linux waits for such a command when it is told to abort it, until the keep alive of its association ends. What
+    comes later reaches nothing."""
+    with HoldingRelay(target.port) as relay:
+        uri, port = target.uri(keepalive=120, loss_timeout=300), f":{target.port}/"
+        Volume.create(uri, stripe_bytes=STRIPE, force=True).close()
+        near = target.uri(keepalive=5, loss_timeout=300).replace(port, f":{relay.port}/")
+        with running(WRITER, near) as zombie, Volume.open(uri, write=True) as volume:
+            relay.hold()
+            zombie.tell("put")
+            assert relay.held.wait(60)
+            zombie.signal(signal.SIGSTOP)
+            with volume.session("run", heartbeat_s=0.2) as session, session.transaction() as tx:
+                tx.put("new", content(1, 200_000))
+            relay.release()
+            zombie.signal(signal.SIGCONT)
+            assert zombie.hear() == "SessionLost"
+            assert state_of(volume) == {"first": b"1" * 5000, "new": content(1, 200_000)}
