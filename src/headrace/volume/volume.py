@@ -599,7 +599,7 @@ class Volume:
         """In the child: locks may have been held by threads that it does not have, and the session is not its own."""
         self.lock = threading.RLock()
         self._joining = threading.Lock()
-        self._checksums.after_fork()
+        self._checksums.forget()
         self.log.nodes.after_fork()
         session, self._begun = self._session, None
         if session is not None:

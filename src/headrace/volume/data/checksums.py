@@ -182,8 +182,8 @@ class ChecksumCache:
             _, table = self._tables.popitem(last=False)
             total -= table.loaded_bytes
 
-    def after_fork(self) -> None:
-        """In the child: the lock may have been held by a thread that it does not have."""
+    def forget(self) -> None:
+        """All pages. Also in a forked child, where the lock may have been held by a thread that it does not have."""
         self._lock = threading.Lock()
         self._tables.clear()
         self.pages = ChecksumPages(self._limit_bytes)
