@@ -161,7 +161,7 @@ def test_ctrl_c_leaves_no_process_and_no_directory(tmp_path: Path, until: str) -
     finally:
         process.kill()
         process.wait()
-    assert rest.splitlines()[-1] == "headrace: error: interrupted"
+    assert json.loads(rest.splitlines()[-1])["error"]["message"] == "interrupted"
     assert "Traceback" not in rest
     assert [pid for pid in family if runs(pid)] == []
     assert list(tmp_path.iterdir()) == []
