@@ -266,7 +266,11 @@ def test_a_target_without_descriptors_waits_for_one(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         folder = Path(f"/proc/{pid}")
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(list((folder / "fd").iterdir())), 4096))
+        held, before_that = len(list((folder / "fd").iterdir())), 0
+        while held != before_that:  # what it has open for a moment only, as it starts, does not count
+            time.sleep(0.3)
+            held, before_that = len(list((folder / "fd").iterdir())), held
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (held, 4096))
 
         def switches() -> int:
             """How often its threads went to sleep, or were sent there."""

@@ -97,7 +97,7 @@ class Image:
 def make(kind: str) -> Image:
     """The same for all who ask: cases work on copies of it."""
     members, block_bytes = KINDS[kind]
-    devices = [MemoryDevice((1536 if members == 1 else 1024) * KIB, block_bytes=block_bytes) for _ in range(members)]
+    devices = [MemoryDevice((2048 if members == 1 else 1280) * KIB, block_bytes=block_bytes) for _ in range(members)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB, name="bytes")
     states: list[State] = [{}]
     with writing(volume) as session:
