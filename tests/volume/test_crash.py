@@ -1,4 +1,4 @@
-"""Promises 2 and 3: a power cut at any write leaves the last acknowledged commit or the one in flight, whole.
+"""A power cut at any write leaves the last acknowledged commit or the one in flight, whole.
 
 Each rule that this rests on is switched off once, and must be missed.
 """

@@ -1,4 +1,4 @@
-"""Promises 1, 2, 3, 6 and 9 in a bad world, and each rule that they rest on missed when it is off.
+"""What holds (`docs/volume-format.md`, 5) in a bad world, and each rule that it rests on missed when it is off.
 
 More of it, and one seed again: `python -m tests.volume.simulation --help`.
 """

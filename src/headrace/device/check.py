@@ -1,6 +1,6 @@
 """What must hold for a batch before it moves: for the reference engine, as the native one checks by itself.
 
-Both raise `UsageError` for the same batches, with the same words (`tests/device/test_batch_errors.py`).
+Both raise `UsageError` for the same batches, with the same words (`tests/device/test_batches.py`).
 """
 
 from __future__ import annotations

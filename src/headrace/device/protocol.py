@@ -40,7 +40,7 @@ class BlockDevice(Protocol):
 
     def loss_count(self) -> int:
         """Associations lost so far. When it moved between a write and the end of the flush behind it, the write may be
-        gone although both succeeded: write again. (`docs/volume-format.md`, "When is it durable".)"""
+        gone although both succeeded: write again. (`ARCHITECTURE.md`, "When is it durable".)"""
 
     def read_into(self, offset: int, buffer: Buffer) -> None: ...
 

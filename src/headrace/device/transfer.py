@@ -92,7 +92,7 @@ def submit_write(
 
     The rest of a segment's last logical block is filled with zeros. `checksums`: writable uint32[batch.checksum_count],
     it receives the checksum of every block and is complete when the transfer is. A write is durable after a flush
-    (`docs/volume-format.md`, "When is it durable"); this call does not flush.
+    (`ARCHITECTURE.md`, "When is it durable"); this call does not flush.
 
     `UsageError` as for `submit_read`, and where a member is open for reading only.
     """

@@ -176,7 +176,7 @@ def _fill(actor: Actor, job: Job, tx: Transaction, chosen: tuple[list[tuple[str,
 
 
 def _space(actor: Actor, volume: Volume, session: Session) -> None:
-    """Promise 9: free + live + quarantined is all there is."""
+    """I7 of `docs/volume-format.md`: free + live + quarantined is all there is."""
     if volume.degraded:
         return  # What is missing is neither.
     with session.lock:

@@ -1,4 +1,4 @@
-"""What is committed, as far as anybody was told: promises 1 to 3 as a data structure.
+"""What is committed, as far as anybody was told: I2 and I3 of `docs/volume-format.md` as a data structure.
 
 A **state** is name -> length; no two objects that ever are have the same length, so that says which object it is, and
 its length says what its bytes are. The **chain** is the states that somebody was shown or that were acknowledged. An

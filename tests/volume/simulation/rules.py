@@ -1,6 +1,6 @@
 """The rules of the volume, each switched off: then the world must notice.
 
-`without(NAME)` patches the one function that is the rule.
+`without(NAME)` patches the one function that is the rule. Numbers are sections of `docs/volume-format.md`.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _commit_records = session.commit_records
 
 #: Name of a rule -> (owner, attribute, what stands in its place).
 RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
-    # "What may be written where": space that a late command may hit is not used again.
+    # 6: space that a late command may hit is not used again.
     "quarantine": [(session, "may_still_be_written", _never)],
-    # "When is it durable": a flush that succeeds after a loss proves nothing.
+    # 4.1, 2: a flush that succeeds after a loss proves nothing.
     "loss counter": [(durable, "lost_since", _never)],
-    # "Sessions" 4: only success, confirmed by a report, means that nothing of the predecessor can land.
+    # 4.2, drained: only success, confirmed by a report, means that nothing of the predecessor can land.
     "drained": [(fence.Fence, "drained", _always)],
-    # Windows are logged durably before their first use, so that a successor knows where late writes may land.
+    # 4.1, 1: windows are logged durably before their first use, so that a successor knows where late writes may land.
     "windows": [(session.Session, "_log_window", _nothing)],
     # Who wrote flushes, before it says that it wrote.
     "flush": [(durable, "flush_all", _nothing)],
@@ -86,9 +86,11 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "identical resend": [(commit.LogWriter, "adopt", _forgets_what_was_in_flight)],
     # After a predecessor of unknown fate the log goes on where nothing of that can land.
     "area not in force": [(commit.LogWriter, "move", _stays)],
+    # 4.3: that is neither the area in force nor the one that the predecessor was moving to.
+    "areas": [(commit, "refuge", lambda cursor, *_: cursor.area ^ 1)],
     # Deleted space is given back to the target when that can no longer be taken back.
     "deallocation": [(session, "commit_records", _deallocates_first)],
-    # "Sessions" 3: who beats is not taken over.
+    # 4.2, 2: who beats is not taken over.
     "patience": [(heartbeat, "wait_for_silence", _always)],
     # Where nothing else keeps a writer out: it looks at the heartbeat block before it writes to the log,
     "look before a commit": [
@@ -100,15 +102,15 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
         (session.Session, "_confirm", session.Session.check),
         (session.Session, "_on_lost", _nothing),
     ],
-    # Promise 1: a record is believed once a later one says that it is durable.
+    # 2.2, belief: a record is believed once a later one says that it is durable.
     "marker": [(log, "believed", _always)],
-    # Promise 2: the log is durable when it is acknowledged.
+    # I2: the log is durable when it is acknowledged.
     "write through": [(commit, "write_through", _unforced)],
     # A table is durable before a record refers to it.
     "tables written through": [(build, "write_through", _unforced)],
-    # "Sessions" 5: after every new association, ask before anything is written.
+    # 4.2, 4: after every new association, ask before anything is written.
     "report after reconnect": [(HostDevice, "guard_writes", _nothing)],
-    # "Sessions" 4: everybody else is shut out, on every member, before the log is read.
+    # 4.2, 3: everybody else is shut out, on every member, before the log is read.
     "fence": [
         (fence.Fence, "register", _nothing),
         (fence.Fence, "win", _nothing),
@@ -119,8 +121,6 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 
 _UNDRAINED = Quirks(fences_without_draining=True)
 _NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True, sessions=8), Quirks(no_reservations=True)
-
-RULES["areas"] = [(commit, "refuge", lambda cursor, *_: cursor.area ^ 1)]
 
 #: Where a rule matters often.
 STORMS: dict[str, tuple[Weather, Quirks]] = {

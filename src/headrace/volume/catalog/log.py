@@ -30,7 +30,7 @@ _TAIL_BLOCKS = 4
 _BEHIND_BLOCKS = 40
 #: Blocks read at once where a session makes sure that nothing stands behind the end.
 _SCAN_BLOCKS = 256
-#: A reader starts over when the writer moves to the other area under it; each move means a whole area was filled.
+#: A reader starts over when the log moves under it; each move means that it has grown by much of an area.
 _LOAD_ATTEMPTS = 20
 _SALVAGE = "`headrace volume salvage` copies out what still verifies"
 
@@ -332,7 +332,7 @@ class LogReader:
     def follow(self, cursor: Cursor, catalog: Catalog, ahead: int = _TAIL_BLOCKS) -> Followed:
         """Apply every record that has become a fact.
 
-        The records are read first, then the other area's header: a record that a fenced-off writer appended after the
+        The records are read first, then the other areas' headers: a record that a fenced-off writer appended after the
         log had moved is then never applied, because the move is seen. What is not believed yet is read again each
         time: it may have vanished, and others stand in its place.
         """
