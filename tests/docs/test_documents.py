@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt  # comes with rich
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = sorted(
@@ -68,6 +69,47 @@ def test_links_lead_somewhere(name: str) -> None:
 def test_no_path_of_one_machine(name: str) -> None:
     found = re.findall(r"(?<![\w.-])/(?:root|work|home)/\S*", (ROOT / name).read_text())
     assert not found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drawings_and_tables_are_rendered(name: str) -> None:
+    """What is drawn in a list is indented deeper than it, and behind an empty line; no table is cut in two."""
+    tokens = MarkdownIt("commonmark").enable("table").parse((ROOT / name).read_text())
+    texts = [re.sub(r"`[^`]*`", "", token.content) for token in tokens if token.type == "inline"]
+    broken = [text for text in texts if re.search(r"\S {3,}\S|^\|", text, re.M)]
+    assert not broken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_and_modules_that_are_named_are_there(name: str) -> None:
+    text = (ROOT / name).read_text()
+    paths = re.findall(r"`((?:src|tests|native|benchmarks|scripts|examples|docs)/[\w./-]+)", text)
+    paths += [f"src/headrace/{path}" for path in re.findall(r"`((?:volume|device|fabric)/\w[\w./-]+)`", text)]
+    missing = [path for path in paths if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()]
+    for module in re.findall(r"python -m ((?:tests|benchmarks)[.\w]*)", text):
+        path = ROOT / module.replace(".", "/")
+        if not (path / "__main__.py").exists() and not path.with_suffix(".py").exists():
+            missing.append(module)
+    for module in re.findall(r"`(headrace(?:\.[a-z]\w*)+)", text):
+        # A module, or a name in one.
+        path = ROOT / "src" / module.replace(".", "/")
+        if path.exists() or path.with_suffix(".py").exists() or (ROOT / "src/headrace" / f"{path.name}.pyi").exists():
+            continue
+        owner = path.parent / "__init__.py" if path.parent.is_dir() else path.parent.with_suffix(".py")
+        if not owner.exists() or not re.search(rf"\b{path.name}\b", owner.read_text()):
+            missing.append(module)
+    assert not missing
+
+
+def test_the_architecture_names_every_file_of_the_volume() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rows = dict(re.findall(r"^\| [`(](\w+)[/`)]+ \| (.*?) \|", text.partition("## Inside the volume")[2], re.M))
+    volume = ROOT / "src/headrace/volume"
+    for room in [volume, *(folder for folder in volume.iterdir() if (folder / "__init__.py").exists())]:
+        if room.name == "layout":
+            continue  # A file for each structure.
+        files = {path.stem for path in room.glob("*.py")} - {"__init__"}
+        assert files <= set(re.findall(r"\w+", rows["top" if room == volume else room.name])), room.name
 
 
 def test_the_python_of_the_readme_runs() -> None:
