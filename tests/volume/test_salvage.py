@@ -10,7 +10,10 @@ import pytest
 from headrace.errors import HeadraceError, NotAVolume
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
+from headrace.volume.catalog import commit
+from headrace.volume.catalog.usage import usage_of
 from headrace.volume.repair.salvage import Salvage, look
+from headrace.volume.space.allocator import count_space
 from tests.volume.support import KIB, STRIPE, State, content, writing
 
 ALIGN = layout.ALIGN
@@ -232,6 +235,56 @@ def test_a_node_that_is_destroyed_on_both_copies_costs_its_entries() -> None:
     gone = {name for name in state if first <= layout.object_key(name) < after}
     assert 0 < len(gone) < 4000
     assert got == {name: data for name, data in state.items() if name not in gone}
+
+
+def with_merges(monkeypatch: pytest.MonkeyPatch) -> tuple[list[MemoryDevice], dict[str, bytes], Volume]:
+    """Each commit is a table, and most of them became one with others, in one generation of the log."""
+    monkeypatch.setattr(commit, "BULK_BYTES", 3 * KIB)
+    monkeypatch.setattr(commit, "LOG_BYTES", 1024 * KIB)
+    devices = [MemoryDevice(24 << 20) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=1024 * KIB)
+    state: dict[str, bytes] = {}
+    with writing(volume) as session:
+        for number in range(20):
+            new = {f"{number:02}/{i:02}": bytes([number, i]) for i in range(60)}
+            with session.transaction() as tx:
+                tx.put_many([*new], b"".join(new.values()), 2)
+                if number:
+                    tx.delete_prefix(f"{number - 1:02}/1")
+            state = {name: data for name, data in state.items() if not name.startswith(f"{number - 1:02}/1")} | new
+    volume = Volume.open(devices)
+    block, cursor = volume.superblock, volume._cursor
+    heads = []
+    for index in range(1, block.area_blocks):
+        at = block.area_offset(0, cursor.area) + index * ALIGN
+        heads.append(layout.RecordHead.decode(bytes(devices[0].data[at : at + 64]), block.volume_id, index))
+    kinds = [head.kind for head in heads if head is not None and head.generation == cursor.header.generation]
+    assert kinds.count(layout.TABLES_CHANGED) > 2 and len(volume._catalog.tables) < 10
+    return devices, state, volume
+
+
+def test_tables_that_became_one_are_needed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, state, volume = with_merges(monkeypatch)
+    used = usage_of(volume._catalog, STRIPE).ranges()
+    spaces, _ = count_space(volume.superblock, used, [], volume._catalog.table_space())
+    for device, space in zip(devices, spaces, strict=True):
+        for start, end in space.ranges():
+            wipe(device, start, end - start)
+    found = look(devices)
+    assert (found.lost, taken(found)) == ([], state)
+    assert not any(one.doubtful for one in found.objects)
+
+
+def test_where_a_table_is_destroyed_what_it_was_made_of_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, state, volume = with_merges(monkeypatch)
+    table = max(volume._catalog.tables, key=lambda table: table.root.entry_count)
+    for copy in range(2):
+        for member, offset, length in table._pieces(copy, table.root.top.place, table.root.top.blocks):
+            wipe(devices[member], offset, length)
+    found = look(devices)
+    assert any("of the catalogue" in line for line in found.lost)
+    assert {name: data for name, data in taken(found).items() if name in state} == state
+    assert any(one.doubtful for one in found.objects)
 
 
 def test_a_member_that_is_missing_takes_no_table_along() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,14 +23,15 @@ from headrace.device import BlockDevice, crc32c
 from headrace.errors import DeviceError, HeadraceError, NotAVolume, VolumeDamaged, VolumeDiverged, VolumeTooNew
 from headrace.volume import layout
 from headrace.volume.data.extents import Extents
-from headrace.volume.layout import ALIGN, AreaHeader, Blob, ObjectValue, Record, RecordHead, Superblock
-from headrace.volume.layout.table import TABLE_COPIES, Child, Node, Root, Tables, node_crc
+from headrace.volume.layout import ALIGN, AreaHeader, Blob, ObjectValue, Operation, Record, RecordHead, Superblock
+from headrace.volume.layout.table import TABLE_COPIES, Child, Node, Root, Tables, TablesChanged, node_crc
 
 #: Read at once where a whole device is searched, and where objects are read.
 _SEARCH_BYTES = 4 << 20
 _PIECE_BYTES = 1 << 20
-#: Kinds of records that name tables (`layout.log`).
+#: Kinds of records that name tables (`layout.log`): all of them; and one that others became.
 _TABLES = 7
+_TABLES_CHANGED = 8
 #: The operation of a commit that brings a table (`layout.entry`).
 _ADOPT = 3
 
@@ -350,6 +352,54 @@ def _has_log(block: Superblock, copy: int, device: BlockDevice) -> bool:
 # ---- the log and the catalogue ---------------------------------------------------------------------------------------
 
 
+class _Layer(NamedTuple):
+    """A table, and what it was made of: of which it says all, as long as it is whole."""
+
+    root: Root
+    parts: Sequence[_Layer | Operation] = ()
+
+
+def _become_one(steps: list[_Layer | Operation], changed: TablesChanged) -> None:
+    """The new table stands where the newest of those was that it was made of. Changes between them are in it, too: a
+    table has all that was recent when it came. So are deletions, which it need not say."""
+    removed = set(changed.removed)
+    layers = [index for index, step in enumerate(steps) if isinstance(step, _Layer)]
+    places = [index for index in layers if steps[index].root.birth in removed]  # type: ignore[union-attr]
+    # Where the log has lost all of those, it is older than all that is known.
+    first, end = (places[0], places[-1] + 1) if places else (0, 0)
+    first = max((index + 1 for index in layers if index < first), default=0)
+    parts = steps[first:end]
+    steps[first:end] = [_Layer(root, parts) for root in changed.added]
+
+
+class _Generation(NamedTuple):
+    """Records of one generation of the log, those of its snapshot first."""
+
+    records: list[Record]
+    #: Its snapshot is whole, and so stands for itself.
+    whole: bool
+    #: Blocks before which records are lost.
+    gaps: list[int]
+
+
+def _parts(records: dict[int, Record]) -> _Generation:
+    position, previous = 1, 0
+    base = records[min(records)].sequence
+    snapshot: list[Record] = []
+    rest: list[Record] = []
+    gaps: list[int] = []
+    whole = True
+    for index in sorted(records):
+        record = records[index]
+        if index != position or record.previous != previous:
+            gaps.append(index)
+            whole &= bool(rest)
+        (rest if rest or record.sequence != base else snapshot).append(record)
+        position, previous = index + record.blocks, record.crc
+    whole = whole and any(record.kind in (layout.SNAPSHOT, _TABLES) for record in snapshot)
+    return _Generation(snapshot + rest, whole, gaps)
+
+
 class _State:
     """What the records add up to, forgiving all that is not there."""
 
@@ -370,10 +420,14 @@ class _State:
         if not records:
             self.lost.append("the log: no valid record on any copy")
         newest = max(records, default=0)
+        parts = {generation: _parts(found) for generation, found in records.items()}
+        # What came before a whole snapshot is not looked at: its tables may be overwritten long since.
+        first = max((generation for generation in parts if parts[generation].whole), default=0)
         for generation in sorted(records):
-            whole = self._generation(generation, records[generation], newest)
-            if generation == newest and not whole and len(records) > 1:
-                self.lost.append("the newest snapshot of the catalogue: what older ones say stands in for it")
+            if generation >= first:
+                self._generation(generation, parts[generation], newest)
+        if records and not parts[newest].whole and len(records) > 1:
+            self.lost.append("the newest snapshot of the catalogue: what older ones say stands in for it")
 
     def _records(self) -> dict[int, dict[int, Record]]:
         """By generation and block, from whichever copy has each."""
@@ -405,56 +459,46 @@ class _State:
             if record is not None:
                 found.setdefault(record.generation, {}).setdefault(index, record)
 
-    def _generation(self, generation: int, records: dict[int, Record], newest: int) -> bool:
-        """Apply one generation's records in order; True where its snapshot is whole, and so stands for itself."""
-        position, previous = 1, 0
-        base = records[min(records)].sequence
-        snapshot: list[Record] = []
-        rest: list[Record] = []
-        whole, snapshot_done, gap = True, False, False
-        for index in sorted(records):
-            record = records[index]
-            if index != position or record.previous != previous:
-                gap = True
-                if not snapshot_done:
-                    whole = False
-                if generation == newest:
-                    self.lost.append(f"the log: records before block {index} of generation {generation}, on every copy")
-            if record.sequence != base:
-                snapshot_done = True
-            (rest if snapshot_done else snapshot).append(record)
-            position, previous = index + record.blocks, record.crc
-        whole = whole and any(record.kind in (layout.SNAPSHOT, _TABLES) for record in snapshot)
-        if whole:
-            self.values.clear()
-            self.doubtful.clear()
-        else:
-            # Older generations stand in: they may know objects that are gone.
+    def _generation(self, generation: int, parts: _Generation, newest: int) -> None:
+        """Apply one generation's records in order."""
+        if generation == newest:
+            for index in parts.gaps:
+                self.lost.append(f"the log: records before block {index} of generation {generation}, on every copy")
+        # Older generations stand in where the snapshot has holes: they may know objects that are gone.
+        self.doubtful.update(self.values)
+        self._take(self._steps(generation, parts.records))
+        if parts.gaps and parts.whole:
             self.doubtful.update(self.values)
-        for record in snapshot + rest:
-            self._apply(record, f"log record {record.sequence} of generation {generation}")
-        if gap and whole:
-            self.doubtful.update(self.values)
-        return whole
 
-    def _apply(self, record: Record, where: str) -> None:
-        try:
-            if record.kind == _TABLES:
-                # Oldest first, so that newer entries stand.
-                for root in reversed(Tables.decode(record.payload, where).roots):
-                    self._table(root)
-            elif record.kind in (layout.COMMIT, layout.SNAPSHOT):
-                if self.superblock.version == 1:
-                    _, operations = layout.decode_version1(record.payload, where)
-                else:
-                    _, _, operations = layout.decode_operations(record.payload, where)
-                for operation in operations:
-                    if operation.kind == _ADOPT:
-                        self._table(Root.decode(operation.value, where))
+    def _steps(self, generation: int, records: Sequence[Record]) -> list[_Layer | Operation]:
+        """Tables and single changes in the order in which they take effect."""
+        steps: list[_Layer | Operation] = []
+        for record in records:
+            where = f"log record {record.sequence} of generation {generation}"
+            try:
+                if record.kind == _TABLES:
+                    # Oldest first, so that newer entries stand.
+                    steps += map(_Layer, reversed(Tables.decode(record.payload, where).roots))
+                elif record.kind == _TABLES_CHANGED:
+                    _become_one(steps, TablesChanged.decode(record.payload, where))
+                elif record.kind in (layout.COMMIT, layout.SNAPSHOT):
+                    if self.superblock.version == 1:
+                        _, operations = layout.decode_version1(record.payload, where)
                     else:
-                        self._set(operation.key, operation.value if operation.kind == layout.PUT else None)
-        except VolumeDamaged as error:
-            self.lost.append(str(error))
+                        _, _, operations = layout.decode_operations(record.payload, where)
+                    steps += [
+                        _Layer(Root.decode(one.value, where)) if one.kind == _ADOPT else one for one in operations
+                    ]
+            except VolumeDamaged as error:
+                self.lost.append(str(error))
+        return steps
+
+    def _take(self, steps: Iterable[_Layer | Operation]) -> None:
+        for step in steps:
+            if isinstance(step, _Layer):
+                self._table(step)
+            else:
+                self._set(step.key, step.value if step.kind == layout.PUT else None)
 
     def _set(self, key: bytes, value: bytes | None) -> None:
         self.doubtful.discard(key)
@@ -465,8 +509,16 @@ class _State:
 
     # ---- tables ----
 
-    def _table(self, root: Root) -> None:
-        for key, value in self._entries(root, root.top, root.height - 1):
+    def _table(self, layer: _Layer) -> None:
+        known = len(self.lost)
+        entries = [*self._entries(layer.root, layer.root.top, layer.root.height - 1)]
+        if len(self.lost) > known and layer.parts:
+            # What it was made of stands in, where that is still there; some of it may have been deleted since.
+            lost = [*self.lost]
+            self._take(layer.parts)
+            self.lost = lost
+            self.doubtful.update(self.values)
+        for key, value in entries:
             self._set(key, value)
 
     def _entries(self, root: Root, child: Child, level: int) -> Iterator[tuple[bytes, bytes | None]]:
