@@ -197,6 +197,9 @@ def test_scrub_writes_bad_copies_again_when_asked(case: Case) -> None:
     assert status == 1 and case.state() == broken
     assert "1 copy is bad while the other one is good; --repair writes it again" in err
     assert f"copy 1 of a page of the checksum table does not match its checksum: member {member}" in out + err
+    with Volume.open(uris, write=True) as volume, volume.session("job"):
+        status, out, err = case.run("volume", "scrub", *uris, "--repair", "--json")
+        assert status != 0 and len(json.loads(out.splitlines()[0])["findings"]) == 1
     status, out, err = case.run("volume", "scrub", *uris, "--repair")
     assert (status, "1 bad copy was written again" in out) == (0, True)
     assert case.run("volume", "scrub", *uris)[0] == 0

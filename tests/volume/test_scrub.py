@@ -13,6 +13,7 @@ from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
 from headrace.volume.repair import scrub_data
 from headrace.volume.repair.findings import Finding
+from headrace.volume.repair.mend import mend
 from headrace.volume.repair.scrub import ScrubProgress, scrub
 from tests.volume.support import KIB, STRIPE, content, writing
 
@@ -133,3 +134,19 @@ def test_what_is_deleted_meanwhile_and_used_again_is_no_damage() -> None:
             devices[member].data[offset : offset + length] = bytes(length)
 
     assert [str(finding) for finding in scrub(devices, on_object=used_again).findings] == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_page_of_bytes_that_no_object_has_is_mended() -> None:
+    devices = [MemoryDevice(64 << 20) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE)
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put_many(["a"], bytes(17 << 20), 4096)
+    (blob,) = volume.stored("a").blobs
+    place = blob.tables[0].pieces(np.array([blob.entry.table_page_bytes]), np.array([1]))
+    devices[int(place.member[0])].data[int(place.offset[0])] ^= 1
+    (finding,) = scrub(devices).findings
+    assert (finding.page, finding.fatal) == (1, False)
+    with writing(volume) as session:
+        assert mend(session, [finding]) == []
+    assert scrub(devices).clean

@@ -70,7 +70,6 @@ def scrub(
     finally:
         close_all(devices)
     fatal = sum(finding.fatal for finding in report.findings)
-    repaired = _repair(members, report) if repair and len(report.findings) > fatal else False
     if json:
         print_json(_as_dict(report))
     else:
@@ -78,6 +77,8 @@ def scrub(
             f"commit {report.sequence}: {report.object_count:,} object{'' if report.object_count == 1 else 's'}, "
             f"{format_bytes(report.bytes_read)} read" + ("" if report.findings else ": everything is good")
         )
+    # All that was found is said by now: another session may hold the volume.
+    repaired = _repair(members, report) if repair and len(report.findings) > fatal else False
     if repaired and not json:
         copies = len(report.findings) - fatal
         print(f"{copies:,} bad cop{'y was' if copies == 1 else 'ies were'} written again")

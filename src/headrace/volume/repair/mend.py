@@ -40,11 +40,7 @@ def mend(session: Session, findings: Iterable[Finding]) -> list[str]:
 
 def _mend_page(session: Session, name: str, birth: int, page: int) -> None:
     volume = session.volume
-    try:
-        blobs = [blob for blob in volume.stored(name).blobs if blob.entry.birth == birth]
-    except ObjectNotFound:
-        return
-    for blob in blobs:
+    for blob in _blobs(session, name, birth):
         places = [_place(blob, copy, page) for copy in range(len(blob.tables))]
         copies = [_read(volume, member, offset, length) for member, offset, length in places]
         identity = volume.superblock.volume_id + struct.pack("<QQ", birth, layout.TABLE_BLOCK | page)
@@ -53,6 +49,17 @@ def _mend_page(session: Session, name: str, birth: int, page: int) -> None:
         for (member, offset, _), data in zip(places, copies, strict=True):
             if good and data != good[0]:
                 session.write_structure(member, offset, good[0])
+
+
+def _blobs(session: Session, name: str, birth: int) -> list[StoredBlob]:
+    """The blob, where it is still there. What of it is bad may be in no object: then `name` is that of none."""
+    value = session.catalog.get(layout.blob_key(birth))
+    if value is not None:
+        return [StoredBlob(layout.decode_blob(value, birth), session.volume.stripe_bytes)]
+    try:
+        return [blob for blob in session.volume.stored(name).blobs if blob.entry.birth == birth]
+    except ObjectNotFound:
+        return []
 
 
 def _place(blob: StoredBlob, copy: int, page: int) -> tuple[int, int, int]:
