@@ -14,7 +14,7 @@ from headrace.device import open_device
 from headrace.errors import ChecksumMismatch, UsageError
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume
+from headrace.volume import Volume, read
 from headrace.volume.data.checksums import ChecksumCache, table_page_bytes
 from headrace.volume.read import submit_pieces
 from headrace.volume.repair.scrub import scrub
@@ -118,6 +118,38 @@ def test_the_native_engine_cuts_ranges_as_we_do(tmp_path: Path) -> None:
                     part = want[start : start + length]
                     assert got[0][which][place : place + length].tobytes() == part
                     assert got[1][which][place : place + length].tobytes() == part
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_read_that_is_refused_half_way_leaves_no_transfer_behind(
+    tmp_path: Path, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sizes of checksum blocks are two transfers: where the second is refused, the first has ended."""
+    volume, whole = composed(tmp_path)
+    begun: list[Waited] = []
+
+    class Waited:
+        ended = False
+
+        def wait(self) -> None:
+            self.ended = True
+            raise ChecksumMismatch("of what was not read to its end")
+
+    def one(*arguments: object) -> Waited:
+        if begun:
+            raise UsageError("the segment leaves its buffer")
+        begun.append(Waited())
+        return begun[0]
+
+    monkeypatch.setattr(read, "submit_ranges" if native else "submit_read", one)
+    buffer = np.zeros(len(whole), np.uint8)
+    with volume, pytest.raises(UsageError, match="leaves its buffer"):
+        if native:
+            volume.submit_read("all", [0], [len(whole)], [buffer], [0])
+        else:
+            column = np.array([0], np.int64)
+            submit_pieces(volume, volume.stored("all"), column, column + len(whole), column, [buffer], None, True)
+    assert [transfer.ended for transfer in begun] == [True]
 
 
 def test_damage_is_named_alike_and_one_copy_of_a_table_is_enough(tmp_path: Path) -> None:

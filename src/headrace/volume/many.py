@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.device import read_batch, submit_ranges
+from headrace.device import Transfer, read_batch, submit_ranges
 from headrace.device.reference import U8
 from headrace.errors import HeadraceError, ObjectNotFound
 from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.extents import I64, Pieces, spread
 from headrace.volume.data.objects import ObjectInfo, StoredBlob
 from headrace.volume.layout import OBJECT_BYTES, ObjectHead
+from headrace.volume.transfer import let_end
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -42,21 +43,25 @@ def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int
     for birth, rows in ranges.items():
         blob = blobs[birth] if birth in blobs else _blob(volume, birth)
         by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, _joined(np.array(rows, np.int64))))
-    transfers = []
+    transfers: list[Transfer] = []
     for some in by_block.values():
         columns = np.concatenate([table for _, table in some])
-        transfer = submit_ranges(
-            volume.devices,
-            volume.superblock.volume_id,
-            [blob.source for blob, _ in some],
-            np.repeat(np.arange(len(some), dtype=np.uint32), [len(table) for _, table in some]),
-            np.ascontiguousarray(columns[:, 0]),
-            np.ascontiguousarray(columns[:, 1]),
-            [buffer],
-            None,
-            np.ascontiguousarray(columns[:, 2]),
-            volume._checksums.pages,
-        )
+        try:
+            transfer = submit_ranges(
+                volume.devices,
+                volume.superblock.volume_id,
+                [blob.source for blob, _ in some],
+                np.repeat(np.arange(len(some), dtype=np.uint32), [len(table) for _, table in some]),
+                np.ascontiguousarray(columns[:, 0]),
+                np.ascontiguousarray(columns[:, 1]),
+                [buffer],
+                None,
+                np.ascontiguousarray(columns[:, 2]),
+                volume._checksums.pages,
+            )
+        except BaseException:
+            let_end(transfers)
+            raise
         if transfer is None:
             _read_pieces(volume, by_block, buffer)
             return

@@ -20,7 +20,7 @@ from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.checksums import TableMismatch
 from headrace.volume.data.extents import I64, U32, Pieces, spread
 from headrace.volume.data.objects import StoredBlob, StoredObject
-from headrace.volume.transfer import CutMove, Move, PiecesMove, VolumeTransfer, gone, mismatch
+from headrace.volume.transfer import CutMove, Move, PiecesMove, VolumeTransfer, gone, let_end, mismatch
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -61,9 +61,12 @@ def submit(
                 cut.places(places),
                 volume._checksums.pages if verify else None,
             )
-        except UsageError:
-            # The engine has looked, too; it names no object.
-            _check_ranges(stored, starts, counts, places)
+        except BaseException as error:
+            # Those that have begun still move: the buffers are the caller's again only when they have ended, too.
+            let_end([move.transfer for move in moves])
+            if isinstance(error, UsageError):
+                # The engine has looked, too; it names no object.
+                _check_ranges(stored, starts, counts, places)
             raise
         if transfer is None:
             return submit_pieces(volume, stored, starts, counts, places, buffers, index, verify)
@@ -90,7 +93,7 @@ def submit_pieces(
     by_block: dict[int, list[tuple[StoredBlob, Pieces]]] = {}
     for blob, pieces in stored.parts(starts, counts):
         by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, pieces))
-    moves = []
+    batches = []
     for block_bytes, parts in by_block.items():
         pieces = Pieces.join([pieces for _, pieces in parts])
         births = np.array([blob.entry.birth for blob, _ in parts], np.uint64)
@@ -103,12 +106,15 @@ def submit_pieces(
             mark=0,
         )
         refuse(volume.devices, pieces.member, f"object {stored.name!r}")
-        moves.append((parts, batch, _expected(volume, stored, parts) if verify else None))
-    return VolumeTransfer(
-        volume,
-        stored,
-        [PiecesMove(submit_read(solid(volume.devices), batch, buffers, sums), parts) for parts, batch, sums in moves],
-    )
+        batches.append((parts, batch, _expected(volume, stored, parts) if verify else None))
+    moves: list[Move] = []
+    for parts, batch, sums in batches:
+        try:
+            moves.append(PiecesMove(submit_read(solid(volume.devices), batch, buffers, sums), parts))
+        except BaseException:
+            let_end([move.transfer for move in moves])
+            raise
+    return VolumeTransfer(volume, stored, moves)
 
 
 def _expected(volume: Volume, stored: StoredObject, parts: Sequence[tuple[StoredBlob, Pieces]]) -> U32:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import ChecksumMismatch, DeviceError, DeviceTimeout, HeadraceError, ObjectNotFound
@@ -57,6 +58,13 @@ class CutMove:
         pieces = blob.data.pieces(cut.start[row : row + 1], cut.length[row : row + 1])
         places = zip(pieces.member.tolist(), pieces.offset.tolist(), strict=True)
         return [(blob, pieces)], list(places).index((member, offset))
+
+
+def let_end(transfers: Sequence[Transfer]) -> None:
+    """Wait for all of these, whatever becomes of them."""
+    for transfer in transfers:
+        with suppress(HeadraceError):
+            transfer.wait()
 
 
 class VolumeTransfer:
