@@ -104,6 +104,21 @@ def test_from_volume_to_volume(tmp_path: Path, volume: Volume, session: Session)
         assert all(other.read("b/" + name) == (source / name).read_bytes() for name in SIZES)
 
 
+def test_what_was_not_copied_is_not_verified(tmp_path: Path, volume: Volume, session: Session) -> None:
+    copy_in(session, [folder_of(tmp_path / "source", {"x": 10, "y": 20})], "a", ALL)
+    options = CopyOptions(recursive=True, keep_going=True, verify=True)
+    with (
+        Volume.create([f"file:{tmp_path}/other.img?create=64MiB"], stripe_bytes=STRIPE) as other,
+        other.session(run_id="test") as theirs,
+    ):
+        plan = run.plan_between(volume, other, ["a"], "b", options)
+        with session.transaction() as tx:
+            tx.delete("a/x")
+        report = copy_between(volume, theirs, ["a"], "b", options, plan=plan)
+        assert [problem.source for problem in report.problems] == ["a/x"]
+        assert names(other) == ["b/y"]
+
+
 def where_it_goes(tree: list[str], arguments: list[str], tmp_path: Path) -> set[str]:
     """What `cp -r` makes of it: the files below its working folder afterwards."""
     root = tmp_path / "cp"
@@ -309,7 +324,7 @@ def test_what_may_not_be_read(tmp_path: Path, volume: Volume, session: Session) 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("options", [ALL, KEEP])
+@pytest.mark.parametrize("options", [ALL, KEEP, CopyOptions(recursive=True, keep_going=True, verify=True)])
 def test_a_file_that_changes_its_length(
     tmp_path: Path, volume: Volume, session: Session, large: bool, options: CopyOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,7 +183,7 @@ def copy_between(
         report = _run(plan, ObjectSource(volume), lambda: ObjectSink(session, options, replaced), progress)
     if options.verify:
         # Read through the checksums of their new place; that they are those of the old one was seen on the way.
-        done = [item._replace(what=other.stat(item.target)) for item in plan.items]
+        done = [item._replace(what=other.stat(item.target)) for item in _copied(plan, report)]
         _second_run(plan, done, ObjectSource(other), _Nowhere(), report, progress)
     return report
 
@@ -275,17 +275,23 @@ def _compare(
     """The objects once more, against the files."""
     files = {item.source: file_of(item) for item in plan.items}
     done = [
-        item if not isinstance(item.what, str) else item._replace(what=volume.stat(item.target)) for item in plan.items
+        item if not isinstance(item.what, str) else item._replace(what=volume.stat(item.target))
+        for item in _copied(plan, report)
     ]
     _second_run(plan, done, ObjectSource(volume), CompareSink(FileSource(), files), report, progress)
+
+
+def _copied(plan: Plan, report: CopyReport) -> list[Item]:
+    """What is there now; with `keep_going` not all that was planned."""
+    failed = {problem.source for problem in report.problems}
+    return [item for item in plan.items if item.source not in failed]
 
 
 def _second_run(
     plan: Plan, items: list[Item], source: Any, sink: Any, report: CopyReport, progress: Shown | None
 ) -> None:
     again = Plan(plan.options, plan.tell, "the others may be good")
-    failed = {problem.source for problem in report.problems}
-    again.items = [item for item in items if item.source not in failed]
+    again.items = items
     told = None if progress is None else lambda now: progress(replace(now, verifying=True))
     try:
         found = _run(again, source, lambda: sink, told)
