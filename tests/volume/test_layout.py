@@ -99,6 +99,14 @@ def test_values() -> None:
             with pytest.raises(VolumeDamaged, match="'x'"):
                 ObjectValue.decode(encoded[:cut], "x")
     assert layout.peek_blob(inline().encode()) == (7, 4096, 8192 + 4096 + 4096)
+    # Bounded before anything is allocated for it: the counts of runs, the size of a page.
+    for at in (24, 32):
+        hostile = bytearray(inline().encode())
+        hostile[layout.OBJECT_BYTES + at : layout.OBJECT_BYTES + at + 4] = (300_000_000).to_bytes(4, "little")
+        with pytest.raises(VolumeDamaged, match="300000000"):
+            layout.peek_blob(bytes(hostile))
+    with pytest.raises(VolumeDamaged, match=r"pages of 2\^25"):
+        layout.decode_blob(replace(blob(), table_page_bytes=1 << 25).encode(), 7)
     # The sum of the slices is the object, also where it would wrap round.
     rows = np.array([(1, 0, 1 << 63), (1, 0, 1 << 63), (1, 0, 5)], layout.SLICE)
     for length, bad in ((4106, slices().slices), (5, rows), (0, np.zeros(1, layout.SLICE))):

@@ -122,7 +122,7 @@ class Blob:
         birth, length, log2_block, log2_page, more, roots, *counts = _BLOB.unpack_from(data, start)
         if len(data) - start != BLOB_BYTES + 16 * sum(counts) + 4 * roots:
             raise ValueError(f"a blob of {len(data) - start} bytes with {counts} rows and {roots} roots")
-        if not 12 <= log2_block <= 24 or log2_page > 40:
+        if not 12 <= log2_block <= 24 or log2_page > 24:
             raise ValueError(f"blocks of 2^{log2_block}, pages of 2^{log2_page}")
         runs, columns, table_runs, table_columns = counts
         if more > 1 or (more and (table_runs % 2 or not log2_page)):
@@ -244,8 +244,10 @@ def peek_blob(value: bytes) -> tuple[int, int, int]:
     """(birth, checksum block, space on the members) of an inline object, without its arrays: what a listing says."""
     try:
         birth, _, log2_block, _, _, _, runs, _, table_runs, _ = _BLOB.unpack_from(value, OBJECT_BYTES)
+        if 16 * (runs + table_runs) > len(value) - OBJECT_BYTES - BLOB_BYTES:
+            raise ValueError(f"{runs} and {table_runs} runs in {len(value)} bytes")
         lengths = struct.unpack_from("<" + "Q8x" * (runs + table_runs), value, OBJECT_BYTES + BLOB_BYTES)
-    except struct.error as error:
+    except (struct.error, ValueError) as error:
         raise VolumeDamaged("an object's entry makes no sense", found=str(error)) from error
     return birth, 1 << log2_block, sum(map(align_up, lengths))
 
