@@ -182,6 +182,18 @@ def test_bytes_that_no_object_has_take_no_space(volume: Volume) -> None:
         check(volume, {"first": b"", "a": b"", "b": b""})
 
 
+def test_a_pack_that_finds_no_room_leaves_the_transaction_as_it_was(volume: Volume) -> None:
+    many = names(40_000)
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            before = tx._record_bytes
+            with pytest.raises(VolumeFull):
+                tx.put_many(many, b"", 0)
+            assert tx._record_bytes == before
+            tx.put_many(many[:2], b"ab", 1)
+        check(volume, {many[0]: b"a", many[1]: b"b"})
+
+
 @pytest.mark.parametrize("members", [1, 2])
 def test_tables_leave_what_was_deleted_to_its_readers(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as there is other space: on one member, too, where both copies of a table stand."""

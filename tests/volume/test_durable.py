@@ -182,3 +182,39 @@ def test_whoever_flushes_waits_for_a_flush_that_has_its_writes(monkeypatch: pyte
     unflushed.flush()
     assert ended.is_set()
     first.join()
+
+
+def test_bytes_that_are_not_copied_are_the_callers_again_when_no_flush_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flush of another thread may write them once more, and would take what the caller has there by then."""
+    _, volume = crash_volume(1)
+    began, go = threading.Event(), threading.Event()
+
+    def slow(devices: object) -> None:
+        began.set()
+        assert go.wait(60)
+
+    with writing(volume) as session:
+        tx = session.transaction()
+        write = tx._unflushed.write
+
+        def taken_along(*arguments: object, **more: int) -> None:
+            write(*arguments, **more)  # type: ignore[arg-type]
+            other.start()
+            assert began.wait(60)
+
+        monkeypatch.setattr(transaction, "KEPT_BYTES", 100)
+        monkeypatch.setattr(durable, "flush_all", slow)
+        monkeypatch.setattr(tx._unflushed, "write", taken_along)
+        other = threading.Thread(target=tx._unflushed.flush)
+        putting = threading.Thread(target=tx.put, args=("x", bytearray(CHANGING)))
+        putting.start()
+        assert began.wait(60)
+        putting.join(0.2)
+        assert putting.is_alive()
+        go.set()
+        putting.join(60)
+        other.join(60)
+        tx.commit()
+    assert open_read(volume.devices) == {"x": CHANGING}

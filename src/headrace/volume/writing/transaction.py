@@ -216,6 +216,9 @@ class Transaction:
         writer = BlobWriter(session.writing, extents, tables, kept, birth=allocation.birth, volume_id=volume_id)
         self.write_part(allocation, members_of(session.writing, extents, *tables), writer, len(data))
         allocation.written(data=extents, tables=tables, roots=writer.roots)
+        if kept is data:
+            # The caller's own bytes: also a flush that another thread has begun may need them once more.
+            self._flush()
         self.bound_kept()
 
     def bound_kept(self) -> None:
@@ -312,15 +315,17 @@ class Transaction:
             with self._session.lock:
                 gone = {layout.object_key(name) for name in self._gone}
                 check_none_exists(self._session.catalog, [key for key in keys if key not in gone] if gone else keys)
+            record_bytes = 72 * len(keys) + sum(map(len, keys))
+            self._session.check_room(self._record_bytes + record_bytes)
             self._names.update(listed)
-            self._record_bytes += 72 * len(keys) + sum(map(len, keys))
-            self._session.check_room(self._record_bytes)
+            self._record_bytes += record_bytes
         try:
             allocation = self.begin(f"{listed[0]} and {len(listed) - 1} more", own=False)
             self.write(allocation, view, checksum_block_bytes, keep=data if isinstance(data, bytes) else None)
         except BaseException:
             with self._lock:
                 self._names.difference_update(listed)
+                self._record_bytes -= record_bytes
             raise
         self._packs.append(Pack(keys, starts, sizes, allocation.birth, time.time_ns()))
 
