@@ -165,6 +165,24 @@ def test_members_that_went_on_without_each_other_are_refused_until_one_is_given_
     assert Volume.open(devices).info().epoch == 3 and scrub(devices).clean
 
 
+def test_a_reader_of_the_side_that_is_given_up_forgets_its_blobs() -> None:
+    """Both sides had a session of the same number, and so blobs of the same numbers."""
+    devices = made(2)
+    births = set()
+    for index in (0, 1):
+        volume = Volume.open([devices[index]], write=True, degraded=True)
+        with writing(volume) as session, session.transaction() as tx:
+            tx.put_many(["packed"], b"by %d" % index, 4)
+        births.add(volume.stored("packed").blobs[0].entry.birth)
+    reader = Volume.open([devices[1]], degraded=True)
+    assert reader.read("packed") == b"by 1" and len(births) == 1
+    with writing(Volume.open(devices, keep=0, write=True)) as session:
+        commit(session.volume, session, "together")
+    assert reader.refresh() and "together" in reader
+    with pytest.raises(MemberMissing, match="packed"):
+        reader.read("packed")
+
+
 def test_without_identities_two_histories_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs, "known", lambda best, block: True)
     with pytest.raises(pytest.fail.Exception, match="VolumeDiverged"):

@@ -86,7 +86,7 @@ class Volume:
         self.lagging = epochs.lagging(found.superblock, found.blocks)
         self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
         self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
-        #: By birth, so never stale.
+        #: By birth, so not stale as long as there is one history.
         self._blobs: OrderedDict[int, StoredBlob] = OrderedDict()
         #: Dropped without `close`, it ends: so nothing here keeps it.
         self._begun: weakref.ref[Session] | None = None
@@ -249,6 +249,10 @@ class Volume:
         catalog, cursor = self.log.load()
         if cursor.header.epoch > self.superblock.log_epoch:
             self.look_again(self.devices, degraded=True)
+            # Where this was the side that is given up, the numbers of blobs and tables are those of others now.
+            self._blobs.clear()
+            self._checksums.clear()
+            self.log.nodes.clear()
             catalog, cursor = self.log.load()
         return catalog, cursor
 

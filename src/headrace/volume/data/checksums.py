@@ -182,8 +182,13 @@ class ChecksumCache:
             _, table = self._tables.popitem(last=False)
             total -= table.loaded_bytes
 
+    def clear(self) -> None:
+        """Forget all pages."""
+        with self._lock:
+            self._tables.clear()
+            self.pages = ChecksumPages(self._limit_bytes)
+
     def forget(self) -> None:
-        """All pages. Also in a forked child, where the lock may have been held by a thread that it does not have."""
+        """The same in a forked child, where the lock may have been held by a thread that it does not have."""
         self._lock = threading.Lock()
-        self._tables.clear()
-        self.pages = ChecksumPages(self._limit_bytes)
+        self.clear()

@@ -79,6 +79,12 @@ class NodeStore:
         """Is anything known to be wrong with a copy of this table?"""
         return any(key[0] == birth for key in self._findings)
 
+    def clear(self) -> None:
+        """Forget all nodes."""
+        with self._lock:
+            self._nodes.clear()
+            self._held_bytes = 0
+
     def after_fork(self) -> None:
         """In the child: the lock may have been held by a thread that it does not have."""
         self._lock = threading.Lock()
