@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import VolumeDamaged, VolumeFull
 from headrace.volume.data.extents import Extents, column_bytes, make_runs
-from headrace.volume.space.allocator import Allocator, FreeSpace
+from headrace.volume.space.allocator import Allocator, FreeSpace, TableSpace
 from tests.volume.support import KIB, STRIPE
 
 BLOCK = 4096
@@ -117,6 +117,34 @@ def new_allocator(
     windows: list[list[tuple[int, int, int]]] = []
     spaces = [FreeSpace([(0, size)]) for _ in range(members)]
     return Allocator(spaces, stripe_bytes=STRIPE, log_window=windows.append, most_ranges=most_ranges), windows
+
+
+def test_where_a_late_command_may_hit_nothing_is_handed_out_and_the_log_says_so() -> None:
+    ghosts: list[tuple[int, int, int]] = []
+    windows: list[list[tuple[int, int, int]]] = []
+    spaces = [FreeSpace([(0, 4 << 20)])]
+    allocator = Allocator(spaces, stripe_bytes=STRIPE, log_window=windows.append, ghosts=lambda: ghosts)
+    space = used(allocator, 4 * STRIPE)
+    allocator.commit(space)
+    allocator.free(space)
+    [(member, start, length)] = allocator.take_freed(space)
+    # The deallocation was sent again.
+    ghosts.append((member, start, STRIPE))
+    allocator.renew([(member, start, length)])
+    assert allocator.take_freed([(member, start, STRIPE)]) == []
+    tables = TableSpace(allocator, lambda: None)
+    first, second = tables.take(STRIPE, STRIPE)
+    ghosts.append(first)
+    tables.give_back([first, second])
+    taken = FreeSpace()
+    with pytest.raises(VolumeFull):
+        while True:
+            for _, low, size in used(allocator, STRIPE):
+                taken.add(low, low + size)
+    assert taken.total == (4 << 20) - 2 * STRIPE
+    for _, low, size in ghosts:
+        assert not any(begin < low + size and low < end for begin, end in taken.ranges())
+        assert any(begin <= low and low + size <= begin + count for _, begin, count in windows[-1])
 
 
 def used(allocator: Allocator, length: int, block: int = BLOCK) -> list[tuple[int, int, int]]:

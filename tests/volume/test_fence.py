@@ -351,9 +351,13 @@ def test_a_predecessor_that_the_target_does_not_know_is_not_drained(world: World
         assert session.quarantined_bytes > 0
 
 
-def test_what_was_given_up_may_land_until_the_session_is_another_host(world: World) -> None:
-    """A write whose association was lost: its space is not used again before the target has confirmed, and a ghost that
-    lands later meets nobody."""
+@pytest.mark.parametrize("after_s", [30.0, 0.0])
+def test_what_was_given_up_may_land_until_the_session_is_another_host(
+    world: World, after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write whose association was lost: its space is not used again before the target has confirmed, nor is it
+    deallocated, and a ghost that lands later meets nobody."""
+    monkeypatch.setattr("headrace.volume.space.deallocate.AFTER_S", after_s)
 
     def lose(device: HostDevice, command: Command) -> Accident | None:
         if command.verb == "write" and command.length >= 64 * KIB and not lost:
@@ -367,9 +371,14 @@ def test_what_was_given_up_may_land_until_the_session_is_another_host(world: Wor
             namespace.observer = lose
         with session.transaction() as tx:
             tx.put("x", b"x" * 200_000)
+            tx.put("y", b"y" * 100_000)
             tx2 = session.transaction()
         with session.transaction() as tx:
             tx.delete("x")
+            tx.delete("y")
+        deadline = time.monotonic() + 20
+        while not after_s and session.deallocation.deallocated_bytes < 100_000 and time.monotonic() < deadline:
+            time.sleep(0.01)
         key = session.ticket
         assert lost and sum(len(namespace.ghosts) for namespace in world.namespaces) == 1
         # Full but for that place: round and round.

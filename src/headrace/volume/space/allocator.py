@@ -149,7 +149,7 @@ class Allocator:
         self._freed: list[Range] = []
         self._log_window = log_window
         self._make_room = make_room
-        #: Where a command that was given up, and sent again, may still land.
+        #: Where, within the members' data, a command that was given up, and sent again, may still land.
         self._ghosts = ghosts
         #: What `quarantine` was told.
         self._quarantined: list[Range] = []
@@ -412,28 +412,31 @@ class Allocator:
 
     def _use_freed(self) -> bool:
         """Make free what was freed, but for what a late command may still hit; False where nothing is left."""
+        quiet, self._freed = self.parted(self._freed)
+        for member, start, length in quiet:
+            self._free[member].add(start, start + length)
+        return bool(quiet)
+
+    def parted(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+        """Of these, what no late command can hit, and what one may."""
         haunted = [FreeSpace() for _ in self._free]
         for member, start, length in merge(self._ghosts()):
             haunted[member].add(start, start + length)
-        left: list[Range] = []
-        used = False
-        for member, start, length in self._freed:
-            space = FreeSpace([(start, start + length)])
+        quiet: list[Range] = []
+        hit: list[Range] = []
+        for member, start, length in ranges:
+            space, rest = FreeSpace([(start, start + length)]), FreeSpace([(start, start + length)])
             for low, high in haunted[member].ranges():
                 space.remove(low, high)
             for low, high in space.ranges():
-                self._free[member].add(low, high)
-                used = True
-            hit = FreeSpace([(start, start + length)])
-            for low, high in space.ranges():
-                hit.remove(low, high)
-            left += [(member, low, high - low) for low, high in hit.ranges()]
-        self._freed = left
-        return used
+                rest.remove(low, high)
+            quiet += [(member, low, high - low) for low, high in space.ranges()]
+            hit += [(member, low, high - low) for low, high in rest.ranges()]
+        return quiet, hit
 
     def _reach(self) -> list[Range]:
-        """Where writes may land without another window."""
-        return [
+        """Where writes may land without another window: also late ones, in what is committed or free by now."""
+        return self._ghosts() + [
             (member, start, end - start)
             for spaces in (self._pool, self._out)
             for member, space in enumerate(spaces)
@@ -459,12 +462,12 @@ class Allocator:
                 self._freed.append((member, start, length))
 
     def take_freed(self, ranges: Iterable[Range]) -> list[Range]:
-        """What is still unused of ranges that were freed, to be deallocated: it is logged as space that commands go to.
-        `renew` gives it back.
+        """What is still unused of ranges that were freed, and that no late command may hit, to be deallocated: it is
+        logged as space that commands go to. `renew` gives it back.
         """
         taken = []
         for one in ranges:
-            if one in self._freed:
+            if one in self._freed and not self.parted([one])[1]:
                 self._freed.remove(one)
                 taken.append(one)
                 self._out[one[0]].add(one[1], one[1] + one[2])
@@ -478,10 +481,13 @@ class Allocator:
         return taken
 
     def renew(self, ranges: Iterable[Range]) -> None:
-        """Space that no reader of old bytes can be looking at any more: as free as any."""
-        for member, start, length in ranges:
+        """Space that no reader of old bytes can be looking at any more: as free as any, but for what a deallocation may
+        still hit that was sent again."""
+        quiet, hit = self.parted(ranges)
+        for member, start, length in quiet:
             self._out[member].remove(start, start + length)
             self._free[member].add(start, start + length)
+        self.free(hit)
 
     def log_reach(self) -> None:
         """Say in the log where writes may land, as it is now."""
@@ -509,9 +515,14 @@ class TableSpace:
         self._allocator = allocator
         self._on_loss = on_loss
         self.take = allocator.take_pair
-        self.give_back = allocator.give_back
         self.commit = allocator.commit
         self.free = allocator.free
+
+    def give_back(self, ranges: Iterable[Range]) -> None:
+        """Nodes may stand there already, of which a write was sent again: the first one may still land."""
+        quiet, hit = self._allocator.parted(ranges)
+        self._allocator.give_back(quiet)
+        self._allocator.free(hit)
 
     def quarantine(self, ranges: Iterable[Range]) -> None:
         self._allocator.quarantine(ranges)

@@ -77,6 +77,16 @@ class Holdings(Tenure):
     def _ghosts(self) -> list[Range]:
         return self._never_quiet + self._restless()
 
+    def _ghosts_in_data(self) -> list[Range]:
+        """The log, whose writes are sent again like others, is no space to hand out."""
+        result = []
+        for member, offset, length in self._ghosts():
+            row = self.volume.superblock.members[member]
+            start, end = max(offset, row.data_offset), min(offset + length, row.data_end)
+            if start < end:
+                result.append((member, start, end - start))
+        return result
+
     def _restless(self) -> list[Range]:
         """Of these, where a renewal can rule it out."""
         return self._haunted + fence.unsettled(self._fence.devices)

@@ -193,7 +193,7 @@ class Session(Holdings):
             stripe_bytes=superblock.stripe_bytes,
             log_window=self._log_window,
             make_room=self._room_for_window,
-            ghosts=self._ghosts,
+            ghosts=self._ghosts_in_data,
             absent=missing,
             carried=carried,
             most_ranges=window_ranges(superblock),
