@@ -92,3 +92,21 @@ def test_a_session_does_not_go_on_where_the_log_is_not(
     found = state_of(Volume.open(volume.devices))
     assert found.items() >= expected.items() and len(found) <= len(expected) + 1
     assert scrub(volume.devices).clean
+
+
+def test_a_merge_is_in_the_log_and_in_memory_or_the_session_ends(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writing(volume) as session:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(session.catalog, "_replace", interrupt)
+            for i in range(40):
+                with session.transaction() as tx:
+                    tx.put_many([f"{i:02}/{j:03}" + "x" * 100 for j in range(300)], bytes(300), 1)
+        with pytest.raises(SessionLost), session.transaction() as tx:
+            tx.put("after", b"2")
+    again = Volume.open(volume.devices, write=True)
+    assert len(again.list()) == 300 * (i + 1)
+    with writing(again) as session, session.transaction() as tx:
+        tx.put("after", b"2")
+    assert scrub(volume.devices).clean

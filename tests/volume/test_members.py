@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from headrace.device import crc32c, open_device
-from headrace.errors import HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeFull, VolumeTooNew
+from headrace.device.protocol import Buffer
+from headrace.errors import (
+    CommandFailed,
+    HeadraceError,
+    NotAVolume,
+    UsageError,
+    VolumeDamaged,
+    VolumeFull,
+    VolumeTooNew,
+)
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume, layout
@@ -86,6 +95,35 @@ def test_one_bad_superblock_is_reported_and_mended(place: int) -> None:
     assert open_read(devices)
 
 
+class BadSector(MemoryDevice):
+    """A block that cannot be read until it is written."""
+
+    bad = -1
+
+    def read_into(self, offset: int, buffer: Buffer) -> None:
+        if offset == self.bad:
+            raise CommandFailed("unrecovered read error", where=self.uri)
+        super().read_into(offset, buffer)
+
+    def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
+        super().write(offset, data, fua=fua)
+        if offset == self.bad:
+            self.bad = -1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_superblock_that_cannot_be_read_is_written_again(place: int) -> None:
+    devices = filled()
+    bad = BadSector(devices[0].size_bytes)
+    bad.data[:] = devices[0].data
+    bad.bad = superblock_offsets(bad.size_bytes)[place]
+    volume = Volume.open([bad, *devices[1:]], write=True)
+    assert any("superblock" in warning for warning in volume.info().warnings)
+    with writing(volume):
+        pass
+    assert Volume.open([bad, *devices[1:]]).info().warnings == [] and bad.bad == -1
+
+
 def test_two_bad_superblocks_say_which() -> None:
     devices = filled()
     for offset in superblock_offsets(devices[0].size_bytes):
@@ -95,7 +133,18 @@ def test_two_bad_superblocks_say_which() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [(48 + 8, "<I", 0), (60, "<I", 9), (64, "<Q", 3), (72, "<Q", 1), (104, "<I", 7), (116, "<I", 999)]
+    "field",
+    [
+        (48 + 8, "<I", 0),
+        (60, "<I", 9),
+        (64, "<Q", 3),
+        (72, "<Q", 1),
+        (72, "<Q", 1 << 50),
+        (88, "<Q", 100),
+        (96, "<Q", 1 << 40),
+        (104, "<I", 7),
+        (116, "<I", 999),
+    ],
 )
 def test_fields_out_of_range_are_damage(field: tuple[int, str, int]) -> None:
     devices = filled()

@@ -311,11 +311,15 @@ class LogWriter:
         if merge.root is not None:
             assert merge.builder.image is not None
             self.catalog.images[merge.root.birth] = merge.builder.image
-        record = self.append(layout.TABLES_CHANGED, changed.encode(), self._session)
-        with self._lock:
-            self.catalog.apply(record)
-        self._space.commit(space)
-        self._replaced += [one for table in merge.tables for one in table.root.space()]
+        payload = changed.encode()
+        self.ensure_room(layout.record_blocks(len(payload)))
+        # Else a later record could replace tables that the log does not have any more: nobody could read on there.
+        with self._or_broken():
+            record = self.append(layout.TABLES_CHANGED, payload, self._session)
+            with self._lock:
+                self.catalog.apply(record)
+            self._space.commit(space)
+            self._replaced += [one for table in merge.tables for one in table.root.space()]
 
     @property
     def reserve_bytes(self) -> int:

@@ -165,6 +165,10 @@ class Superblock:
                     raise ValueError(f"data {member.data_offset}..{member.data_end} of {member.size_bytes}")
             text = name[:name_bytes].decode()
             epochs, areas = _epochs(data, epoch, created)
+            for holder, offset in ((log_member0, log_offset0), (log_member1, log_offset1)):
+                # Before anybody takes memory for an area.
+                if offset % ALIGN or offset + RESERVED_BYTES + areas * area > members[holder].size_bytes:
+                    raise ValueError(f"log at {offset} with {areas} areas of {area}, member {holder}")
         except ValueError as error:
             raise VolumeDamaged("a field of the superblock is out of range", where=where, found=str(error)) from error
         return cls(

@@ -201,19 +201,21 @@ def recognise(devices: Sequence[BlockDevice], *, degraded: bool = False, keep: i
 
 def _shape(superblock: Superblock) -> tuple[object, ...]:
     """What all members have in common for good."""
-    return superblock.members, superblock.stripe_bytes, superblock.area_bytes, superblock.log_offset
+    log = superblock.log_member, superblock.log_offset, superblock.area_bytes, superblock.area_count
+    return superblock.members, superblock.stripe_bytes, log
 
 
 def mend_superblocks(devices: Sequence[BlockDevice]) -> None:
-    """Write the bytes of the newest good copy over a bad or an older one, on every member; it is not touched itself."""
+    """Write the bytes of the newest good copy over a bad or an older one, on every member; it is not touched itself.
+    One that cannot be read is bad, too, and good again once it was written."""
     for device in present(devices):
         found: dict[int, tuple[int, bytes]] = {}
         for offset in superblock_offsets(device.size_bytes):
             buffer = np.empty(SUPERBLOCK_BYTES, np.uint8)
-            device.read_into(offset, buffer)
             try:
+                device.read_into(offset, buffer)
                 found[offset] = Superblock.decode(buffer.tobytes(), device.uri).generation, buffer.tobytes()
-            except (NotAVolume, VolumeDamaged):
+            except (NotAVolume, VolumeDamaged, DeviceError):
                 found[offset] = 0, b""
         best = max(found.values())
         for offset, one in found.items():
