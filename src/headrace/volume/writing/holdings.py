@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from headrace.errors import DeviceError, UsageError, VolumeFull
+from headrace.errors import UsageError, VolumeFull
 from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.commit import LogWriter
@@ -213,7 +213,7 @@ class Holdings(Tenure):
         before, most = self._no_room
         if not writer.is_stale(live) or (space.available <= before and live > most):
             return False
-        self.look()
+        self._look_whole()
         with self.lost_if_fenced():
             gathered = writer.gather(self.number) and not writer.is_stale(live)
         # With less of it, or not much less to say, it is not tried again.
@@ -296,9 +296,7 @@ class Holdings(Tenure):
 
     def _begin_deallocation(self, ranges: list[Range]) -> list[Range]:
         with self._lock:
-            self.look()
-            if self._half_way is not None:
-                raise DeviceError("the session is on its way to be another host", where=self.volume.uris[0])
+            self._look_whole()
             return self._allocator.take_freed(ranges)
 
     def _end_deallocation(self, ranges: list[Range], well: bool) -> None:

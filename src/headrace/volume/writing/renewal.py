@@ -75,8 +75,3 @@ class Renewal:
         with suppress(HeadraceError):
             self.before.close()
         return self.after
-
-    def abandon(self) -> None:
-        """The session ends half way. The reservations stay, whoever holds them."""
-        with suppress(HeadraceError):
-            self.after.step_back()

@@ -206,7 +206,7 @@ class Session(Holdings):
     def mend_tables(self) -> None:
         """Read both copies of all tables of the catalogue, and write what either lacks again."""
         with self._lock, self.lost_if_fenced():
-            self.look()
+            self._look_whole()
             self._writer.catalog.mend_tables(self._fence.devices, everything=True)
 
     def write_structure(self, member: int, offset: int, data: bytes) -> None:
@@ -214,7 +214,7 @@ class Session(Holdings):
         that the place is theirs, and holds the session's lock.
         """
         with self.lost_if_fenced():
-            self.look()
+            self._look_whole()
             write_through(self._fence.devices[member], offset, data.ljust(layout.align_up(len(data)), b"\0"))
 
     def _confirm(self) -> None:

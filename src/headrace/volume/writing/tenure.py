@@ -97,6 +97,16 @@ class Tenure:
         """A renewal that has to end before anything but a beat is written."""
         return self._renewal if self._renewal is not None and self._renewal.begun else None
 
+    def _look_whole(self) -> None:
+        """`look`, for what is written outside of transactions. DeviceError within a renewal that could not end yet."""
+        self.look()
+        if self._half_way is not None:
+            raise DeviceError(
+                "the session is on its way to be another host",
+                where=self.volume.uris[0],
+                next_step="try again: the next transaction goes on with that first",
+            )
+
     def _beat_on(self) -> None:
         """The heart again, after it was halted, through the associations that the session has now."""
         half = self._half_way

@@ -151,6 +151,7 @@ def write_table(
         mark=layout.TABLE_BLOCK,
     )
     roots = np.zeros(batch.checksum_count, np.uint32)
-    write_batch(devices, batch, [np.ascontiguousarray(checksums, "<u4").view(np.uint8)], roots)
+    refuse(devices, pieces.member, f"blob {birth:#x}")
+    write_batch(solid(devices), batch, [np.ascontiguousarray(checksums, "<u4").view(np.uint8)], roots)
     # Copies are of one content, and so are their roots.
     return roots[: len(roots) // len(tables)]
