@@ -5,10 +5,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.device import BlockDevice
+from headrace.device import BlockDevice, open_device, reference
 from headrace.device.protocol import Buffer
 from headrace.errors import (
     CommandFailed,
@@ -22,11 +23,12 @@ from headrace.errors import (
 from headrace.testing import CrashDevice, MemoryDevice, SharedNamespace, Timeline
 from headrace.units import MIB
 from headrace.volume import Volume
-from headrace.volume.layout import ALIGN, Superblock
+from headrace.volume.layout import ALIGN, Epoch, Superblock
 from headrace.volume.media import epochs
+from headrace.volume.media.members import read_superblock
 from headrace.volume.repair import salvage
 from headrace.volume.repair.scrub import scrub
-from headrace.volume.writing import copies
+from headrace.volume.writing import copies, fence
 from tests.volume.support import KIB, STRIPE, State, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -126,6 +128,19 @@ def test_no_space_is_taken_on_a_member_that_is_missing() -> None:
         assert all(volume.read(info.name) for info in volume.list())
     info = Volume.open(devices).info()
     assert info.free_bytes > MIB
+
+
+def test_checksum_tables_are_written_natively_without_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object) -> None:
+        raise AssertionError("the reference engine")
+
+    devices = [open_device("mem:8MiB") for _ in range(3)]
+    Volume.create(devices=devices, stripe_bytes=STRIPE).close()
+    monkeypatch.setattr(reference, "write", slow)
+    volume = Volume.open(devices[:2], write=True, degraded=True)
+    with writing(volume) as session:
+        commit(volume, session, "long", 2 * MIB)
+    assert volume.read("long") == content(4, 2 * MIB)
 
 
 def test_where_no_copy_is_there_that_counts_nothing_opens() -> None:
@@ -238,6 +253,76 @@ def test_a_copy_that_fails_though_its_member_is_there(copy: int, fails: str) -> 
     bad.fails = ""
     go_on(devices, "mended", degraded=False)
     assert Volume.open(devices).log.copies == (0, 1) and names([bad]) == {"wide", "one", "again", "mended"}
+
+
+class Unread(MemoryDevice):
+    """Its superblock cannot be read for a while."""
+
+    fails = False
+
+    def read_into(self, offset: int, buffer: Buffer) -> None:
+        if self.fails and offset in (0, self.size_bytes - ALIGN):
+            raise CommandFailed("unrecovered read error", where=self.uri)
+        super().read_into(offset, buffer)
+
+
+def test_a_member_whose_superblock_cannot_be_read_any_more_is_left_behind() -> None:
+    devices = made(2)
+    bad = Unread(2 * MIB)
+    bad.data[:] = devices[1].data
+    devices[1] = bad
+    volume = Volume.open(devices, write=True, degraded=True)
+    before = bytes(bad.data[: 640 * KIB])
+    bad.fails = True
+    with writing(volume) as session:
+        commit(volume, session, "one")
+    bad.fails = False
+    assert bytes(bad.data[: 640 * KIB]) == before, "nobody knew what it holds"
+    volume = Volume.open(devices)
+    assert volume.log.copies == (0,) and volume.info().epoch == 2 and "one" in volume
+    # So a session on that side alone is another history.
+    go_on([bad], "other")
+    with pytest.raises(VolumeDiverged):
+        Volume.open(devices)
+
+
+def test_who_is_given_up_is_named_once_however_many_they_are() -> None:
+    [block, *_] = epochs_of(made(3))
+    other = Epoch(7, 2, 0, 1, b"o" * 16)
+    known = copies.next_epoch(block, [0], [other] * 30).epochs
+    assert known[1].same(other) and known[2:] == block.epochs and known[0].number == 8
+
+
+def epochs_of(devices: list[MemoryDevice]) -> list[Superblock]:
+    return [read_superblock(device)[0] for device in devices]
+
+
+def test_a_session_that_came_and_died_where_takers_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One goes on without member 0 while another, that has it, is between its look and the fence."""
+    namespaces = [SharedNamespace(4 * MIB) for _ in range(3)]
+
+    def connect(*which: int) -> list[BlockDevice]:
+        return [namespaces[index].connect() for index in which]
+
+    Volume.create(devices=connect(0, 1, 2), stripe_bytes=STRIPE)
+    take, others = fence.take, []
+
+    def late(*args: Any, **how: Any) -> fence.Fence:
+        monkeypatch.setattr(fence, "take", take)
+        other = Volume.open(connect(1, 2), write=True, degraded=True).session("other", heartbeat_s=60.0)
+        commit(other.volume, other, "by the other")
+        other.transaction().allocate("late", 300 * KIB)
+        others.append(other)
+        return take(*args, **how)
+
+    monkeypatch.setattr(fence, "take", late)
+    volume = Volume.open(connect(0, 1, 2), write=True)
+    with volume.session("all", heartbeat_s=60.0) as session:
+        assert session.quarantined_bytes >= 300 * KIB, "nobody knows that it ended"
+        assert "by the other" in volume
+    with pytest.raises(SessionLost):
+        commit(others[0].volume, others[0], "lost")
+    others[0].close()
 
 
 def test_by_address_and_in_another_process(tmp_path: Path) -> None:

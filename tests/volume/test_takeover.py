@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace.device.protocol import Buffer
 from headrace.device.reference import as_bytes
-from headrace.errors import CommandFailed, SessionLost, WriterActive
+from headrace.errors import CommandFailed, DeviceError, SessionLost, WriterActive
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
-from headrace.volume import Volume, layout
+from headrace.volume import Session, Volume, layout
+from headrace.volume.writing import fence
 from headrace.volume.writing import session as session_module
+from headrace.volume.writing.heartbeat import HeartbeatBlock
 from tests.volume.support import KIB, STRIPE, open_read, state_of
 
 BEAT = 0.05
@@ -110,6 +114,63 @@ def test_a_late_move_of_the_log_has_another_generation_than_its_successors() -> 
         refuse = False
         volume = Volume.open(volume.devices, write=True)
     assert len(set(generations)) == len(generations)
+
+
+def test_who_was_stopped_between_its_look_and_its_claim_meets_whom_nobody_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another session came in between, and died: its ranks may still write to what it gave them."""
+    volume = new_volume()
+    take = fence.take
+
+    def late(*args: Any, **how: Any) -> fence.Fence:
+        monkeypatch.setattr(fence, "take", take)
+        other = Volume.open(volume.devices, write=True).session("other", heartbeat_s=BEAT)
+        other.transaction().allocate("late", 300 * KIB)
+        other._beat.abandon()
+        others.append(other)
+        return take(*args, **how)
+
+    others: list[Session] = []
+    monkeypatch.setattr(fence, "take", late)
+    with pytest.raises(WriterActive, match="at the same moment"):
+        volume.session("run")
+    with volume.session("run", takeover="if-dead", missed_beats=2) as session:
+        assert session.quarantined_bytes >= 300 * KIB
+    others[0].close()
+
+
+def test_a_successor_that_was_lost_before_it_had_a_window_has_not_waited_for_late_writes() -> None:
+    volume = new_volume()
+    for run in ("first", "second"):
+        opened = Volume.open(volume.devices, write=True)
+        session = opened.session(run, takeover="if-dead", missed_beats=2, heartbeat_s=BEAT)
+        if run == "first":
+            session.transaction().allocate("late", 300 * KIB)
+        session._beat.abandon()
+    assert Volume.open(volume.devices).info().quarantined_bytes >= 300 * KIB
+    with volume.session("third", takeover="if-dead", missed_beats=2, heartbeat_s=BEAT) as session:
+        assert session.quarantined_bytes >= 300 * KIB
+    assert volume.info().quarantined_bytes == 0
+
+
+def test_a_session_that_could_not_open_is_not_closed_as_one_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(session: Session) -> None:
+        raise DeviceError("unrecovered read error")
+
+    devices = new_volume().devices
+    volume = Volume.open(devices, write=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_count_space", fail)
+        with pytest.raises(DeviceError) as failed:
+            volume.session("run", heartbeat_s=BEAT)
+        with pytest.raises(DeviceError), Volume.open(devices, write=True) as other:
+            other.session("run", heartbeat_s=BEAT)
+    found = HeartbeatBlock(volume.superblock, devices).read()
+    assert found is not None and found.state == layout.CLOSED_OUTSTANDING and found.session == 2
+    # Also while somebody holds the error.
+    with volume.session("run", heartbeat_s=BEAT) as session:
+        assert session.number == 3 and failed.value
 
 
 def test_a_job_that_went_round_the_volume_leaves_room_for_its_restart() -> None:

@@ -138,7 +138,7 @@ def quarantined_bytes(
     if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= as_found.session:
         return 0
     spaces = [FreeSpace() for _ in superblock.members]
-    for member, offset, length in merge(as_found.windows.get(as_found.session, [])):
+    for member, offset, length in merge([one for ranges in as_found.suspects.values() for one in ranges]):
         if member >= len(spaces):
             raise VolumeDamaged("no such member", where="a window of the log", found=str(member))
         spaces[member].add(offset, offset + length)

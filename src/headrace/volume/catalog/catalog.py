@@ -168,9 +168,7 @@ class Catalog:
             self._replace(TablesChanged.decode(record.payload, where), where)
         elif record.kind == layout.SESSION:
             session = SessionEntry.decode(record.payload, where)
-            # One successor waits for late writes; after that they are taken for gone (docs/volume-format.md, "Ghosts").
-            keep = {self.session} if session.flags & layout.UNCLEAN_PREDECESSOR else set()
-            self.windows = {number: ranges for number, ranges in self.windows.items() if number in keep}
+            self.windows = self.suspects if session.flags & layout.UNCLEAN_PREDECESSOR else {}
             self.session = session.number
             self.last_session = session
         elif record.kind == layout.WINDOW:
@@ -232,6 +230,15 @@ class Catalog:
         self.tables = [
             *self.tables[:first], *self._open(changed.added, where), *self.tables[first + len(removed) :]
         ]  # fmt: skip
+
+    @property
+    def suspects(self) -> dict[int, list[Range]]:
+        """Windows that late writes may still hit where the last session is of unknown fate. One successor waits for
+        them; after that they are taken for gone (docs/volume-format.md, "Ghosts"). One that was lost before it had a
+        window of its own has hardly waited, and where it went on without a member, not there: it does not count.
+        """
+        own = self.windows.get(self.session)
+        return dict(self.windows) if own is None else {self.session: own}
 
     # ---- moving the log ----
 

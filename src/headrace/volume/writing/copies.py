@@ -30,7 +30,6 @@ from headrace.device import BlockDevice
 from headrace.errors import DeviceError, ReservationConflict
 from headrace.volume import layout
 from headrace.volume.catalog.log import LogReader
-from headrace.volume.data.absent import AbsentMember, absent
 from headrace.volume.data.durable import write_through
 from headrace.volume.layout import ALIGN, Epoch, Superblock
 from headrace.volume.media import epochs
@@ -73,7 +72,8 @@ def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
     copies = [*log.copies]
     failed = [copy for copy in found.copies if copy not in copies]
     for copy in range(layout.LOG_COPIES):
-        if copy in found.copies or isinstance(log.device(copy), AbsentMember):
+        # Nor that of a member whose superblock could not be read: nobody knows what it holds.
+        if copy in found.copies or found.superblock.log_member[copy] not in found.blocks:
             continue
         try:
             _rebuild(log, copy)
@@ -96,9 +96,8 @@ def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
     order = members_in_order(members, log.copies, copies)
     write_superblocks(log.devices, superblock, order)
     left_out = {members[copy] for copy in failed} - set(order)
-    gone = {*absent(log.devices), *order}
-    for index in range(len(log.devices)):
-        if index in gone:
+    for index in sorted(found.blocks):
+        if index in order:
             continue
         try:
             write_superblocks(log.devices, superblock, [index])
@@ -134,7 +133,8 @@ def next_epoch(superblock: Superblock, copies: Sequence[int], given_up: Sequence
         return superblock
     number = 1 + max(epoch.number for epoch in (superblock.epoch, *given_up))
     epoch = Epoch(number, counting, 0, time.time_ns(), secrets.token_bytes(16))
-    others = [one._replace(flags=one.flags | layout.GIVEN_UP) for one in given_up]
+    # Once each, however many members of the other side there are: the history of this one must not be pushed out.
+    others = dict.fromkeys(one._replace(flags=one.flags | layout.GIVEN_UP) for one in given_up)
     known = (epoch, *others, *superblock.epochs)[: layout.MAX_EPOCHS]
     return replace(superblock, epochs=known, incompat=superblock.incompat | layout.EPOCHS)
 

@@ -172,6 +172,11 @@ class Verdict:
     #: It ended, and left nothing under way.
     clean: bool
 
+    @property
+    def number(self) -> int:
+        """Of the session that was judged; 0: there is none."""
+        return 0 if self.last is None else self.last.session
+
 
 def judge(
     block: HeartbeatBlock,
@@ -232,12 +237,15 @@ def taken_meanwhile(where: str, by: Heartbeat | None) -> WriterActive:
     )
 
 
-def claim(block: HeartbeatBlock, mine: Heartbeat, *, where: str, fenced: bool) -> Heartbeat:
+def claim(block: HeartbeatBlock, mine: Heartbeat, *, where: str, fenced: bool, judged: int) -> Heartbeat:
     """Say who holds from now on; the number is above all that were seen. `fenced`: nobody else can write here.
 
-    Else, of several that claim at once the last writer stays, and the others raise WriterActive.
+    Else, who was stopped since it judged session `judged` finds one that has come since, which nobody has judged; and
+    of several that claim at once the last writer stays. The others raise WriterActive.
     """
     held = block.read()
+    if not fenced and held is not None and held.session > judged:
+        raise taken_meanwhile(where, held)
     mine = mine._replace(session=max(mine.session, held.session + 1 if held is not None else 0))
     block.write(mine)
     if fenced:

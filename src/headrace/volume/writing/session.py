@@ -91,7 +91,7 @@ class Session(Holdings):
             nonce=self._fence.hostid.bytes,
             key=self._fence.key if self._fence.ticket(b"", 0) else 0,
         )
-        mine = heartbeat.claim(block, mine, where=where, fenced=self._fence.reserved)
+        mine = heartbeat.claim(block, mine, where=where, fenced=self._fence.reserved, judged=verdict.number)
         self.number = mine.session
         self._log = LogReader(found.superblock, devices, usable)
         # Tables do not change, and the volume reads them after this session, too.
@@ -117,6 +117,10 @@ class Session(Holdings):
         except BaseException:
             with suppress(HeadraceError):
                 self._beat.stop(CLOSED_OUTSTANDING)
+            # Whoever closes the volume must not say instead that all of it has ended.
+            self._closed = True
+            if hasattr(self, "_writer"):
+                volume.end_session(self._writer)
             raise
 
     # ---- opening and closing ----
@@ -129,9 +133,12 @@ class Session(Holdings):
             volume.look_again(self._fence.devices)
             self._beat.halt()
             self._beat_on()
+        # Another one may have come and gone since the last one was judged, where the member that takers meet on was not
+        # the same for both: of that nobody knows that it ended.
+        ended = verdict.clean and max(catalog.session, self.number - 1) <= verdict.number
         # Of a predecessor that the targets confirm to have drained no command can land any more.
         last = verdict.last
-        clean = verdict.clean or (
+        clean = ended or (
             last is not None
             and last.session == catalog.session
             and not last.flags & layout.UNDRAINED
@@ -160,7 +167,7 @@ class Session(Holdings):
             mine.host,
         )
         # No move of a session before this one, finished or not, can have used this generation.
-        writer.skip = 0 if verdict.clean else self.number - catalog.session
+        writer.skip = 0 if ended else self.number - catalog.session
         if not clean or cursor.findings or cursor.header.epoch != self._log.superblock.log_epoch:
             writer.move(say_so=clean)
         record = writer.append(layout.SESSION, entry.encode(), self.number)
