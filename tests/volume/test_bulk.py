@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -150,15 +151,15 @@ def test_a_merge_that_the_log_has_no_room_for_fails_no_commit(volume: Volume, mo
     monkeypatch.setattr(compact, "LEAST_BYTES", 64 * KIB)
     refused = []
     with writing(volume) as session:
-        append = session._writer.append
+        ensure_room = session._writer.ensure_room
 
-        def full(kind: int, payload: bytes, number: int) -> layout.Record:
-            if kind == layout.TABLES_CHANGED:
-                refused.append(payload)
+        def full(blocks: int) -> None:
+            if sys._getframe(1).f_code.co_name == "_replace":
+                refused.append(blocks)
                 raise VolumeFull("the volume's catalog is full")
-            return append(kind, payload, number)
+            ensure_room(blocks)
 
-        monkeypatch.setattr(session._writer, "append", full)
+        monkeypatch.setattr(session._writer, "ensure_room", full)
         for i in range(8):
             with session.transaction() as tx:
                 for name in names(20):

@@ -408,7 +408,8 @@ def test_folders_want_to_be_asked_for(tmp_path: Path, volume: Volume, session: S
 def test_an_interrupted_copy_leaves_nothing(
     tmp_path: Path, volume: Volume, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = folder_of(tmp_path / "source", SIZES)
+    # As many that the copy does not end before somebody looks at it.
+    source = folder_of(tmp_path / "source", SIZES | {f"more/{number}": 65536 for number in range(200)})
     copy_in(session, [source], "kept", ALL)
     before = threading.active_count()
 
