@@ -28,8 +28,9 @@ impl Random {
 
 /// Forward one direction until its life is over: then both directions of the connection are. Or nothing comes through any
 /// more and nobody is told, which each side must find out by itself.
-fn forward(mut from: TcpStream, mut to: TcpStream, mut random: Random, mut life: u64) {
-    let falls_silent = random.below(6) == 0;
+/// `silence`: one of a device's connections may fall silent. The host gives a command up that meets two in a row.
+fn forward(mut from: TcpStream, mut to: TcpStream, mut random: Random, mut life: u64, silence: &AtomicBool) {
+    let may_fall_silent = random.below(6) == 0;
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let most = 1 + match random.below(4) {
@@ -48,7 +49,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, mut random: Random, mut life:
             break;
         }
         life -= count;
-        if life == 0 && falls_silent {
+        if life == 0 && may_fall_silent && silence.swap(false, Ordering::SeqCst) {
             while from.read(&mut buffer).is_ok_and(|count| count > 0) {}
         }
         if life == 0 {
@@ -69,7 +70,8 @@ struct Proxy {
 }
 
 impl Proxy {
-    fn start(target: u16, seed: u64) -> Proxy {
+    fn start(target: u16, seed: u64, silence: &Arc<AtomicBool>) -> Proxy {
+        let silence = silence.clone();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let (stop, faulty, cuts) = (
@@ -101,7 +103,10 @@ impl Proxy {
                     };
                     counted.fetch_add(u64::from(life < u64::MAX), Ordering::SeqCst);
                     let random = Random(random.below(u64::MAX) | 1);
-                    threads.push(std::thread::spawn(move || forward(from, to, random, life)));
+                    let silence = silence.clone();
+                    threads.push(std::thread::spawn(move || {
+                        forward(from, to, random, life, &silence)
+                    }));
                 }
             }
             for thread in threads {
@@ -172,8 +177,9 @@ fn no_request_is_lost_and_no_byte_is_wrong() {
     let (mut losses, mut requests) = (0, 0u64);
     while Instant::now() < until {
         // One path, or two that fail each by itself.
+        let silence = Arc::new(AtomicBool::new(true));
         let proxies: Vec<Proxy> = (0..1 + random.below(2))
-            .map(|_| Proxy::start(target_port, random.below(u64::MAX) | 1))
+            .map(|_| Proxy::start(target_port, random.below(u64::MAX) | 1, &silence))
             .collect();
         let ports: Vec<u16> = proxies.iter().map(|proxy| proxy.port).collect();
         let device = open(&ports, &mut random);
@@ -276,7 +282,7 @@ fn what_was_flushed_with_an_equal_loss_counter_outlives_the_target() {
     std::fs::File::create(&path).unwrap().set_len(size).unwrap();
     let first = serve(&path, 0);
     let port = first.port;
-    let proxy = Proxy::start(port, random.below(u64::MAX) | 1);
+    let proxy = Proxy::start(port, random.below(u64::MAX) | 1, &Arc::new(AtomicBool::new(true)));
     let device = open(&[proxy.port], &mut random);
 
     let done = Arc::new(AtomicBool::new(false));
