@@ -11,6 +11,7 @@
 
 use crate::engine::{self, Plan, Transfer};
 use crate::pages::{PageCache, PageKey};
+use crate::segment::MAX_CHECKSUM_BLOCK_BYTES;
 use crate::stripes::{Part, Stripes};
 use crate::{BlockDevice, Buffer, ChecksumSpec, ErrorKind, IoError, Segment};
 use std::collections::HashMap;
@@ -48,6 +49,13 @@ impl Source {
                         IoError::new(ErrorKind::Usage, "the checksum table has the wrong length")
                             .expected(format!("{blocks} numbers of 4 bytes"))
                             .found(format!("{} bytes", stripes.len())),
+                    );
+                }
+                if stripes.block_bytes() > MAX_CHECKSUM_BLOCK_BYTES {
+                    return Err(
+                        IoError::new(ErrorKind::Usage, "the page of a checksum table is too long")
+                            .expected(format!("at most {MAX_CHECKSUM_BLOCK_BYTES} bytes"))
+                            .found(stripes.block_bytes().to_string()),
                     );
                 }
                 (stripes.len().div_ceil(stripes.block_bytes()), roots.len() as u64)
@@ -126,6 +134,15 @@ pub fn submit_ranges(
     let mut origins = Vec::with_capacity(ranges.len());
     let mut wanted = Vec::with_capacity(ranges.len());
     for (index, range) in ranges.iter().enumerate() {
+        // Before it is cut: a source may have more segments than there is memory for.
+        let room = buffers.get(range.buffer as usize).map_or(0, Buffer::len) as u64;
+        let end = range.buffer_offset.checked_add(range.length);
+        if range.length > 0 && end.is_none_or(|end| end > room) {
+            return Err(IoError::new(ErrorKind::Usage, "the range leaves its buffer")
+                .at(format!("range {index}, buffer {}", range.buffer))
+                .expected(format!("an end of at most {room}"))
+                .found(format!("{} + {}", range.buffer_offset, range.length)));
+        }
         let inside = sources.get(range.source as usize).is_some_and(|source| {
             source.data.cut(range.start, range.length, |part| {
                 segments.push(segment(&part, range, source.birth, block_bytes));

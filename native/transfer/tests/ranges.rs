@@ -256,9 +256,21 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
         let rows = [row(0, 10, 0), row(start, length, at)];
         let error = submit_ranges(reading, &rows, Some(&pages)).err().unwrap();
         assert_eq!(error.kind, ErrorKind::Usage, "{start} {length} {at}");
+        // Said before it is cut, of a range and not of a segment.
+        assert!(error.place.starts_with("range 1"), "{error}");
     }
     assert_eq!(reads_of(&world), before);
     let short = Sums::Here(vec![0; 3]);
     let stripes = Stripes::new(&[(2048, 1)], vec![(0, 0)], 2048, 512, 4096).unwrap();
     assert_eq!(Source::new(1, stripes, short).unwrap_err().kind, ErrorKind::Usage);
+    let page = |bytes| {
+        let data = Stripes::new(&[(512, 1)], vec![(0, 0)], 512, 512, 4096).unwrap();
+        let stripes = Stripes::new(&[(4, 1)], vec![(0, 0)], 4, bytes, 4096).unwrap();
+        let roots = vec![0];
+        Source::new(1, data, Sums::Table { stripes, roots }).is_ok()
+    };
+    assert!(
+        page(16 << 20) && !page(32 << 20),
+        "memory is taken for whole pages"
+    );
 }
