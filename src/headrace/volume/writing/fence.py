@@ -44,6 +44,7 @@ from headrace.errors import (
     SessionLost,
     WriterActive,
 )
+from headrace.volume.media.members import close_all
 from headrace.volume.writing.grant import Message
 
 #: Reservations and registrations survive the loss of the target's power.
@@ -259,14 +260,7 @@ class Fence:
         locks, self._locks = self._locks, []
         for lock in locks:
             lock.release()
-        errors: list[HeadraceError] = []
-        for device in own:
-            try:
-                device.close()
-            except HeadraceError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        close_all(own)
 
     def after_fork(self) -> None:
         """In the child: the lock is the parent's, and must not outlive it here."""
