@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from headrace.device import NativeDevice, open_device, submit_write
-from headrace.errors import DeviceClosed, UsageError
-from headrace.fabric import ListenOptions, MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
+from headrace.errors import ConnectRefused, DeviceClosed, UsageError
+from headrace.fabric import (
+    FileMedia,
+    ListenOptions,
+    MemoryMedia,
+    NamespaceOptions,
+    SubsystemOptions,
+    Target,
+    TargetOptions,
+)
+from headrace.testing.serve import free_port
 from tests.device.test_nvme_tcp import BLOCK, NQN, batch
 
 
@@ -105,3 +118,30 @@ def test_other_devices_have_no_paths_and_one_lane() -> None:
             device.paths()
         with pytest.raises(UsageError, match="NVMe"):
             device.unsettled()
+
+
+def test_another_host_waits_for_a_lost_target_as_io_does(tmp_path: Path) -> None:
+    port = free_port()
+    media = FileMedia(path=str(tmp_path / "image"), size_bytes=8 << 20, create=True)
+    subsystem = SubsystemOptions(nqn=NQN, namespaces=(NamespaceOptions(media=media),))
+    options = TargetOptions(listen=[ListenOptions(port=port)], subsystems=[subsystem])
+    back = threading.Event()
+
+    def comes_back() -> None:
+        time.sleep(0.5)
+        back.set()
+        targets.enter_context(Target(options))
+
+    with ExitStack() as targets, ExitStack() as hosts:
+        with Target(options):
+            patient = hosts.enter_context(open_device(uri([port])))
+            hasty = hosts.enter_context(open_device(uri([port], "&loss_timeout=0.1")))
+        assert isinstance(patient, NativeDevice) and isinstance(hasty, NativeDevice)
+        with pytest.raises(ConnectRefused):
+            hasty.as_host(uuid4())
+        thread = threading.Thread(target=comes_back)
+        thread.start()
+        with patient.as_host(uuid4()) as other:
+            assert back.is_set()
+            other.write(0, b"o" * BLOCK)
+        thread.join()

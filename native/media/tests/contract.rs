@@ -197,50 +197,6 @@ fn zeroed_and_deallocated_ranges() {
     });
 }
 
-/// What a volume frees is free for others: the file has fewer blocks, the process less memory.
-#[test]
-fn deallocated_ranges_are_given_back() {
-    use std::os::unix::fs::MetadataExt;
-    const LENGTH: u64 = 64 << 20;
-    let resident = || {
-        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-        pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
-    };
-    let scratch = Scratch::create(LENGTH);
-    let blocks = || std::fs::metadata(&scratch.0).unwrap().blocks() * 512;
-    let file = scratch.open(Engine::Pread);
-    let memory = MemoryMedia::new(LENGTH, BLOCK).unwrap();
-    let cases: [(&dyn Media, &dyn Fn() -> u64); 2] = [(&*file, &blocks), (&memory, &resident)];
-    for (media, used) in cases {
-        if !media.deallocated_reads_zeros() {
-            println!("not tested: this file system has no holes");
-            continue;
-        }
-        let piece = pattern(1 << 20, 9);
-        for at in (0..LENGTH).step_by(piece.len()) {
-            media.write(at, &piece, false).unwrap();
-        }
-        media.flush().unwrap();
-        let before = used();
-        media
-            .deallocate(u64::from(BLOCK), LENGTH - 2 * u64::from(BLOCK))
-            .unwrap();
-        media.flush().unwrap();
-        let engine = media.engine();
-        assert!(
-            before - used() > LENGTH / 2,
-            "{engine}: {before} bytes, {} after",
-            used()
-        );
-        assert!(
-            read(media, 0, BLOCK as usize) == piece[..BLOCK as usize],
-            "{engine}"
-        );
-        let found = read(media, u64::from(BLOCK), 1 << 20);
-        assert!(found.iter().all(|&byte| byte == 0), "{engine}");
-    }
-}
-
 /// Threads on ranges of their own never see each other.
 #[test]
 fn many_threads_at_once() {

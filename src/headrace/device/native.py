@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -25,11 +26,24 @@ from headrace.device.kernel_reservations import KernelReservations
 from headrace.device.paths import PathInfo, TrafficClass, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
-from headrace.errors import DeviceClosed, DeviceError, ReservationConflict, UsageError
+from headrace.errors import (
+    ConnectRefused,
+    DeviceClosed,
+    DeviceError,
+    DeviceGone,
+    DeviceTimeout,
+    ReservationConflict,
+    UsageError,
+)
 from headrace.settings import HostIdentity, host_identity, inflight_bytes
 
 #: How long `close` lets queued requests end.
 CLOSE_TIMEOUT_S = 5.0
+
+#: How often another host is refused by a target that this device reaches before that is the answer; and the time
+#: between two attempts. The death of a target may be noticed by one connection before the other.
+_REFUSALS = 3
+_RETRY_S = 0.2
 
 
 class NativeDevice:
@@ -184,11 +198,26 @@ class NativeDevice:
 
     def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> NativeDevice:
         """The same device, opened once more as another host: associations of its own, and reservations of its own.
-        `hostnqn`: that of this device, unless given. A `mem:` device cannot be opened twice (UsageError)."""
+        `hostnqn`: that of this device, unless given. A `mem:` device cannot be opened twice (UsageError).
+
+        While this device has lost its target, this waits for it as I/O does, for `loss_timeout`: a job that lives on
+        through a restart of its target must not fail because it joined a session meanwhile."""
         if isinstance(self._address, MemoryAddress):
             raise UsageError("a mem: device cannot be opened twice", where=self.uri)
         identity = HostIdentity(hostnqn=hostnqn or self.hostnqn, hostid=hostid)
-        return NativeDevice(self._address, identity=identity)
+        if not isinstance(self._address, NvmeTcpAddress):
+            return NativeDevice(self._address, identity=identity)
+        deadline = time.monotonic() + self._address.options.loss_timeout_s
+        refused = 0
+        while True:
+            try:
+                return NativeDevice(self._address, identity=identity)
+            except (ConnectRefused, DeviceTimeout, DeviceGone):
+                # A target that is there for this device may still refuse another host, for good.
+                refused += any(path.usable for path in self.paths())
+                if refused == _REFUSALS or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_RETRY_S)
 
     @property
     def hostnqn(self) -> str:
