@@ -16,9 +16,6 @@ use crate::segment::{Direction, Segment};
 
 /// Longest direct request: long enough that the cost of a command disappears, short enough that others are under way.
 pub const DIRECT_BYTES: u64 = 1 << 20;
-/// Longest direct request that is verified: short enough that its data are still in the cache of the core that received
-/// them.
-pub const VERIFIED_BYTES: u64 = 256 << 10;
 /// Longest bounced request, and the size up to which a segment is bounced whole.
 pub const BOUNCE_BYTES: u64 = 128 << 10;
 
@@ -87,7 +84,7 @@ impl Cutter<'_> {
             let position = at.position;
             let direct = (direct_first..direct_last).contains(&position);
             let (limit, longest) = if direct {
-                (direct_last, self.longest())
+                (direct_last, DIRECT_BYTES)
             } else if position < direct_first {
                 (direct_first, BOUNCE_BYTES)
             } else {
@@ -106,15 +103,6 @@ impl Cutter<'_> {
                 at = self.merge(&mut piece, segment, block, unit);
             }
             return Some((piece, at));
-        }
-    }
-
-    /// Of a direct request.
-    fn longest(&self) -> u64 {
-        if self.checksum_block_bytes > 0 {
-            VERIFIED_BYTES
-        } else {
-            DIRECT_BYTES
         }
     }
 
@@ -168,7 +156,7 @@ impl Cutter<'_> {
                 && segment.take == segment.length
                 && segment.buffer_offset == previous.buffer_offset + previous.take
                 && segment.length % block == 0
-                && piece.length + segment.length <= self.longest().max(unit);
+                && piece.length + segment.length <= DIRECT_BYTES.max(unit);
             if !goes_on {
                 break;
             }
@@ -217,12 +205,12 @@ mod tests {
 
     #[test]
     fn a_long_aligned_read_is_direct() {
-        for (checksum_block, longest) in [(0, 1 << 20), (65536, 256 << 10), (1 << 20, 1 << 20)] {
+        for checksum_block in [0, 65536, 1 << 20] {
             let pieces = cut(&[whole(0, 3 << 20, 0)], checksum_block, Direction::Read);
-            assert_eq!(pieces.len() as u64, (3 << 20) / longest);
+            assert_eq!(pieces.len(), 3);
             assert!(pieces
                 .iter()
-                .all(|p| !p.bounced && p.length == longest && p.device_length == p.length));
+                .all(|p| !p.bounced && p.length == 1 << 20 && p.device_length == p.length));
         }
     }
 
@@ -230,12 +218,12 @@ mod tests {
     fn a_long_unaligned_read_bounces_only_its_ends() {
         let segment = Segment {
             skip: 100,
-            take: (512 << 10) - 200,
-            ..whole(0, 512 << 10, 0)
+            take: (2 << 20) - 200,
+            ..whole(0, 2 << 20, 0)
         };
         let pieces = cut(&[segment], 65536, Direction::Read);
         let shape: Vec<_> = pieces.iter().map(|p| (p.start, p.length, p.bounced)).collect();
-        let (end, long) = (512 << 10, 256 << 10);
+        let (end, long) = (2 << 20, 1 << 20);
         assert_eq!(
             shape,
             [
