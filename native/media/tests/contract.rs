@@ -1,4 +1,4 @@
-//! One contract, kept by every media and engine.
+//! One contract, kept by every media and engine; what is given back to the system is in `given_back.rs`.
 
 use headrace_media::{Cache, Engine, FileMedia, Media, MemoryMedia, VolatileCache};
 use std::io::ErrorKind;
