@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from headrace.dataset import IngestOptions, ingest
+from headrace.dataset import IngestOptions, Manifest, ingest
+from headrace.dataset.idx import encode_idx
 from headrace.testing.devices import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume
@@ -61,3 +64,39 @@ def ingest_texts(volume: Volume, folder: Path, name: str = "corpus", count: int 
     path = write_jsonl(folder / f"{name}.jsonl", texts(count, seed))
     with volume.session(run_id="test") as session:
         ingest(path, session, name, IngestOptions(vocab_size=300))
+
+
+def put_stream(
+    volume: Volume,
+    name: str,
+    lengths: Sequence[int],
+    *,
+    dtype: str = "<u2",
+    manifest: bool = True,
+    vocabulary: int = 500,
+) -> np.ndarray:
+    """A dataset of documents of these lengths, their tokens by chance, each ended by token 0; returns the tokens."""
+    chance = np.random.default_rng(len(name) + sum(lengths))
+    tokens = chance.integers(1, vocabulary, sum(lengths)).astype(dtype)
+    ends = np.cumsum(lengths)
+    tokens[ends[np.array(lengths) > 0] - 1] = 0
+    objects = {"bin": tokens.tobytes(), "idx": b"".join(encode_idx(tokens.dtype, np.array(lengths, np.int32)))}
+    if manifest:
+        told = Manifest(
+            documents=len(lengths), tokens=len(tokens), dtype=tokens.dtype.name,
+            tokens_sha256=hashlib.sha256(tokens.tobytes()).hexdigest(), tokenizer_sha256="0", vocabulary=vocabulary,
+            end_of_document="</s>", end_of_document_id=0, corpus={}, headrace="0",
+        )  # fmt: skip
+        objects["json"] = told.encode()
+    with volume.session(run_id="test") as session, session.transaction() as transaction:
+        for end, data in objects.items():
+            if f"{name}.{end}" in volume:
+                transaction.delete(f"{name}.{end}")
+            transaction.put(f"{name}.{end}", data)
+    return tokens
+
+
+def some_lengths(count: int, typical: int, seed: int = 1) -> list[int]:
+    """Lengths as documents have them: many short ones, a few long ones."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(typical), 1.0, count)
+    return np.maximum(1, drawn).astype(int).tolist()

@@ -114,6 +114,54 @@ def test_statistics_of_one_epoch(shuffle: Shuffle, count: int) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [_ours, _numpys])
+@pytest.mark.parametrize("count", [1 << 14, 20_011])
+def test_nothing_is_left_of_where_a_sample_stood(shuffle: Shuffle, count: int) -> None:
+    samples = shuffle(count, 3)
+    places = np.arange(count)
+    # How far a sample moves: |d| / n is below x with probability 1 - (1 - x)^2.
+    moved = np.abs(samples - places)
+    edges = np.linspace(0, 1, 33)
+    observed = np.histogram(moved, edges * count)[0]
+    assert abs(_chi_square(observed, np.diff(1 - (1 - edges) ** 2) * count)) < 5
+    assert abs(moved.mean() / count - 1 / 3) < 5 * math.sqrt(1 / 18 / count)
+    # Serial correlation at every lag up to a batch or two, and around every power of two.
+    lags = {*range(1, 65), *(max(1, (1 << bit) + near) for bit in range(1, 13) for near in (-1, 0, 1))}
+    centred = samples - samples.mean()
+    variance = float((centred**2).sum())
+    correlations = [float((centred[:-lag] * centred[lag:]).sum()) / variance for lag in sorted(lags)]
+    assert max(map(abs, correlations)) < 5.5 / math.sqrt(count)
+    assert abs(np.sum(np.square(correlations)) * count / len(lags) - 1) < 5 * math.sqrt(2 / len(lags))
+    # How long it rises or falls: 2(n - 2) / 3 places turn, with variance (16 n - 29) / 90.
+    rises = np.diff(samples) > 0
+    turns = np.count_nonzero(rises[1:] != rises[:-1])
+    assert abs(turns - 2 * (count - 2) / 3) < 5 * math.sqrt((16 * count - 29) / 90)
+
+
+@pytest.mark.parametrize("shuffle", [_ours, _numpys])
+def test_a_batch_is_a_sample_of_the_whole(shuffle: Shuffle) -> None:
+    """Batches of 64 out of 256 regions of the dataset: as many different regions as balls in boxes would fill."""
+    count, batch, regions = 1 << 14, 64, 256
+    samples = shuffle(count, 1).reshape(-1, batch) * regions // count
+    distinct = np.array([len(np.unique(row)) for row in samples])
+    expected = regions * (1 - (1 - 1 / regions) ** batch)
+    assert abs(distinct.mean() - expected) < 0.75
+    assert distinct.min() > 40
+
+
+@pytest.mark.parametrize("shuffle", [_ours, _numpys])
+def test_neighbours_of_one_epoch_are_not_those_of_the_next(shuffle: Shuffle) -> None:
+    count = 1 << 14
+    neighbours = []
+    for epoch in range(5):
+        samples = shuffle(count, epoch)
+        low, high = np.minimum(samples[:-1], samples[1:]), np.maximum(samples[:-1], samples[1:])
+        neighbours.append(low * count + high)
+    for first, second in itertools.combinations(neighbours, 2):
+        # Two, more or less, whatever n.
+        assert len(np.intersect1d(first, second)) < 15
+
+
+@pytest.mark.parametrize("shuffle", [_ours, _numpys])
 def test_epochs_have_nothing_in_common(shuffle: Shuffle) -> None:
     count = 1 << 15
     epochs = [shuffle(count, epoch) for epoch in range(6)]

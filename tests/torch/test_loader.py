@@ -13,12 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.dataset import FeedOptions, Sampler, TokenStream, WindowFeed
-from headrace.errors import ChecksumMismatch, DatasetError, UsageError
+from headrace.dataset import (
+    FeedOptions,
+    IngestOptions,
+    Mixture,
+    PackOptions,
+    Sampler,
+    TokenStream,
+    WindowFeed,
+    ingest,
+    pack_stream,
+)
+from headrace.errors import ChecksumMismatch, DatasetError, ObjectNotFound, UsageError
 from headrace.testing.devices import MemoryDevice
-from headrace.torch import TokenLoader
+from headrace.torch import DocumentLoader, TokenLoader
 from headrace.volume import Volume
-from tests.dataset.corpora import ingest_texts, native_volume
+from tests.dataset.corpora import ingest_texts, native_volume, put_stream, write_jsonl
+from tests.dataset.corpora import texts as some_texts
 
 LENGTH, BATCH = 32, 8
 
@@ -156,6 +167,87 @@ def test_every_sample_once_an_epoch(volume: Volume) -> None:
     assert len(set(ids)) == len(ids)
 
 
+# ---- documents and mixtures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixed(volume: Volume, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volume]:
+    with native_volume() as volume:
+        # One tokenizer for both, as a mixture wants it.
+        texts = write_jsonl(tmp_path_factory.mktemp("texts") / "a.jsonl", some_texts(40))
+        with volume.session(run_id="test") as session:
+            ingest(texts, session, "web", IngestOptions(vocab_size=300))
+            tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+            tokenizer.write_bytes(volume.read("web.tokenizer.json"))
+            ingest(texts, session, "code", IngestOptions(tokenizer=tokenizer))
+            pack_stream(session, "web", PackOptions(sequence_length=LENGTH))
+        yield volume
+
+
+def test_a_batch_of_documents(mixed: Volume) -> None:
+    """Attention in blocks, as `cu_seqlens` says, sees exactly what a model of each document alone would see."""
+    end = TokenStream.open(mixed, "web").manifest
+    assert end is not None
+    options: dict[str, Any] = {"sequence_length": LENGTH, "global_batch": 6, "rank": 0, "world": 1}
+    with DocumentLoader(mixed, "web", **options, accumulation=2) as each:
+        for batch in islice(each, 20):
+            ids, labels, places, bounds = (batch[k] for k in ("input_ids", "labels", "position_ids", "cu_seqlens"))
+            assert ids.shape == labels.shape == places.shape == (3, LENGTH)
+            assert ids.dtype == labels.dtype == places.dtype == torch.int64 and bounds.dtype == torch.int32
+            assert bounds[0] == 0 and bounds[-1] == 3 * LENGTH
+            lengths = torch.diff(bounds)
+            assert lengths.min() > 0 and lengths.max() == batch["max_seqlen"]
+            # Every row begins a segment, positions count from its begin, labels are the next input within it.
+            assert set(range(0, 3 * LENGTH + 1, LENGTH)) <= set(bounds.tolist())
+            expected = torch.cat([torch.arange(length) for length in lengths.tolist()])
+            assert torch.equal(places.flatten(), expected)
+            learnt = labels.flatten()[:-1] != -100
+            inside = places.flatten()[1:] > 0
+            assert torch.equal(labels.flatten()[:-1][learnt & inside], ids.flatten()[1:][learnt & inside])
+            # What ends a document predicts nothing.
+            assert (labels[ids == end.end_of_document_id] == -100).all()
+            assert learnt.float().mean() > 0.7
+
+
+def test_a_mixture_of_packed_documents_and_windows(mixed: Volume) -> None:
+    def loader(**options: Any) -> DocumentLoader:
+        return DocumentLoader(
+            mixed,
+            Mixture(weights={"web": 0.75, "code": 0.25}, window=8),
+            samples={"web": "packed", "code": "windows"},
+            **{"sequence_length": LENGTH, "global_batch": BATCH, "rank": 0, "world": 1, "seed": 3, **options},
+        )
+
+    with loader() as each:
+        assert each.shares == {"code": 2, "web": 6}
+        seen = []
+        for batch in islice(each, 30):
+            assert sorted(each.last_batch_datasets) == ["code"] * 2 + ["web"] * 6
+            seen.append(batch["input_ids"])
+        assert each.epochs["web"] == pytest.approx(180 / each.sample_counts["web"])
+        state = each.state_dict()
+        following = next(each)["input_ids"]
+    assert all(isinstance(value, (int, str)) for value in state.values())
+    ranks = []
+    for rank in range(4):
+        with loader(rank=rank, world=4, prefetch=2) as each:
+            each.load_state_dict(pickle.loads(pickle.dumps(state)))
+            ranks.append(next(each)["input_ids"])
+    assert torch.equal(torch.cat(ranks), following)
+
+
+def test_documents_that_nobody_can_tell_apart(volume: Volume, mixed: Volume) -> None:
+    options: dict[str, Any] = {"sequence_length": LENGTH, "global_batch": 4, "rank": 0, "world": 1}
+    with pytest.raises(ObjectNotFound, match="headrace dataset pack corpus"):
+        DocumentLoader(volume, "corpus", **options)
+    with pytest.raises(UsageError, match="samples are not told for each"):
+        DocumentLoader(mixed, Mixture(weights={"web": 1, "code": 1}), samples={"web": "packed"}, **options)
+    with native_volume() as other:
+        put_stream(other, "corpus", [40] * 9, manifest=False)
+        with pytest.raises(UsageError, match="where documents end"):
+            DocumentLoader(other, "corpus", samples="windows", **options)
+
+
 # ---- states that do not fit ---------------------------------------------------------------------------------------
 
 
@@ -242,7 +334,7 @@ def test_a_state_that_comes_too_late(volume: Volume, state: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("change", "say"),
     [
-        ({"version": 2}, "not a loader's state"),
+        ({"version": 99}, "not a loader's state"),
         ({"consumed": -1}, "'consumed'"),
         ({"consumed": 1 << 70}, "'consumed'"),
         ({"consumed": "8"}, "'consumed'"),

@@ -4,7 +4,9 @@ corpus.py readers.py   documents out of files, as a stream
 tokenizer.py           text to tokens
 ingest_text.py         a corpus into a volume, in one commit
 idx.py stream.py       the token stream: Megatron's index, windows of tokens
-sampler.py             the order: a permutation that is computed
+packing.py packs.py    documents that share a sample: which, and stored beside the stream
+samples.py segments.py what a sample is; where documents begin in it
+sampler.py mixture.py  the order: a permutation that is computed; several datasets in shares
 state.py feed.py       where a loader stands; batches ahead of time
 
 Names are imported when used: reading tokens needs no tokenizer.
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.dataset.corpus import Corpus as Corpus
     from headrace.dataset.corpus import CorpusOptions as CorpusOptions
     from headrace.dataset.corpus import open_corpus as open_corpus
+    from headrace.dataset.feed import Feed as Feed
     from headrace.dataset.feed import FeedBatch as FeedBatch
     from headrace.dataset.feed import FeedMetrics as FeedMetrics
     from headrace.dataset.feed import FeedOptions as FeedOptions
@@ -28,7 +31,15 @@ if TYPE_CHECKING:
     from headrace.dataset.ingest_text import IngestProgress as IngestProgress
     from headrace.dataset.ingest_text import IngestReport as IngestReport
     from headrace.dataset.ingest_text import ingest as ingest
+    from headrace.dataset.mixture import GlobalOrder as GlobalOrder
+    from headrace.dataset.mixture import Mixture as Mixture
+    from headrace.dataset.packs import Packing as Packing
+    from headrace.dataset.packs import PackManifest as PackManifest
+    from headrace.dataset.packs import PackOptions as PackOptions
+    from headrace.dataset.packs import pack_stream as pack_stream
     from headrace.dataset.sampler import Sampler as Sampler
+    from headrace.dataset.samples import open_samples as open_samples
+    from headrace.dataset.segments import Segments as Segments
     from headrace.dataset.state import LoaderState as LoaderState
     from headrace.dataset.stream import Manifest as Manifest
     from headrace.dataset.stream import TokenStream as TokenStream
@@ -38,21 +49,30 @@ if TYPE_CHECKING:
 _HOMES = {
     "Corpus": "corpus",
     "CorpusOptions": "corpus",
+    "Feed": "feed",
     "FeedBatch": "feed",
     "FeedMetrics": "feed",
     "FeedOptions": "feed",
+    "GlobalOrder": "mixture",
     "Index": "idx",
     "IngestOptions": "ingest_text",
     "IngestProgress": "ingest_text",
     "IngestReport": "ingest_text",
     "LoaderState": "state",
     "Manifest": "stream",
+    "Mixture": "mixture",
+    "PackManifest": "packs",
+    "PackOptions": "packs",
+    "Packing": "packs",
     "Sampler": "sampler",
+    "Segments": "segments",
     "TextTokenizer": "tokenizer",
     "TokenStream": "stream",
     "WindowFeed": "feed",
     "ingest": "ingest_text",
     "open_corpus": "corpus",
+    "open_samples": "samples",
+    "pack_stream": "packs",
 }
 
 __all__ = sorted(_HOMES)

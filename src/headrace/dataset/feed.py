@@ -3,8 +3,9 @@
 Nothing runs here between two calls: no thread, no worker process. A call takes the oldest buffer, and a released buffer
 is handed straight to the engine for the batch that no buffer has yet. Memory is the ring, whatever the data.
 
-    positions     [ consumed ......................................... ) of the global order, global_batch a step
-    handed out --^  | in flight: up to `prefetch` batches, oldest first |  next to submit
+    positions     [ consumed ............................................................ ) of the global order
+    handed out --^  | in flight: up to `prefetch` |  planned: where the samples of |  next to plan
+                    | batches, oldest first       |  as many more batches lie      |
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.sampler import I64, Sampler
+from headrace.dataset.mixture import GlobalOrder
+from headrace.dataset.samples import WINDOWS, Places, Plan, Samples, WindowSamples
+from headrace.dataset.segments import Segments
 from headrace.dataset.state import LoaderState, check_state, current_state
 from headrace.dataset.stream import TokenStream
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
 from headrace.volume import VolumeTransfer
+
+I64 = npt.NDArray[np.int64]
 
 #: Places of the order that are computed in one go: one call of the sampler costs the same for 1 and for 500 of them.
 _ORDER_PLACES = 2048
@@ -36,17 +41,20 @@ class FeedOptions:
 
     #: Tokens a sample, without the one more that is the last target.
     sequence_length: int
-    #: Samples a step over all ranks; a multiple of `world`.
+    #: Samples a step over all ranks; a multiple of `world` times `accumulation`.
     global_batch: int
-    #: Rank and number of ranks that share the data: rank r gets samples [r, r + 1) * global_batch / world of each step.
+    #: Batches in which a rank gets its part of a step.
+    accumulation: int = 1
+    #: Rank and number of ranks that share the data. Batch k of a step is the k-th of its `accumulation` equal parts,
+    #: and rank r has the r-th of the `world` equal parts of that.
     rank: int = 0
     world: int = 1
     #: Of the order: 0 to 2^64 - 1.
     seed: int = 0
     #: Batches that are read ahead, and with one batch each the memory that is held.
     prefetch: int = 4
-    #: Passes over the data; None goes on for ever. Batches run over the end of an epoch; the last, short one is left
-    #: out.
+    #: Passes over the data, over each dataset of a mixture at the least; None goes on for ever. Batches run over the
+    #: end of an epoch; the last, short one is left out.
     epochs: int | None = None
     #: Seconds that a batch may let the step wait. Longer than the devices' own loss_timeout, so that their more exact
     #: error comes first where a target is gone.
@@ -60,6 +68,7 @@ class FeedOptions:
         for name, low, high in (
             ("sequence_length", 1, 1 << 30),
             ("global_batch", 1, 1 << 30),
+            ("accumulation", 1, 1 << 30),
             ("world", 1, 1 << 30),
             ("rank", 0, self.world - 1),
             ("prefetch", 1, 1024),
@@ -69,10 +78,10 @@ class FeedOptions:
                 raise UsageError(f"{name} is no whole number", expected=f"{low} to {high}", found=repr(value))
             if not low <= value <= high:
                 raise UsageError(f"{name} is out of range", expected=f"{low} to {high}", found=str(value))
-        if self.global_batch % self.world:
+        if self.global_batch % (self.world * self.accumulation):
             raise UsageError(
                 "global_batch does not divide among the ranks",
-                expected=f"a multiple of {self.world}",
+                expected=f"a multiple of {self.world} ranks x {self.accumulation} batches a step",
                 found=str(self.global_batch),
             )
         if self.epochs is not None and self.epochs < 1:
@@ -81,9 +90,14 @@ class FeedOptions:
             raise UsageError("stall_timeout_s is out of range", expected="more than 0", found=str(self.stall_timeout_s))
 
     @property
+    def joint_batch(self) -> int:
+        """Samples of one batch of all ranks."""
+        return self.global_batch // self.accumulation
+
+    @property
     def local_batch(self) -> int:
-        """Samples a step of this rank."""
-        return self.global_batch // self.world
+        """Samples of a batch of this rank."""
+        return self.joint_batch // self.world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +106,7 @@ class FeedMetrics:
 
     batches: int
     samples: int
-    #: Bytes of tokens handed out (blocks read for them are a little more).
+    #: Bytes of tokens handed out, without padding (blocks read for them are a little more).
     token_bytes: int
     #: Waited for batches, all together, the last one, the longest one.
     wait_s: float
@@ -111,52 +125,118 @@ class FeedBatch:
     slot: int
     #: dtype[local_batch, sequence_length + 1].
     tokens: npt.NDArray[Any]
-    #: Numbers of the samples in the dataset: int64[local_batch].
+    #: Which of the datasets, in the order of their names, and numbers of the samples in them: int64[local_batch].
+    sources: I64
     samples: I64
-    #: Place of the first sample of the *global* batch in the global order.
+    #: Place of the first sample of the batch of all ranks in the global order.
     position: int
+    #: What lies where in the rows: windows, or pieces of documents.
+    pieces: Places
+    #: Of each row, the token that ends a document, where the row is a window; else -1.
+    ends: I64
+
+    def segments(self) -> Segments:
+        """Where documents begin. Reads the tokens of windows: before the buffer is released."""
+        begins = np.zeros(self.tokens.shape, np.bool_)
+        begins[:, 0] = True
+        windows = np.flatnonzero(self.ends >= 0)
+        if windows.size:
+            begins[windows, 1:] = self.tokens[windows, :-1] == self.ends[windows, None]
+        begins[self.pieces.rows, self.pieces.places] = True
+        padding = np.zeros_like(begins)
+        rows, used = _used(self.pieces)
+        padding[rows] = np.arange(self.tokens.shape[1]) >= used.reshape(-1, 1)
+        begins[:, 1:] |= padding[:, 1:] & ~padding[:, :-1]
+        return Segments(begins=begins, padding=padding)
+
+
+def _used(pieces: Places) -> tuple[I64, I64]:
+    """Rows that have pieces, and how many tokens each of them has."""
+    rows, last = np.unique(pieces.rows[::-1], return_index=True)
+    last = len(pieces.rows) - 1 - last
+    return rows, pieces.places[last] + pieces.lengths[last]
 
 
 @dataclass
 class _Flight:
-    slot: int
+    """A batch: first it is found out where its samples lie, then they are read."""
+
     position: int
+    sources: I64
     samples: I64
-    transfer: VolumeTransfer
+    #: Source, its rows of the batch, where they lie.
+    plans: list[tuple[int, I64, Plan]]
+    slot: int = -1
+    pieces: list[Places] = field(default_factory=list)
+    transfers: list[VolumeTransfer] = field(default_factory=list)
+    token_count: int = 0
     #: It ended with an error, which was raised: read again when it is asked for again.
     failed: bool = False
 
+    def planned(self) -> bool:
+        return not self.failed and all(plan.transfer is None or plan.transfer.done() for _, _, plan in self.plans)
 
-class WindowFeed:
-    """Batches of windows of `stream`, in order, for one rank. Not for several threads at once.
+    def done(self) -> bool:
+        return all(transfer.done() for transfer in self.transfers)
 
-    `buffers`: where batches are read to, `dtype[local_batch, sequence_length + 1]` each (pinned, say); made here where
-    none are given. There are `options.prefetch` unless more are given.
+
+class Feed:
+    """Batches of samples, in order, for one rank. Not for several threads at once.
+
+    `sources`: the samples of each dataset, by name, all of one length and dtype. `shares`: samples of each in a window
+    of the mixture, in the same order. `buffers`: where batches are read to, `dtype[local_batch, sequence_length + 1]`
+    each (pinned, say); made here where none are given. There are `options.prefetch` unless more are given. `pad_id`:
+    the token of places that no document fills; None takes the end of a document where it is known, else 0.
     """
 
     def __init__(
-        self, stream: TokenStream, options: FeedOptions, buffers: Sequence[npt.NDArray[Any]] | None = None
+        self,
+        sources: Mapping[str, Samples],
+        options: FeedOptions,
+        *,
+        shares: Sequence[int] = (1,),
+        buffers: Sequence[npt.NDArray[Any]] | None = None,
+        pad_id: int | None = None,
     ) -> None:
-        self.stream = stream
+        # By name: the order of samples does not depend on the order in which datasets are told.
+        names = sorted(sources)
+        by_name = dict(zip(sources, shares, strict=True))
+        self.sources = {name: sources[name] for name in names}
+        self._samples = list(self.sources.values())
+        _check_alike(self.sources, options)
         self.options = options
-        self.sampler = Sampler(stream.sample_count(options.sequence_length), options.seed)
-        shape = (options.local_batch, options.sequence_length + 1)
+        self.dtype: np.dtype[Any] = self._samples[0].stream.dtype
+        self.order = GlobalOrder(
+            {name: samples.sample_count for name, samples in self.sources.items()},
+            [by_name[name] for name in names],
+            options.seed,
+        )
+        self.where = ", ".join(names)
+        #: Of each source: the token that ends a document, where rows are windows that have one.
+        self._ends = np.array([_end_of(samples) if samples.kind == WINDOWS else -1 for samples in self._samples])
+        self.pad_id = max(0, *map(_end_of, self._samples)) if pad_id is None else pad_id
+        if not 0 <= self.pad_id <= np.iinfo(self.dtype).max:
+            expected = f"0 to {np.iinfo(self.dtype).max}"
+            raise UsageError("pad_id is out of range", expected=expected, found=str(self.pad_id))
         if buffers is None:
-            buffers = [np.empty(shape, stream.dtype) for _ in range(options.prefetch)]
+            shape = (options.local_batch, options.sequence_length + 1)
+            buffers = [np.empty(shape, self.dtype) for _ in range(options.prefetch)]
         self._buffers = list(buffers)
         self._free = deque(range(len(self._buffers)))
+        #: Being read, and behind them those of which it is being found out where they lie.
         self._flights: deque[_Flight] = deque()
+        self._planned: deque[_Flight] = deque()
         #: Slots that the caller has.
         self._lent: set[int] = set()
         self._consumed = 0
-        #: Position of the batch that is submitted next.
+        #: Position of the batch that is planned next.
         self._ahead = 0
         self._begun = False
         self._closed = False
         self._process = os.getpid()
         self._order_start = 0
-        self._order: I64 = np.zeros((0, options.local_batch), np.int64)
-        self._batches = 0
+        self._order: tuple[I64, I64] | None = None
+        self._batches = self._tokens = 0
         self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
 
     @property
@@ -167,14 +247,18 @@ class WindowFeed:
     @property
     def end(self) -> int | None:
         """Position behind the last whole batch; None where there is no end."""
-        if self.options.epochs is None:
-            return None
-        return self.sampler.sample_count * self.options.epochs
+        return None if self.options.epochs is None else self.order.end(self.options.epochs)
 
     @property
     def ring_bytes(self) -> int:
         """Memory of all buffers."""
         return sum(buffer.nbytes for buffer in self._buffers)
+
+    @property
+    def tells_documents(self) -> bool:
+        """It is known where documents begin, in every row."""
+        known = zip(self._samples, self._ends.tolist(), strict=True)
+        return all(samples.kind != WINDOWS or end >= 0 for samples, end in known)
 
     def begin(self) -> None:
         """Start to read ahead. From here on no state can be loaded."""
@@ -190,34 +274,34 @@ class WindowFeed:
         """
         self.begin()
         if not self._flights:
-            if self._free:
+            if not self._planned:
                 return None
-            raise UsageError("every buffer is lent", next_step="release one before the next batch")
-        flight = self._flights[0]
+            if not self._free:
+                raise UsageError("every buffer is lent", next_step="release one before the next batch")
         started = time.monotonic()
-        if flight.failed:
-            flight.transfer = self._submit(flight.slot, flight.samples)
-            flight.failed = False
         try:
-            flight.transfer.wait(self.options.stall_timeout_s)
-        except HeadraceError as error:
-            if isinstance(error, DeviceTimeout) and not flight.transfer.done():
-                raise self._stalled() from error
-            flight.failed = True
-            raise
+            self._arrive(started + self.options.stall_timeout_s)
         finally:
             self._last_wait_s = time.monotonic() - started
             self._wait_s += self._last_wait_s
             self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
-        self._flights.popleft()
+        flight = self._flights.popleft()
         self._lent.add(flight.slot)
-        self._consumed += self.options.global_batch
+        self._consumed += self.options.joint_batch
         self._batches += 1
+        self._tokens += flight.token_count
+        tokens, pieces = self._buffers[flight.slot], _joined(flight.pieces)
+        if flight.token_count < tokens.size:
+            for row, used in zip(*_used(pieces), strict=True):
+                tokens[row, used:] = self.pad_id
         return FeedBatch(
             slot=flight.slot,
-            tokens=self._buffers[flight.slot],
+            tokens=tokens,
+            sources=flight.sources,
             samples=flight.samples,
             position=flight.position,
+            pieces=pieces,
+            ends=self._ends[flight.sources],
         )
 
     def release(self, batch: FeedBatch) -> None:
@@ -243,24 +327,32 @@ class WindowFeed:
         if self._begun:
             raise DatasetError(
                 "the loader's state comes too late",
-                where=self.stream.name,
+                where=self.where,
                 found="batches were read already",
                 next_step="load it before the first batch, into a new loader",
             )
         allow = self.options.allow_global_batch_change
         check_state(saved, self._state_at(saved.consumed), allow_global_batch_change=allow)
+        within = saved.consumed % saved.global_batch
+        if saved.global_batch == self.options.global_batch and within % self.options.joint_batch:
+            raise DatasetError(
+                "the loader's state was saved within a step, where no batch of this loader begins",
+                where=self.where,
+                expected=f"a multiple of {self.options.joint_batch} samples of the step",
+                found=f"{within} of {saved.global_batch}",
+                next_step="resume with the accumulation that it was saved with, or more",
+            )
         self._consumed = self._ahead = saved.consumed
 
     def metrics(self) -> FeedMetrics:
-        batch = self.options.local_batch
         return FeedMetrics(
             batches=self._batches,
-            samples=self._batches * batch,
-            token_bytes=self._batches * batch * (self.options.sequence_length + 1) * self.stream.dtype.itemsize,
+            samples=self._batches * self.options.local_batch,
+            token_bytes=self._tokens * self.dtype.itemsize,
             wait_s=self._wait_s,
             last_wait_s=self._last_wait_s,
             longest_wait_s=self._longest_wait_s,
-            ready=sum(flight.transfer.done() for flight in self._flights),
+            ready=sum(flight.done() for flight in self._flights),
             in_flight=len(self._flights),
             ring_bytes=self.ring_bytes,
         )
@@ -269,64 +361,178 @@ class WindowFeed:
         """Forget what is in flight: the engine lets go of each buffer when its read ends. Safe to call again."""
         self._closed = True
         self._flights.clear()
+        self._planned.clear()
         self._free.clear()
 
     def _usable(self) -> None:
         if self._closed:
-            raise UsageError("the loader is closed", where=self.stream.name)
+            raise UsageError("the loader is closed", where=self.where)
         if os.getpid() != self._process:
             # Connections and the engine's threads do not survive a fork; a read would wait for ever.
             raise UsageError(
                 "the loader was made in another process",
-                where=self.stream.name,
+                where=self.where,
                 next_step="open volume and loader in the process that uses them",
             )
 
     def _state_at(self, consumed: int) -> LoaderState:
-        return current_state(
-            self.stream,
-            self.sampler,
-            sequence_length=self.options.sequence_length,
-            global_batch=self.options.global_batch,
-            consumed=consumed,
-        )
+        return current_state(self.sources, self.order, global_batch=self.options.global_batch, consumed=consumed)
 
     def _fill(self) -> None:
-        end = self.end
-        while self._free and (end is None or self._ahead + self.options.global_batch <= end):
-            samples = self._samples_at(self._ahead)
-            slot = self._free[0]
-            transfer = self._submit(slot, samples)
+        end, batch = self.end, self.options.joint_batch
+        while len(self._planned) < self.options.prefetch and (end is None or self._ahead + batch <= end):
+            sources, samples = self._samples_at(self._ahead)
+            plans = self._plans(sources, samples)
+            self._planned.append(_Flight(position=self._ahead, sources=sources, samples=samples, plans=plans))
+            self._ahead += batch
+            self._read_planned()
+        self._read_planned()
+
+    def _read_planned(self) -> None:
+        """Buffers that are free go to the batches of which it is known where they lie, in order."""
+        while self._free and self._planned and self._planned[0].planned():
+            flight = self._planned[0]
+            try:
+                self._find(flight)
+            except HeadraceError:
+                # Raised when it is this batch's turn, which may come later: then it is asked again.
+                flight.failed = True
+                return
+            flight.slot = self._free[0]
+            self._submit(flight)
             self._free.popleft()
-            self._flights.append(_Flight(slot, self._ahead, samples, transfer))
-            self._ahead += self.options.global_batch
+            self._flights.append(self._planned.popleft())
 
-    def _submit(self, slot: int, samples: I64) -> VolumeTransfer:
-        length = self.options.sequence_length
-        starts = samples.astype(np.uint64) * np.uint64(length)
-        return self.stream.submit_windows(starts, length + 1, self._buffers[slot], verify=self.options.verify)
+    def _arrive(self, end_s: float) -> None:
+        """Wait until the first batch has its tokens."""
+        if not self._flights:
+            flight = self._planned[0]
+            if flight.failed:
+                flight.plans = self._plans(flight.sources, flight.samples)
+                flight.failed = False
+            try:
+                self._wait([plan.transfer for _, _, plan in flight.plans if plan.transfer is not None], end_s)
+                self._find(flight)
+            except HeadraceError as error:
+                flight.failed = not isinstance(error, DeviceTimeout) or flight.planned()
+                raise
+            self._read_planned()
+        flight = self._flights[0]
+        if flight.failed:
+            self._submit(flight)
+            flight.failed = False
+        try:
+            self._wait(flight.transfers, end_s)
+        except HeadraceError as error:
+            flight.failed = not isinstance(error, DeviceTimeout) or flight.done()
+            raise
 
-    def _samples_at(self, position: int) -> I64:
-        """This rank's samples of the global batch at `position`: int64[local_batch]."""
-        batch, local = self.options.global_batch, self.options.local_batch
+    def _wait(self, transfers: Sequence[VolumeTransfer], end_s: float) -> None:
+        """For all of them, also where one fails: the buffer is free again only when they have ended."""
+        failed: HeadraceError | None = None
+        for transfer in transfers:
+            try:
+                transfer.wait(max(0.0, end_s - time.monotonic()))
+            except HeadraceError as error:
+                if isinstance(error, DeviceTimeout) and not transfer.done():
+                    raise self._stalled() from error
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _plans(self, sources: I64, samples: I64) -> list[tuple[int, I64, Plan]]:
+        plans = []
+        for source in np.unique(sources).tolist():
+            rows = np.flatnonzero(sources == source)
+            plans.append((source, rows, self._samples[source].plan(samples[rows])))
+        return plans
+
+    def _find(self, flight: _Flight) -> None:
+        """Take what the plans say: places in the batch, of all its sources in their order."""
+        flight.pieces = [
+            Places(places.starts, places.lengths, rows[places.rows], places.places)
+            for places, rows in ((plan.places(), rows) for _, rows, plan in flight.plans)
+        ]
+
+    def _submit(self, flight: _Flight) -> None:
+        width = self.options.sequence_length + 1
+        flight.transfers, flight.token_count = [], 0
+        for (source, _, _), found in zip(flight.plans, flight.pieces, strict=True):
+            places = found.rows * width + found.places
+            flight.transfers.append(
+                self._samples[source].stream.submit_pieces(
+                    found.starts, found.lengths, self._buffers[flight.slot], places, verify=self.options.verify
+                )
+            )
+            flight.token_count += int(found.lengths.sum())
+
+    def _samples_at(self, position: int) -> tuple[I64, I64]:
+        """Sources and samples of this rank in the batch at `position`: int64[local_batch] each."""
+        batch, local = self.options.joint_batch, self.options.local_batch
         row, odd = divmod(position - self._order_start, batch)
-        if odd or not 0 <= row < len(self._order):
+        if self._order is None or odd or not 0 <= row < len(self._order[0]):
             # Within an epoch, more or less: each one is a permutation of its own.
-            rows = max(1, min(_ORDER_PLACES // local, self.sampler.sample_count // batch))
+            epoch = sum(samples.sample_count for samples in self._samples)
             first = position + self.options.rank * local
-            places = first + np.arange(rows, dtype=np.int64)[:, None] * batch + np.arange(local, dtype=np.int64)
-            self._order = self.sampler.at(places)
+            rows = np.arange(max(1, min(_ORDER_PLACES // local, epoch // batch)), dtype=np.int64)
+            self._order = self.order.at(first + rows[:, None] * batch + np.arange(local, dtype=np.int64))
             self._order_start = position
             row = 0
-        samples: I64 = self._order[row]
-        return samples
+        sources, samples = self._order
+        return sources[row], samples[row]
 
     def _stalled(self) -> DeviceTimeout:
-        ready = sum(flight.transfer.done() for flight in self._flights)
+        ready = sum(flight.done() for flight in self._flights)
+        names = ", ".join(samples.stream.bin_info.name for samples in self._samples)
+        uris = dict.fromkeys(uri for samples in self._samples for uri in samples.stream.volume.uris)
         return DeviceTimeout(
             "a batch did not come in time",
-            where=f"{self.stream.bin_info.name} on {', '.join(self.stream.volume.uris)}",
+            where=f"{names} on {', '.join(uris)}",
             expected=f"within {self.options.stall_timeout_s:g} s",
             found=f"{len(self._flights)} batches in flight, {ready} of them ready",
             next_step="look at the target and the path to it; the next call waits for the same batch again",
         )
+
+
+class WindowFeed(Feed):
+    """Of contiguous windows of one stream."""
+
+    def __init__(
+        self, stream: TokenStream, options: FeedOptions, buffers: Sequence[npt.NDArray[Any]] | None = None
+    ) -> None:
+        super().__init__({stream.name: WindowSamples(stream, options.sequence_length)}, options, buffers=buffers)
+
+
+def _end_of(samples: Samples) -> int:
+    """The token that ends a document; -1 where it is not known."""
+    manifest = samples.stream.manifest
+    return manifest.end_of_document_id if manifest is not None else -1
+
+
+def _check_alike(sources: Mapping[str, Samples], options: FeedOptions) -> None:
+    """Samples of several datasets must mean the same: one length, one type, one vocabulary."""
+    for what, told in (
+        ("sequence_length", {name: str(each.sequence_length) for name, each in sources.items()}),
+        ("dtype", {name: each.stream.dtype.name for name, each in sources.items()}),
+        (
+            "tokenizer",
+            {n: each.stream.manifest.tokenizer_sha256 for n, each in sources.items() if each.stream.manifest},
+        ),
+    ):
+        if len(set(told.values())) > 1:
+            raise DatasetError(
+                f"the datasets of the mixture have not the same {what}",
+                found=", ".join(f"{name} {value}" for name, value in told.items()),
+            )
+    length = next(iter(sources.values())).sequence_length
+    if length != options.sequence_length:
+        raise UsageError("samples of another length", expected=str(options.sequence_length), found=str(length))
+
+
+def _joined(found: Sequence[Places]) -> Places:
+    if len(found) == 1:
+        return found[0]
+    starts, lengths, rows, places = (
+        np.concatenate(column) for column in zip(*((p.starts, p.lengths, p.rows, p.places) for p in found), strict=True)
+    )
+    return Places(starts, lengths, rows, places)

@@ -1,29 +1,50 @@
 """Where a loader stands: a few numbers, and enough to refuse every resume that would not be exact.
 
-The order of samples is a function of the seed and of how many samples there are, so the state is a counter. What else
-is in it are checks: which data, which order, which window length, and a hash of the samples that come next. A state
-that does not fit is an error that says what differs, never a silent restart from another place.
+The order of samples is a function of the seed, of how many samples there are and of their shares, so the state is a
+counter. What else is in it are checks: which data, which order, which samples, and a hash of those that come next. A
+state that does not fit is an error that says what differs, never a silent restart from another place.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from headrace.dataset.sampler import ORDER, Sampler
-from headrace.dataset.stream import TokenStream
+from headrace.dataset.mixture import GlobalOrder
+from headrace.dataset.samples import Samples
 from headrace.errors import DatasetError
 
 #: Layout of the dictionary.
-STATE_VERSION = 1
+STATE_VERSION = 2
 #: Samples in the hash of what comes next.
 NEXT_SAMPLES = 64
+#: Between the name of a dataset of a mixture and that of a fact about it, in the dictionary.
+_OF = ": "
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceState:
+    """Which data, of one dataset."""
+
+    #: Samples of it in each window of the mixture.
+    share: int
+    #: "windows", "packed" or "padded".
+    samples: str
+    token_count: int
+    dtype: str
+    #: SHA-256 of the tokens where their manifest gives it, else "".
+    tokens_sha256: str
+    #: Volume, name and allocation of the tokens. Decides where there is no hash: then a copy is not known to be one.
+    object: str
+    #: SHA-256 of the packing; "" for windows.
+    packing: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderState:
-    """`consumed` and what it is true for. The number of ranks is not part of it: any number may go on from here."""
+    """`consumed` and what it is true for. The numbers of ranks, of micro-batches a step and of batches read ahead are
+    no part of it: any may go on from here."""
 
     seed: int
     #: Samples handed out to all ranks together, over all epochs.
@@ -31,20 +52,24 @@ class LoaderState:
     #: Samples a step. It does not change the order, but it changes the training, so it may not change by accident.
     global_batch: int
     sequence_length: int
-    token_count: int
-    dtype: str
-    #: SHA-256 of the tokens where their manifest gives it, else "".
-    tokens_sha256: str
-    #: Volume, name and allocation of the tokens. Decides where there is no hash: then a copy is not known to be one.
-    object: str
+    #: Samples in which the shares of a mixture hold; 1 for a single dataset.
+    window: int
     #: Name of the order.
     order: str
-    #: Hash of the numbers of the next `NEXT_SAMPLES` samples.
+    #: Hash of the sources and numbers of the next `NEXT_SAMPLES` samples.
     next_samples: str
+    #: By name; a single one has the name "".
+    sources: Mapping[str, SourceState]
 
     def to_dict(self) -> dict[str, int | str]:
         """Plain numbers and strings, for any checkpoint."""
-        return {"version": STATE_VERSION, **asdict(self)}
+        return {"version": STATE_VERSION, **self._facts()}
+
+    def _facts(self) -> dict[str, int | str]:
+        facts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
+        for source, state in self.sources.items():
+            facts |= {_key(source, name): value for name, value in asdict(state).items()}
+        return facts
 
     @staticmethod
     def from_dict(state: dict[str, Any]) -> LoaderState:
@@ -52,52 +77,80 @@ class LoaderState:
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             found = repr(state.get("version")) if isinstance(state, dict) else type(state).__name__
             raise DatasetError("not a loader's state", expected=f"version {STATE_VERSION}", found=found)
-        values: dict[str, Any] = {}
-        for name, kind in LoaderState.__annotations__.items():
-            value = state.get(name)
-            # Checkpointers may give an int back as a tensor or array of no dimension.
-            if kind == "int" and not isinstance(value, (int, str, type(None))) and hasattr(value, "item"):
-                value = value.item()
-            if not isinstance(value, int if kind == "int" else str) or isinstance(value, bool):
-                raise DatasetError(f"the loader's state has no valid {name!r}", found=repr(value)[:80])
-            values[name] = value
-        if not 0 <= values["consumed"] < 1 << 63:
+        names = [key.removesuffix("token_count") for key in state if isinstance(key, str)]
+        sources = [name.removesuffix(_OF) for name in names if name == "" or name.endswith(_OF)]
+        values = {name: _value(state, name, kind) for name, kind in _KINDS.items()}
+        if not 0 <= values["consumed"] < 1 << 62:
             raise DatasetError("the loader's state has no valid 'consumed'", found=str(values["consumed"]))
-        return LoaderState(**values)
+        return LoaderState(
+            **values,
+            sources={
+                source: SourceState(
+                    **{name: _value(state, _key(source, name), kind) for name, kind in _SOURCE_KINDS.items()}
+                )
+                for source in sources or [""]
+            },
+        )
+
+
+_KINDS = {name: kind for name, kind in LoaderState.__annotations__.items() if name != "sources"}
+_SOURCE_KINDS = dict(SourceState.__annotations__)
+
+
+def _key(source: str, name: str) -> str:
+    return f"{source}{_OF}{name}" if source else name
+
+
+def _value(state: dict[str, Any], name: str, kind: str) -> Any:
+    value = state.get(name)
+    # Checkpointers may give an int back as a tensor or array of no dimension.
+    if kind == "int" and not isinstance(value, (int, str, type(None))) and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, int if kind == "int" else str) or isinstance(value, bool):
+        raise DatasetError(f"the loader's state has no valid {name!r}", found=repr(value)[:80])
+    return value
 
 
 def current_state(
-    stream: TokenStream, sampler: Sampler, *, sequence_length: int, global_batch: int, consumed: int
+    sources: Mapping[str, Samples], order: GlobalOrder, *, global_batch: int, consumed: int
 ) -> LoaderState:
-    """The state of a loader with these settings after `consumed` samples."""
-    samples = sampler.positions(consumed, NEXT_SAMPLES)
-    manifest = stream.manifest
+    """The state of a loader of these samples after `consumed` of them."""
     return LoaderState(
-        seed=sampler.seed,
+        seed=order.seed,
         consumed=consumed,
         global_batch=global_batch,
-        sequence_length=sequence_length,
-        token_count=stream.token_count,
-        dtype=stream.dtype.name,
-        tokens_sha256=manifest.tokens_sha256 if manifest else "",
-        object=object_identity(stream),
-        order=ORDER,
-        next_samples=hashlib.blake2b(samples.astype("<i8").tobytes(), digest_size=16).hexdigest(),
+        sequence_length=next(iter(sources.values())).sequence_length,
+        window=order.window,
+        order=order.name,
+        next_samples=order.digest(consumed, NEXT_SAMPLES),
+        sources={
+            name if len(sources) > 1 else "": SourceState(
+                share=share,
+                samples=samples.kind,
+                token_count=samples.stream.token_count,
+                dtype=samples.stream.dtype.name,
+                tokens_sha256=samples.stream.manifest.tokens_sha256 if samples.stream.manifest else "",
+                object=samples.stream.identity,
+                packing=samples.packing,
+            )
+            for (name, samples), share in zip(sources.items(), order.shares, strict=True)
+        },
     )
-
-
-def object_identity(stream: TokenStream) -> str:
-    """What only this very object has: the volume and, in it, the allocation."""
-    return f"{stream.volume.id}/{stream.bin_info.name}#{stream.bin_info.sequence}"
 
 
 def check_state(saved: LoaderState, ours: LoaderState, *, allow_global_batch_change: bool = False) -> None:
     """`ours` is the loader's own state at `saved.consumed`. `DatasetError` names every difference."""
-    ignored = {"object"} if saved.tokens_sha256 and ours.tokens_sha256 else {"tokens_sha256"}
-    if allow_global_batch_change:
-        ignored.add("global_batch")
-    names = [name for name in LoaderState.__annotations__ if name not in ignored]
-    different = [name for name in names if getattr(saved, name) != getattr(ours, name)]
+    theirs, mine = saved._facts(), ours._facts()
+    ignored = {"global_batch"} if allow_global_batch_change else set()
+    for source in {*saved.sources, *ours.sources}:
+        sha = _key(source, "tokens_sha256")
+        ignored.add(_key(source, "object") if theirs.get(sha) and mine.get(sha) else sha)
+    keys = [key for key in {**theirs, **mine} if key not in ignored]
+    different = [key for key in keys if theirs.get(key) != mine.get(key)]
+    if set(saved.sources) != set(ours.sources):
+        different = [key for key in different if key in _KINDS]
+        theirs["datasets"], mine["datasets"] = _names(saved), _names(ours)
+        different.append("datasets")
     if not different:
         return
     if len(different) > 1 and "next_samples" in different:
@@ -108,7 +161,11 @@ def check_state(saved: LoaderState, ours: LoaderState, *, allow_global_batch_cha
         advice = "allow_global_batch_change=True goes on at the same sample with the new batch"
     raise DatasetError(
         "the loader's state does not fit: " + ", ".join(different),
-        expected=", ".join(f"{name} {getattr(saved, name)}" for name in different),
-        found=", ".join(f"{name} {getattr(ours, name)}" for name in different),
+        expected=", ".join(f"{name} {theirs[name]}" for name in different),
+        found=", ".join(f"{name} {mine[name]}" for name in different),
         next_step=advice,
     )
+
+
+def _names(state: LoaderState) -> str:
+    return " ".join(name or "one alone" for name in state.sources)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.idx import HEADER_BYTES, Index, parse_idx, parse_idx_header
+from headrace.dataset.idx import HEADER_BYTES, Index, IndexHeader, parse_idx, parse_idx_header
 from headrace.errors import DatasetError, UsageError
 from headrace.units import MIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
@@ -22,6 +22,10 @@ from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 MANIFEST_VERSION = 1
 #: `NAME.json` has a few hundred bytes.
 MAX_MANIFEST_BYTES = 1 * MIB
+#: Entries of the index that are read at once where it is read in parts.
+_INDEX_ENTRIES = 1 << 18
+
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +90,17 @@ class TokenStream:
         *,
         bin_info: ObjectInfo,
         idx_info: ObjectInfo,
-        dtype: np.dtype[Any],
-        document_count: int,
+        header: IndexHeader,
         manifest: Manifest | None,
     ) -> None:
         self.volume = volume
         self.name = name
         self.bin_info = bin_info
         self.idx_info = idx_info
-        self.dtype = dtype
-        self.token_count = bin_info.length_bytes // dtype.itemsize
-        self.document_count = document_count
+        self.header = header
+        self.dtype = header.dtype
+        self.token_count = bin_info.length_bytes // header.dtype.itemsize
+        self.document_count = header.document_count
         self.manifest = manifest
 
     @classmethod
@@ -121,8 +125,7 @@ class TokenStream:
             name,
             bin_info=bin_info,
             idx_info=idx_info,
-            dtype=header.dtype,
-            document_count=header.document_count,
+            header=header,
             manifest=_manifest(volume, f"{name}.json"),
         )
         manifest = stream.manifest
@@ -142,6 +145,57 @@ class TokenStream:
         """The whole index, checked against itself and the tokens' length: 20 bytes of memory a document."""
         data = self.volume.read(self.idx_info.name)
         return parse_idx(data, self.idx_info.name, self.bin_info.length_bytes)
+
+    @property
+    def identity(self) -> str:
+        """What only these very tokens have: the volume and, in it, the allocation."""
+        return f"{self.volume.id}/{self.bin_info.name}#{self.bin_info.sequence}"
+
+    def document_starts(self, first: int, count: int) -> I64:
+        """Where documents `[first, first + count)` begin, and where the last of them ends: int64[count + 1], tokens.
+
+        Reads those entries of the index, and memory is bounded by `count`. `UsageError`: there are not so many
+        documents. `DatasetError`: the index is none.
+        """
+        if not 0 <= first <= first + count <= self.document_count:
+            raise UsageError(
+                "no such documents",
+                where=self.name,
+                expected=f"within {self.document_count}",
+                found=f"{first} to {first + count}",
+            )
+        header, itemsize = self.header, self.dtype.itemsize
+        sequences = self._entries(HEADER_BYTES + 12 * header.sequence_count, first, count + 1)
+        if int(sequences[0]) < 0 or int(sequences[-1]) > header.sequence_count or np.any(np.diff(sequences) < 0):
+            raise self._index_is_wrong(first, "a document index that rises")
+        # One sequence a document is one range; else those entries that are wanted out of the range.
+        low, high = int(sequences[0]), min(int(sequences[-1]) + 1, header.sequence_count)
+        starts = np.full(count + 1, self.token_count * itemsize, np.int64)
+        for begin in range(low, high, _INDEX_ENTRIES):
+            pointers = self._entries(HEADER_BYTES + 4 * header.sequence_count, begin, min(_INDEX_ENTRIES, high - begin))
+            here = slice(*np.searchsorted(sequences, [begin, begin + len(pointers)]).tolist())
+            starts[here] = pointers[sequences[here] - begin]
+        if np.any(starts % itemsize) or np.any(np.diff(starts) < 0) or int(starts[0]) < 0:
+            raise self._index_is_wrong(first, "pointers that rise by whole tokens")
+        starts //= itemsize
+        if int(starts[-1]) > self.token_count:
+            raise self._index_is_wrong(first, f"at most {self.token_count} tokens")
+        return starts
+
+    def _entries(self, base: int, first: int, count: int) -> I64:
+        """Entries of a column of the index, eight bytes each."""
+        buffer = np.empty(count, "<i8")
+        if count:
+            self.volume.submit_read(self.idx_info, [base + 8 * first], [buffer.nbytes], [buffer], [0]).wait()
+        return buffer
+
+    def _index_is_wrong(self, first: int, expected: str) -> DatasetError:
+        return DatasetError(
+            "the token index is damaged, or none",
+            where=f"{self.idx_info.name}, documents from {first}",
+            expected=expected,
+            found="others",
+        )
 
     def tokenizer_json(self) -> bytes:
         """`NAME.tokenizer.json`. `ObjectNotFound` where the pair came without one."""
@@ -186,15 +240,22 @@ class TokenStream:
                 expected=f"at most {self.token_count} tokens",
                 found=f"{length_tokens} tokens from {int(starts.max())}",
             )
-        itemsize = np.uint64(self.dtype.itemsize)
-        row_bytes = length_tokens * self.dtype.itemsize
+        places = np.arange(len(starts), dtype=np.int64) * length_tokens
+        return self.submit_pieces(
+            starts.astype(np.int64), np.full(len(starts), length_tokens, np.int64), buffer, places, verify=verify
+        )
+
+    def submit_pieces(
+        self, starts: I64, lengths: I64, buffer: npt.NDArray[Any], places: I64, *, verify: bool = True
+    ) -> VolumeTransfer:
+        """Start to read tokens `[start, start + length)` of each piece to `buffer.flat[place:]`.
+
+        All int64[n], tokens. `buffer`: of `dtype`, C-contiguous, the transfer's until it is done. `UsageError`: a piece
+        leaves the stream or the buffer.
+        """
+        itemsize = self.dtype.itemsize
         return self.volume.submit_read(
-            self.bin_info,
-            starts.astype(np.uint64) * itemsize,
-            np.full(len(starts), row_bytes, np.uint64),
-            [buffer],
-            np.arange(len(starts), dtype=np.uint64) * np.uint64(row_bytes),
-            verify=verify,
+            self.bin_info, starts * itemsize, lengths * itemsize, [buffer], places * itemsize, verify=verify
         )
 
     def read_window(self, start: int, length_tokens: int) -> npt.NDArray[Any]:

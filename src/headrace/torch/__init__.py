@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.torch.export import ExportReport as ExportReport
     from headrace.torch.export import export_model as export_model
+    from headrace.torch.loader import DocumentLoader as DocumentLoader
+    from headrace.torch.loader import Documents as Documents
     from headrace.torch.loader import TokenLoader as TokenLoader
     from headrace.torch.model import load_model as load_model
     from headrace.torch.model import save_model as save_model
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it. Listed in the `if` above as well, for type checkers.
 _HOMES = {
+    "DocumentLoader": "loader",
+    "Documents": "loader",
     "ExportReport": "export",
     "LoadReport": "reader",
     "SaveReport": "writer",

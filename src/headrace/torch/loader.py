@@ -1,8 +1,12 @@
-"""`TokenLoader`: batches of tokens out of a volume, as tensors, in an order that any number of ranks shares.
+"""Batches out of a volume, as tensors, in an order that any number of ranks shares.
 
     with TokenLoader(volume, "corpus", sequence_length=1024, global_batch=32, seed=1) as loader:
         for batch in loader:                       # int64 [32 / world, 1025]
             loss = model(batch[:, :-1], batch[:, 1:])
+
+    with DocumentLoader(volume, "corpus", sequence_length=1024, global_batch=32, seed=1) as loader:
+        for batch in loader:                       # whole documents, packed: input_ids, labels, position_ids, ...
+            loss = model(**batch)
 
 No worker processes: the native engine keeps `prefetch` batches ahead in a fixed ring. Every tensor that is handed out
 is the caller's own (widening the tokens to int64 is the copy), so nothing it holds is ever overwritten.
@@ -10,48 +14,73 @@ is the caller's own (widening the tokens to int64 is the copy), so nothing it ho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed
 
-from headrace.dataset.feed import FeedBatch, FeedMetrics, FeedOptions, WindowFeed
+from headrace.dataset.feed import Feed, FeedBatch, FeedMetrics, FeedOptions
+from headrace.dataset.mixture import Mixture
+from headrace.dataset.samples import WINDOWS, Samples, open_samples
+from headrace.dataset.segments import IGNORED
 from headrace.dataset.state import LoaderState
 from headrace.dataset.stream import TokenStream
 from headrace.errors import UsageError
 from headrace.volume import Volume
 
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
 
-class TokenLoader:
-    """Iterator over int64 tensors `[global_batch / world, sequence_length + 1]`: inputs and targets in one.
+Batch = TypeVar("Batch")
 
-    Step k is samples `[k * global_batch, (k + 1) * global_batch)` of the global order, and rank r of w has the r-th of
-    its w equal, contiguous parts: the union over the ranks is the same for every w. Epochs follow one another without a
-    gap.
 
-    `rank`, `world`: from the default process group where it is initialized, else 0 of 1. Ranks that share their data
-    (tensor, pipeline, context parallel) give their data-parallel rank and size.
+class Documents(TypedDict):
+    """A batch of documents. `rows` is `global_batch / accumulation / world`."""
 
-    `device`: a CUDA device; batches are then copied to it on a stream of their own out of pinned memory and widened
-    there, and the caller's current stream waits for them. None: tensors in ordinary memory.
+    #: int64[rows, sequence_length].
+    input_ids: torch.Tensor
+    #: int64[rows, sequence_length]: what comes next, and -100 (what losses ignore) where that is of another document,
+    #: or padding.
+    labels: torch.Tensor
+    #: int64[rows, sequence_length]: from 0 in every document, or part of one, and in padding.
+    position_ids: torch.Tensor
+    #: int32[segments + 1]: where documents begin in the inputs, all rows one after another, and the end,
+    #: rows * sequence_length. The padding of a row counts as one.
+    cu_seqlens: torch.Tensor
+    #: Of the longest segment.
+    max_seqlen: int
 
-    Other options: `headrace.dataset.feed.FeedOptions`. Memory held is `ring_bytes`.
 
-    `state_dict()` counts batches handed out, not those read ahead. `load_state_dict` wants a loader that has not begun,
-    and `DatasetError` says what differs where data, seed, window or (unless allowed) global batch are not those of the
-    state. `DeviceTimeout` where a batch does not come within `stall_timeout_s`.
-    """
+class LoaderOptions(TypedDict, total=False):
+    """What both loaders take; `headrace.dataset.feed.FeedOptions` says what each means, and the default."""
+
+    accumulation: int
+    rank: int | None
+    world: int | None
+    seed: int
+    prefetch: int
+    epochs: int | None
+    stall_timeout_s: float
+    device: torch.device | str | None
+    verify: bool
+    allow_global_batch_change: bool
+
+
+class _Loader(Generic[Batch]):
+    """What the loaders share: order, ring, state, device."""
 
     def __init__(
         self,
         volume: Volume,
-        name: str,
+        data: str | Mixture,
         *,
         sequence_length: int,
         global_batch: int,
+        accumulation: int = 1,
         rank: int | None = None,
         world: int | None = None,
         seed: int = 0,
@@ -61,6 +90,8 @@ class TokenLoader:
         device: torch.device | str | None = None,
         verify: bool = True,
         allow_global_batch_change: bool = False,
+        samples: str | Mapping[str, str],
+        pad_id: int | None = None,
     ) -> None:
         if (rank is None) != (world is None):
             raise UsageError("rank and world belong together", expected="both or none")
@@ -69,6 +100,7 @@ class TokenLoader:
         options = FeedOptions(
             sequence_length=sequence_length,
             global_batch=global_batch,
+            accumulation=accumulation,
             rank=rank,
             world=world,
             seed=seed,
@@ -79,7 +111,9 @@ class TokenLoader:
             allow_global_batch_change=allow_global_batch_change,
         )
         self.options = options
-        self.stream = TokenStream.open(volume, name)
+        sources = _open(volume, data, samples, sequence_length)
+        counts = [each.sample_count for each in sources.values()]
+        shares = data.shares(counts) if isinstance(data, Mixture) else [1]
         self._device = torch.device(device) if device is not None else torch.device("cpu")
         if self._device.type not in ("cpu", "cuda"):
             raise UsageError("no batches can be made on this device", expected="cpu or cuda", found=str(self._device))
@@ -88,33 +122,46 @@ class TokenLoader:
         self._copied: tuple[torch.cuda.Event, FeedBatch] | None = None
         if self._device.type == "cuda":
             shape = (options.local_batch, sequence_length + 1)
-            kind = torch.uint16 if self.stream.dtype == np.uint16 else torch.int32
+            kind = torch.uint16 if next(iter(sources.values())).stream.dtype == np.uint16 else torch.int32
             # One more than is read ahead: the one that is being copied.
             self._pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(prefetch + 1)]
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._feed = WindowFeed(self.stream, options, [tensor.numpy() for tensor in self._pinned] or None)
-        self._last_samples: npt.NDArray[np.int64] | None = None
+        buffers = [tensor.numpy() for tensor in self._pinned] or None
+        self._feed = Feed(sources, options, shares=shares, buffers=buffers, pad_id=pad_id)
+        self._last: FeedBatch | None = None
 
-    def __iter__(self) -> TokenLoader:
+    def __iter__(self) -> Self:
         self._feed.begin()
         return self
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self) -> Batch:
         self._release_copied()
         batch = self._feed.acquire()
         if batch is None:
             raise StopIteration
-        self._last_samples = batch.samples
-        if self._device.type == "cuda":
-            return self._to_cuda(batch)
-        tensor = torch.from_numpy(batch.tokens.astype(np.int64))
-        self._feed.release(batch)
-        return tensor
+        self._last = batch
+        made = self._make(batch)
+        if self._copied is None:
+            self._feed.release(batch)
+        return made
+
+    def _make(self, batch: FeedBatch) -> Batch:
+        raise NotImplementedError
+
+    @property
+    def sample_counts(self) -> dict[str, int]:
+        """Samples an epoch, of each dataset."""
+        return {name: each.sample_count for name, each in self._feed.sources.items()}
 
     @property
     def sample_count(self) -> int:
-        """Samples an epoch."""
-        return self._feed.sampler.sample_count
+        """Samples an epoch, of all datasets together."""
+        return sum(self.sample_counts.values())
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """Samples of each dataset in any window of a mixture."""
+        return dict(zip(self._feed.sources, self._feed.order.shares, strict=True))
 
     @property
     def consumed(self) -> int:
@@ -122,13 +169,26 @@ class TokenLoader:
         return self._feed.consumed
 
     @property
+    def epochs(self) -> dict[str, float]:
+        """How often each dataset was handed out by now."""
+        counts = self._feed.order.counts(self._feed.consumed)
+        return {
+            name: count / each.sample_count
+            for (name, each), count in zip(self._feed.sources.items(), counts, strict=True)
+        }
+
+    @property
     def last_batch_ids(self) -> npt.NDArray[np.int64]:
-        """Numbers of the samples in the batch that was handed out last, row by row: int64[local_batch]. Sample s is
+        """Numbers of the samples in the batch that was handed out last, row by row: int64[rows]. Sample s of windows is
         tokens `[s * sequence_length, (s + 1) * sequence_length]` of the dataset. `UsageError` before the first
         batch."""
-        if self._last_samples is None:
-            raise UsageError("no batch was handed out yet", where=self.stream.name)
-        return np.array(self._last_samples, np.int64)
+        return np.array(self._last_batch().samples, np.int64)
+
+    @property
+    def last_batch_datasets(self) -> list[str]:
+        """Names of the datasets of the rows of the batch that was handed out last. `UsageError` before the first."""
+        names = list(self._feed.sources)
+        return [names[source] for source in self._last_batch().sources.tolist()]
 
     @property
     def ring_bytes(self) -> int:
@@ -151,13 +211,24 @@ class TokenLoader:
         self._release_copied()
         self._feed.close()
 
-    def __enter__(self) -> TokenLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _last_batch(self) -> FeedBatch:
+        if self._last is None:
+            raise UsageError("no batch was handed out yet", where=self._feed.where)
+        return self._last
+
+    def _tokens(self, batch: FeedBatch) -> torch.Tensor:
+        """int64[rows, sequence_length + 1], the caller's own."""
+        if self._device.type == "cuda":
+            return self._to_cuda(batch)
+        return torch.from_numpy(batch.tokens.astype(np.int64))
 
     def _to_cuda(self, batch: FeedBatch) -> torch.Tensor:
         consumer = torch.cuda.current_stream(self._device)
@@ -182,6 +253,105 @@ class TokenLoader:
             event.synchronize()
             self._copied = None
             self._feed.release(batch)
+
+
+class TokenLoader(_Loader[torch.Tensor]):
+    """Iterator over int64 tensors `[rows, sequence_length + 1]`: inputs and targets in one, contiguous windows of the
+    tokens, whatever documents they are of. `rows` is `global_batch / accumulation / world`.
+
+    `data`: a dataset of the volume, or a `Mixture` of several.
+
+    Step k is samples `[k * global_batch, (k + 1) * global_batch)` of the global order. A step comes in `accumulation`
+    batches, equal parts of it one after another, and rank r of w has the r-th of the w equal, contiguous parts of each:
+    the union over the ranks is the same for every w. Epochs follow one another without a gap.
+
+    `rank`, `world`: from the default process group where it is initialized, else 0 of 1. Ranks that share their data
+    (tensor, pipeline, context parallel) give their data-parallel rank and size.
+
+    `device`: a CUDA device; batches are then copied to it on a stream of their own out of pinned memory and widened
+    there, and the caller's current stream waits for them. None: tensors in ordinary memory.
+
+    Other options: `headrace.dataset.feed.FeedOptions`. Memory held is `ring_bytes`.
+
+    `state_dict()` counts batches handed out, not those read ahead. `load_state_dict` wants a loader that has not begun,
+    and `DatasetError` says what differs where data, seed, shares, samples or (unless allowed) global batch are not
+    those of the state. `DeviceTimeout` where a batch does not come within `stall_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        data: str | Mixture,
+        *,
+        sequence_length: int,
+        global_batch: int,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        super().__init__(
+            volume, data, sequence_length=sequence_length, global_batch=global_batch, samples=WINDOWS, **options
+        )
+
+    def _make(self, batch: FeedBatch) -> torch.Tensor:
+        return self._tokens(batch)
+
+
+class DocumentLoader(_Loader[Documents]):
+    """Iterator over `Documents`: as `TokenLoader`, with what a model needs to keep documents apart.
+
+    `samples`: "packed" (several whole documents a row) or "padded" (one), which `headrace dataset pack` has stored; or
+    "windows", in which documents are told apart by the token that ends them. For a mixture also a dictionary, by name
+    of the dataset. `pad_id`: the token in padding; by default the one that ends a document, where it is known, else 0.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        data: str | Mixture,
+        *,
+        sequence_length: int,
+        global_batch: int,
+        samples: str | Mapping[str, str] = "packed",
+        pad_id: int | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        super().__init__(
+            volume, data, sequence_length=sequence_length, global_batch=global_batch, samples=samples, pad_id=pad_id,
+            **options,
+        )  # fmt: skip
+        if not self._feed.tells_documents:
+            raise UsageError(
+                "it is not known where documents end in windows",
+                where=self._feed.where,
+                expected="a dataset with a manifest",
+                next_step='pack it (`headrace dataset pack`), and use samples="packed"',
+            )
+
+    def _make(self, batch: FeedBatch) -> Documents:
+        segments = batch.segments()
+        ends = segments.cu_seqlens()
+        tokens = self._tokens(batch)
+        ignored = torch.from_numpy(segments.ignored()).to(self._device)
+        return {
+            "input_ids": tokens[:, :-1].contiguous(),
+            "labels": tokens[:, 1:].masked_fill(ignored, IGNORED),
+            "position_ids": torch.from_numpy(segments.position_ids()).to(self._device),
+            "cu_seqlens": torch.from_numpy(ends).to(self._device),
+            "max_seqlen": int(np.diff(ends).max()),
+        }
+
+
+def _open(
+    volume: Volume, data: str | Mixture, samples: str | Mapping[str, str], sequence_length: int
+) -> dict[str, Samples]:
+    names = list(data.weights) if isinstance(data, Mixture) else [data]
+    if not isinstance(samples, str) and set(samples) != set(names):
+        raise UsageError("samples are not told for each dataset", expected=" ".join(names), found=" ".join(samples))
+    return {
+        name: open_samples(
+            TokenStream.open(volume, name), samples if isinstance(samples, str) else samples[name], sequence_length
+        )
+        for name in names
+    }
 
 
 def _from_process_group() -> tuple[int, int]:

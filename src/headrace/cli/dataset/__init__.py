@@ -1,0 +1,16 @@
+"""`headrace dataset`: look into the datasets of a volume, check them, pack their documents. One file per command."""
+
+from __future__ import annotations
+
+import typer
+
+from headrace.cli.dataset import pack
+
+app = typer.Typer(
+    help="Look into the datasets of a volume, check them, pack their documents into samples.\n\n"
+    "`headrace ingest` makes them. Where no `--volume` is given, `HEADRACE_VOLUME` names it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+app.command("pack")(pack.pack)
