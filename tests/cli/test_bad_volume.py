@@ -209,6 +209,37 @@ def test_scrub_writes_bad_copies_again_when_asked(case: Case) -> None:
         assert any(file.read(length)) and case.state()[name] != broken[name] and len(before) == len(broken)
 
 
+def test_a_repair_says_what_was_mended_what_remains_and_what_to_do(case: Case) -> None:
+    uris = [case.uri("a"), case.uri("b")]
+
+    def damage() -> None:
+        with Volume.open(uris) as volume:
+            (blob,) = volume.stored("x").blobs
+            places = [blob.tables[1].used()[0], blob.data.used()[0]]
+            for copy in range(2):
+                # The checker finds both heartbeats lost on all copies; a session writes new ones.
+                places.append((volume.superblock.log_member[copy], volume.superblock.log_offset[copy], 1))
+        for member, offset, _ in places:
+            with case.path("ab"[member]).open("r+b") as file:
+                file.seek(offset)
+                file.write(bytes(16))
+
+    damage()
+    status, out, err = case.run("volume", "scrub", *uris)
+    assert status == 1 and "3 things are damaged beyond their copies, and 1 copy is bad while" in err
+    assert "; 1 object is hit, the first 'x'; --repair writes it again, restore what is hit from another copy" in err
+    damage()
+    status, out, err = case.run("volume", "scrub", *uris, "--repair")
+    assert status == 1 and "3 bad copies were written again" in out
+    assert "3 bad copies were written again; what remains: 1 thing is damaged beyond its copies; 1 object is hit" in err
+    assert "restore what is hit from another copy" in err and "--repair" not in err.partition("what remains")[2]
+    damage()
+    status, out, _ = case.run("volume", "scrub", *uris, "--repair", "--json")
+    found = json.loads(out)
+    assert (status, found["written_again"], len(found["findings"])) == (1, 3, 4)
+    assert [finding["object_name"] for finding in found["left"]] == ["x"]
+
+
 def test_salvage_without_a_member(case: Case) -> None:
     status, out, _ = case.run("volume", "salvage", case.uri("a"), "file:/nowhere/b.img", "--json")
     found = json.loads(out)

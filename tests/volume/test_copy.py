@@ -9,13 +9,15 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.errors import CopyFailed, UsageError, VolumeFull
+from headrace.errors import CopyFailed, UsageError, VolumeDamaged, VolumeFull
 from headrace.units import MIB
 from headrace.volume import Session, Volume
 from headrace.volume.copy import CopyOptions, Problem, Progress, copy_between, copy_in, copy_out, files, run
+from headrace.volume.writing.compose import Composition
 from tests.volume.support import STRIPE
 
 ALL = CopyOptions(recursive=True)
@@ -263,6 +265,26 @@ def test_a_copy_within_a_volume_moves_no_data(tmp_path: Path, volume: Volume, se
     with session.transaction() as transaction:
         transaction.delete_prefix("a/")
     assert all(volume.read(f"b/{name}") == (tmp_path / "source" / name).read_bytes() for name in SIZES)
+
+
+def test_what_cannot_be_shared_costs_nothing_that_is_there(
+    tmp_path: Path, volume: Volume, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_in(session, [folder_of(tmp_path / "a", {"x": 10, "y": 20})], "a", ALL)
+    copy_in(session, [folder_of(tmp_path / "b", {"x": 30, "y": 40})], "b", ALL)
+    before = volume.read("b/x")
+    resolve = Composition.resolve
+
+    def fails(self: Composition, parts: Any) -> Any:
+        if self._name == "b/x":
+            raise VolumeDamaged("a node is damaged")
+        return resolve(self, parts)
+
+    monkeypatch.setattr(Composition, "resolve", fails)
+    options = CopyOptions(recursive=True, existing="replace", keep_going=True)
+    report = copy_between(volume, session, ["a/."], "b", options)
+    assert [(problem.source, report.files) for problem in report.problems] == [("a/x", 1)]
+    assert (volume.read("b/x"), volume.read("b/y")) == (before, volume.read("a/y"))
 
 
 def test_a_file_system_without_nameless_files(

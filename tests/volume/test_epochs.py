@@ -23,6 +23,7 @@ from headrace.errors import (
 from headrace.testing import CrashDevice, MemoryDevice, SharedNamespace, Timeline
 from headrace.units import MIB
 from headrace.volume import Volume
+from headrace.volume import info as volume_info
 from headrace.volume.layout import ALIGN, Epoch, Superblock
 from headrace.volume.media import epochs
 from headrace.volume.media.members import read_superblock
@@ -178,6 +179,60 @@ def test_members_that_went_on_without_each_other_are_refused_until_one_is_given_
     kept = {"wide", f"by {keep} alone", f"by {keep} again", "together"}
     assert names(devices) == names([devices[0]]) == names([devices[1]]) == kept
     assert Volume.open(devices).info().epoch == 3 and scrub(devices).clean
+
+
+def test_another_history_on_a_member_without_the_log_is_told() -> None:
+    """Members 0 and 2 went on without 1, and so did other copies of them: here is member 2 of those."""
+    devices = made()
+    others = copied(devices)
+    for some in (devices, others):
+        go_on([some[0], some[2]], "alone")
+    mixed = [devices[0], devices[1], others[2]]
+    for call in (Volume.open, scrub):
+        with pytest.raises(VolumeDiverged, match=r"without each other.* at member 0 and member 2: .*--keep MEMBER"):
+            call(mixed)  # type: ignore[operator]
+    found = salvage.look(mixed)
+    assert {one.name for one in found.objects} == {"wide", "alone"}
+    assert any(line.startswith("member 2: it went on in another history, epoch 2 (") for line in found.lost)
+
+
+def test_a_member_without_the_log_that_was_left_behind_is_told_and_brought_up_to_date() -> None:
+    devices = made()
+    go_on(devices[:1], "alone")
+    said = [str(finding) for finding in scrub(devices).findings if not finding.fatal]
+    assert len(said) == 2 and "log copy 1 does not count in epoch 2: member 1" in said[0] + said[1]
+    assert any("was left behind: it knows epoch 1, not 2: member 2" in line for line in said)
+    go_on(devices, "together", degraded=False)
+    assert scrub(devices).clean
+
+
+def test_info_reads_no_large_catalogue_for_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = made()
+    many = [f"{i:04}/" + "x" * 100 for i in range(600)]
+    with writing(Volume.open(devices, write=True)) as session, session.transaction() as tx:
+        tx.put_many(many, bytes(len(many)), 1)
+    volume = Volume.open(devices[:2], write=True, degraded=True)
+    assert volume._catalog.tables
+    exact = volume.info()
+    assert exact.exact and 0 < exact.unreachable_bytes < 2 * MIB
+    monkeypatch.setattr(volume_info, "_READ_BYTES", 0)
+    before = sum(device.reads for device in devices)
+    bound = volume.info()
+    assert sum(device.reads for device in devices) - before == 2, "the heartbeat block, on both copies"
+    assert not bound.exact and bound.free_bytes < exact.free_bytes and bound.unreachable_bytes > exact.unreachable_bytes
+    for one in (exact, bound):
+        assert one.used_bytes + one.quarantined_bytes + one.unreachable_bytes + one.free_bytes == one.capacity_bytes
+    with writing(volume) as session:
+        # Its allocator knows; and goes on knowing when something there is deleted.
+        held = volume.info()
+        assert held.exact and held.unreachable_bytes == exact.unreachable_bytes
+        with session.transaction() as tx:
+            tx.delete("wide")
+        after = volume.info()
+        assert after.free_bytes == session.free_bytes and after.unreachable_bytes > held.unreachable_bytes
+    assert Volume.open(devices[:2], degraded=True).info().unreachable_bytes == bound.unreachable_bytes
+    monkeypatch.undo()
+    assert Volume.open(devices[:2], degraded=True).info().unreachable_bytes == after.unreachable_bytes
 
 
 def test_a_reader_of_the_side_that_is_given_up_forgets_its_blobs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from headrace.device.protocol import Buffer
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
-from headrace.volume.repair import scrub_data
+from headrace.volume.repair import findings, scrub_data
+from headrace.volume.repair import scrub as checker
 from headrace.volume.repair.findings import Finding
 from headrace.volume.repair.mend import mend
 from headrace.volume.repair.scrub import ScrubProgress, scrub
@@ -134,6 +136,32 @@ def test_what_is_deleted_meanwhile_and_used_again_is_no_damage() -> None:
             devices[member].data[offset : offset + length] = bytes(length)
 
     assert [str(finding) for finding in scrub(devices, on_object=used_again).findings] == []
+
+
+def test_whether_damaged_blobs_are_still_there_is_asked_once_for_all_and_at_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices, volume = volume_of(objects=20)
+    for info in volume.list():
+        member, offset, _ = volume.stored(info.name).blobs[0].data.used()[0]
+        devices[member].data[offset] ^= 1
+    looks = 0
+    paid: list[int] = []
+    read_log = checker.read_log
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return read_log(*args)
+
+    monkeypatch.setattr(checker, "read_log", counted)
+    monkeypatch.setattr(findings._Pace, "pay", lambda self, length: paid.append(length))
+    told: list[Finding] = []
+    seen: list[ScrubProgress] = []
+    report = scrub(devices, bytes_per_s=1e9, on_finding=told.append, progress=seen.append)
+    assert [finding.object_name for finding in report.findings] == sorted(info.name for info in volume.list())
+    assert told == report.findings and seen[-1].bytes_done == seen[-1].total_bytes == 2_000_000
+    assert looks < 5 and sum(paid) == report.bytes_read
 
 
 @pytest.mark.usefixtures("quick")

@@ -15,6 +15,9 @@ from headrace.volume.data.absent import AbsentMember
 from headrace.volume.layout import Record, Superblock
 from headrace.volume.space.allocator import FreeSpace, count_space
 
+#: Space of the tables of a catalogue that is read where members are missing.
+_READ_BYTES = 16 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemberInfo:
@@ -66,9 +69,12 @@ class VolumeInfo:
     #: next session would have to leave alone, at most: the windows of the last one, unless that ended with nothing
     #: under way. What went into a table since they were opened is counted with them: nothing is read to find it out.
     quarantined_bytes: int
-    #: Neither used nor free: on members that are missing.
+    #: Neither used nor free: on members that are missing. Without a session, and where the catalogue is too large to be
+    #: read for it, all that they have for data.
     unreachable_bytes: int
     free_bytes: int
+    #: Or else these three are bounds: at most so much in quarantine and unreachable, at least so much free.
+    exact: bool
     #: Of the free bytes, what is kept for reservations of the session that this `Volume` has open.
     reserved_bytes: int
     object_count: int
@@ -150,9 +156,15 @@ def quarantined_bytes(
     return sum(space.total for index, space in enumerate(spaces) if index not in absent)
 
 
-def unreachable_bytes(superblock: Superblock, catalog: Catalog, absent: Sequence[int]) -> int:
-    """What nothing uses on members that are missing."""
+def unreachable_bytes(superblock: Superblock, catalog: Catalog, absent: Sequence[int]) -> tuple[int, bool]:
+    """What nothing uses on members that are missing, and whether that is exact: a large catalogue is not read for it,
+    and then it is all that they have.
+    """
     if not absent:
-        return 0
+        return 0, True
+    if catalog.table_bytes > _READ_BYTES:
+        return sum(
+            superblock.members[index].data_end - superblock.members[index].data_offset for index in absent
+        ), False
     spaces, _ = count_space(superblock, usage_of(catalog, superblock.stripe_bytes).ranges(), (), catalog.table_space())
-    return sum(spaces[index].total for index in absent)
+    return sum(spaces[index].total for index in absent), True

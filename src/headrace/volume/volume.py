@@ -379,7 +379,8 @@ class Volume:
         self._decoded.clear()
 
     def info(self) -> VolumeInfo:
-        """Sizes, sequence, writer. Reads the heartbeat block and asks who holds the members, and nothing else."""
+        """Sizes, sequence, writer. Reads the heartbeat block and asks who holds the members, and nothing else; where
+        members are missing, a catalogue of some MiB, too."""
         superblock, session = self.superblock, self._session
         capacity = sum(member.data_end - member.data_offset for member in superblock.members)
         heartbeat = HeartbeatBlock(superblock, self.devices, self.log.copies).read()
@@ -392,12 +393,13 @@ class Volume:
             if session is None:
                 waiting = self._cursor.waiting
                 quarantined = quarantined_bytes(superblock, self._catalog, waiting, heartbeat, absent(self.devices))
-            else:
-                quarantined = session.quarantined_bytes
-                used += session.building_bytes
-            unreachable = unreachable_bytes(superblock, self._catalog, absent(self.devices))
-            if session is None:
+                unreachable, exact = unreachable_bytes(superblock, self._catalog, absent(self.devices))
+                unreachable = min(unreachable, capacity - used)
                 quarantined = max(0, min(quarantined, capacity - used - unreachable))
+                exact = exact and not quarantined
+            else:
+                quarantined, unreachable, exact = session.quarantined_bytes, session.unreachable_bytes, True
+                used += session.building_bytes
         return VolumeInfo(
             id=self.id,
             name=self.name,
@@ -412,6 +414,7 @@ class Volume:
             used_bytes=used,
             quarantined_bytes=quarantined,
             unreachable_bytes=unreachable,
+            exact=exact,
             free_bytes=capacity - used - quarantined - unreachable,
             reserved_bytes=0 if session is None else session.reserved_bytes,
             object_count=count,

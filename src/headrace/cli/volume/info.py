@@ -71,13 +71,13 @@ def show_info(volume: Volume, json: bool) -> None:
     facts["log"] = (
         f"{format_bytes(info.log_bytes)} an area, {info.log_areas} areas on each of two copies; epoch {info.epoch}"
     )
-    space = (
-        f"{format_bytes(info.used_bytes)} of {format_bytes(info.capacity_bytes)}, {format_bytes(info.free_bytes)} free"
-    )
+    least, most = ("", "") if info.exact else ("at least ", "at most ")
+    space = f"{format_bytes(info.used_bytes)} of {format_bytes(info.capacity_bytes)}"
+    space += f", {least}{format_bytes(info.free_bytes)} free"
     if info.quarantined_bytes:
-        space += f", {format_bytes(info.quarantined_bytes)} in quarantine"
+        space += f", {most}{format_bytes(info.quarantined_bytes)} in quarantine"
     if info.unreachable_bytes:
-        space += f", {format_bytes(info.unreachable_bytes)} on members that are missing"
+        space += f", {most}{format_bytes(info.unreachable_bytes)} on members that are missing"
     facts["used"] = space
     if sys.stdout.isatty():
         facts[""] = picture(info)

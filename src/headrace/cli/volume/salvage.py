@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from headrace.device import BlockDevice
     from headrace.volume.repair.salvage import Salvage, SalvagedObject
 
+#: In the folder that is copied to: objects whose names are none of files.
+_OTHER_NAMES = "other-names"
+#: Deeper ones are not made.
+_MOST_FOLDERS = 200
+
 
 def salvage(
     members: Members = None,
@@ -27,8 +32,9 @@ def salvage(
     """List what still verifies of a volume that does not open, and copy it out. It writes nothing to the volume.
 
     Members that are gone may be left out; those that cannot be opened are. Every byte that is copied matches its
-    checksum. An object of which a part is lost becomes `NAME.damaged`, with zeros for what is lost. `doubtful`: it may
-    have been deleted since. Exit status 1 if anything is lost.
+    checksum. An object of which a part is lost becomes `NAME.damaged`, with zeros for what is lost; one whose name no
+    file can have goes to `other-names/`, and the line says where. `doubtful`: it may have been deleted since. Exit
+    status 1 if anything is lost.
 
     Example: `headrace volume salvage file:/data/a.img --to /scratch/rescued`
     """
@@ -58,23 +64,28 @@ def salvage(
                 rows.append(row)
                 done += one.length_bytes
                 if not json:
+                    notes = [row["why"]] if row["why"] else []
+                    if row["file"] is not None and Path(row["file"]).parent.name == _OTHER_NAMES:
+                        notes.append(f"is in {row['file']}")
+                    note = "; ".join(notes)
                     progress.say(
-                        "\t".join([_verdict(row), format_bytes(one.length_bytes), shown(one.name), row["why"]]).rstrip()
+                        "\t".join([_verdict(row), format_bytes(one.length_bytes), shown(one.name), note]).rstrip()
                     )
                 progress.show(done / max(total, 1), speed(done, total, time.monotonic() - started))
         finally:
             close_all(devices)
-    bad = [row for row in rows if row["lost_bytes"] or row["why"]]
+    damaged = sum(row["lost_bytes"] > 0 for row in rows)
+    bad = sum(bool(row["lost_bytes"] or row["why"]) for row in rows)
     if json:
         print_json({"volume": found.superblock.volume_id.hex(), "lost": [*closed, *found.lost], "objects": rows})
     else:
-        whole = len(rows) - len(bad)
+        whole = len(rows) - bad
         print(f"{whole:,} of {len(rows):,} objects are whole" + (f", and copied to {to}" if to is not None else ""))
     if bad or closed or found.lost:
+        said = [f"{damaged:,} of {len(rows):,} objects are damaged"] if damaged else []
+        said += [f"{bad - damaged:,} of {len(rows):,} objects were not copied"] if bad > damaged else []
         raise VolumeDamaged(
-            f"{len(bad):,} of {len(rows):,} objects are damaged"
-            if bad
-            else "structures of the volume are lost, and every object that is still known is whole",
+            ", and ".join(said) or "structures of the volume are lost, and every object that is still known is whole",
             next_step="make a new volume, and copy there what was salvaged"
             if to
             else "give --to to copy out what is left",
@@ -103,15 +114,12 @@ def _take(found: Salvage, one: SalvagedObject, to: Path | None) -> dict[str, Any
         "name": one.name, "length_bytes": one.length_bytes, "doubtful": one.doubtful, "lost_bytes": 0, "why": "",
         "file": None,
     }  # fmt: skip
-    if to is None or any(part in (".", "..") for part in one.name.split("/")):
+    if to is None:
         _, row["lost_bytes"], row["why"] = summary(found.pieces(one.name))
-        if to is not None and not row["why"]:
-            row["why"] = 'has "." or ".." in its name, which no file may have'
         return row
-    path = to / one.name
-    beside = path.with_name(path.name + ".partial")
+    beside = to / ".partial"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        to.mkdir(parents=True, exist_ok=True)
         with beside.open("xb") as file:
             for piece in found.pieces(one.name):
                 if piece.data is None:
@@ -121,17 +129,34 @@ def _take(found: Salvage, one: SalvagedObject, to: Path | None) -> dict[str, Any
                 else:
                     file.write(piece.data)
             file.truncate(one.length_bytes)
-        if row["lost_bytes"]:
-            path = path.with_name(path.name + ".damaged")
-        if path.exists():
-            raise FileExistsError(17, "another object has this place", str(path))
-        beside.rename(path)
-        row["file"] = str(path)
-    except OSError as error:
-        row["why"] = row["why"] or f"not copied: {error.strerror}"
+        row["file"] = str(_name(beside, to, one.name, ".damaged" if row["lost_bytes"] else ""))
+    except (OSError, OverflowError, ValueError) as error:
+        row["why"] = row["why"] or f"not copied: {getattr(error, 'strerror', None) or error}"
     finally:
         beside.unlink(missing_ok=True)
     return row
+
+
+def _name(file: Path, to: Path, name: str, end: str) -> Path:
+    """Give the file the object's name, and where that cannot be one of a file, or another object has the place, a name
+    of its own. OSError.
+    """
+    import hashlib
+
+    places = [to / _OTHER_NAMES / (hashlib.sha256(name.encode()).hexdigest()[:32] + end)]
+    parts = name.split("/")
+    if "\0" not in name and not {"", ".", ".."}.intersection(parts) and len(parts) <= _MOST_FOLDERS:
+        places.insert(0, to / (name + end))
+    for path in places:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                raise FileExistsError(17, "another object has this place", str(path))
+            return file.rename(path)
+        except (OSError, ValueError):
+            if path is places[-1]:
+                raise
+    raise AssertionError
 
 
 def _verdict(row: dict[str, Any]) -> str:

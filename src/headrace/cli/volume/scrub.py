@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from headrace.cli.sizes import parse_size
 from headrace.cli.volume.common import AsJson, Members, addresses_of, shown
 
 if TYPE_CHECKING:
+    from headrace.errors import VolumeDamaged
     from headrace.volume.repair.findings import Finding, ScrubReport
     from headrace.volume.repair.scrub import ScrubProgress
 
@@ -50,8 +52,10 @@ def scrub(
 
     Example: `headrace volume scrub file:/data/a.img --rate 200MiB`
     """
+    from dataclasses import asdict
+
     from headrace.cli.output import print_json
-    from headrace.errors import UsageError, VolumeDamaged
+    from headrace.errors import HeadraceError, UsageError
     from headrace.units import format_bytes
     from headrace.volume.media.members import close_all, open_all
     from headrace.volume.repair.scrub import scrub as run
@@ -69,43 +73,84 @@ def scrub(
             checkpoint.unlink(missing_ok=True)
     finally:
         close_all(devices)
-    fatal = sum(finding.fatal for finding in report.findings)
-    if json:
-        print_json(_as_dict(report))
-    else:
+    if not json:
         print(
             f"commit {report.sequence}: {report.object_count:,} object{'' if report.object_count == 1 else 's'}, "
             f"{format_bytes(report.bytes_read)} read" + ("" if report.findings else ": everything is good")
         )
-    # All that was found is said by now: another session may hold the volume.
-    repaired = _repair(members, report) if repair and len(report.findings) > fatal else False
-    if repaired and not json:
-        copies = len(report.findings) - fatal
-        print(f"{copies:,} bad cop{'y was' if copies == 1 else 'ies were'} written again")
-    if report.findings and not (repaired and not fatal):
-        mended = len(report.findings) - fatal
-        text = f"{fatal:,} thing{' is' if fatal == 1 else 's are'} damaged beyond their copies" if fatal else ""
-        if mended:
-            text += ", and " if text else ""
-            text += f"{mended:,} cop{'y is' if mended == 1 else 'ies are'} bad while the other one is good"
-        raise VolumeDamaged(
-            text,
-            next_step="restore the objects from another copy" if fatal else "--repair writes it again",
-        )
+    left, why = report.findings, ""
+    if repair and report.findings:
+        try:
+            left, why = _repair(members, report, bytes_per_s)
+        except HeadraceError:
+            # All that was found is said all the same: another session may hold the volume.
+            if json:
+                print_json(_as_dict(report))
+            raise
+    written = len(report.findings) - len(left)
+    if json:
+        again = {"written_again": written, "left": [asdict(finding) for finding in left]} if repair else {}
+        print_json({**_as_dict(report), **again})
+    elif written:
+        print(f"{written:,} bad cop{'y was' if written == 1 else 'ies were'} written again")
+    if left:
+        raise _remains(left, why, written, repair)
 
 
-def _repair(members: list[str] | None, report: ScrubReport) -> bool:
-    """Everything that has a good copy."""
+def _repair(members: list[str] | None, report: ScrubReport, bytes_per_s: float | None) -> tuple[list[Finding], str]:
+    """Write everything again that has a good copy. Returns what is still not as it should be, and why that is."""
     from headrace.cli.volume.common import writing
     from headrace.errors import VolumeDamaged
+    from headrace.volume.media.members import close_all, open_all
     from headrace.volume.repair.mend import mend
+    from headrace.volume.repair.scrub import scrub as run
 
-    # Opening the session mends what opening reads.
-    with writing(members, "scrub", False, False) as session:
-        left = mend(session, report.findings)
-    if left:
-        raise VolumeDamaged(f"not all bad copies could be written again, the first: {shown(left[0])}")
-    return True
+    try:
+        # Opening the session mends what opening reads.
+        with writing(members, "scrub", False, False) as session:
+            problems = mend(session, report.findings)
+    except VolumeDamaged as error:
+        return report.findings, f"the volume cannot be opened for writing: {shown(str(error))}"
+    devices = open_all(addresses_of(members), read_only=True)
+    try:
+        left = run(devices, bytes_per_s=bytes_per_s, structures_only=True).findings
+    finally:
+        close_all(devices)
+    of_blobs = report.findings[report.structure_findings :]
+    failed = {(problem.birth, problem.page) for problem in problems}
+    left += [one for one in of_blobs if one.fatal or (one.birth, one.page) in failed]
+    return left, shown(str(problems[0])) if problems else ""
+
+
+def _remains(left: Sequence[Finding], why: str, written: int, repair: bool) -> VolumeDamaged:
+    """What is not as it should be, and what to do about it."""
+    from headrace.errors import VolumeDamaged
+
+    fatal = [finding for finding in left if finding.fatal]
+    copies = len(left) - len(fatal)
+    said = []
+    if fatal:
+        said.append("1 thing is damaged beyond its copies")
+        if len(fatal) > 1:
+            said = [f"{len(fatal):,} things are damaged beyond their copies"]
+    if copies:
+        said.append(f"{copies:,} cop{'y is' if copies == 1 else 'ies are'} bad while the other one is good")
+    text = ", and ".join(said)
+    if repair:
+        text = f"{written:,} bad cop{'y was' if written == 1 else 'ies were'} written again; what remains: {text}"
+    names = [*dict.fromkeys(one.object_name for one in fatal if one.object_name is not None)]
+    if names:
+        text += f"; {len(names):,} object{' is' if len(names) == 1 else 's are'} hit, the first {shown(names[0])!r}"
+    steps = []
+    if copies and not repair:
+        steps.append(f"--repair writes {'it' if copies == 1 else 'them'} again")
+    if names:
+        steps.append("restore what is hit from another copy (`headrace volume cp --existing replace`)")
+    if any(one.object_name is None for one in fatal):
+        steps.append("`headrace volume salvage --to FOLDER` copies out what still verifies, for a new volume")
+    if copies and repair:
+        steps.append("see to the members that cannot be written, and repair again")
+    return VolumeDamaged(text, found=why or None, next_step=", ".join(steps))
 
 
 class _Shower:

@@ -257,11 +257,9 @@ def share(session: Session, plan: Plan) -> CopyReport:
     with session.transaction() as transaction:
         for item in plan.items:
             try:
-                # Before anything gives way to it.
-                transaction.find(item.what)
-                if item.target in plan.replaced:
-                    transaction.delete(item.target)
-                transaction.compose(item.target, [(item.what, 0, item.length)])
+                # What is there gives way only to what could be composed.
+                replace = item.target in plan.replaced
+                transaction.compose(item.target, [(item.what, 0, item.length)], replace=replace)
             except _OF_ONE_OBJECT as error:
                 plan.refuse(item.source, str(error))
                 if not plan.options.keep_going:

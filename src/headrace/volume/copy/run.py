@@ -247,9 +247,9 @@ def _refuse_files_in_the_way(plan: Plan) -> None:
 
 
 def _most_free(volume: Volume) -> int:
-    """What is in quarantine may be free for the next session."""
+    """What is in quarantine may be free for the next session; what is missing that one knows exactly."""
     info = volume.info()
-    return info.free_bytes + info.quarantined_bytes
+    return info.capacity_bytes - info.used_bytes
 
 
 def _check_space(volume: Volume, free_bytes: int, items: Sequence[Item]) -> None:

@@ -60,11 +60,29 @@ class ScrubReport:
     sequence: int = 0
     object_count: int = 0
     bytes_read: int = 0
+    #: First those of superblocks, heartbeats, log and catalogue, so many of them; then those of blobs.
     findings: list[Finding] = field(default_factory=list)
+    structure_findings: int = 0
 
     @property
     def clean(self) -> bool:
         return not self.findings
+
+
+class _Pace:
+    """Not more than so many bytes a second."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        #: When what was read so far is paid for.
+        self._due_s = time.monotonic()
+
+    def pay(self, length: int) -> None:
+        if self._bytes_per_s:
+            # Time in which a slow device could not keep up is not made up for in a burst.
+            self._due_s = max(self._due_s, time.monotonic() - _BURST_S) + length / self._bytes_per_s
+            while (ahead := self._due_s - time.monotonic()) > 0:
+                time.sleep(min(ahead, 1.0))
 
 
 class Reader:
@@ -81,9 +99,13 @@ class Reader:
         #: Of the log, those that count.
         self.copies = copies
         self.report = report
-        self._bytes_per_s = bytes_per_s
-        #: When what was read so far is paid for.
-        self._due_s = time.monotonic()
+        self._pace = _Pace(bytes_per_s)
+
+    def aside(self) -> Reader:
+        """Another one, for what this one's report is not to say; both together keep to the rate."""
+        other = Reader(self.devices, ScrubReport(), copies=self.copies)
+        other._pace = self._pace
+        return other
 
     def __call__(self, member: int, offset: int, length: int) -> bytes:
         """DeviceError, also where there is no such place."""
@@ -95,11 +117,7 @@ class Reader:
         buffer = np.empty(layout.align_up(length, device.block_bytes), np.uint8)
         device.read_into(offset, buffer)
         self.report.bytes_read += length
-        if self._bytes_per_s:
-            # Time in which a slow device could not keep up is not made up for in a burst.
-            self._due_s = max(self._due_s, time.monotonic() - _BURST_S) + length / self._bytes_per_s
-            while (ahead := self._due_s - time.monotonic()) > 0:
-                time.sleep(min(ahead, 1.0))
+        self._pace.pay(length)
         return buffer[:length].tobytes()
 
     def note(

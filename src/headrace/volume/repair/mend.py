@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,11 +21,27 @@ from headrace.volume.volume import Volume
 from headrace.volume.writing.session import Session
 
 
-def mend(session: Session, findings: Iterable[Finding]) -> list[str]:
-    """Write what the checker (`scrub`) found bad in one copy and good in another. Returns what could not be mended, one
-    line each. Raises what ends a session.
+@dataclass(frozen=True)
+class Unmended:
+    """A copy that could not be written again, and why: of this page of the checksum table of a blob, or, where `birth`
+    is None, of the catalogue.
     """
-    left: list[str] = []
+
+    why: str
+    birth: int | None = None
+    page: int | None = None
+
+    def __str__(self) -> str:
+        if self.birth is None:
+            return self.why
+        return f"page {self.page} of the checksum table of blob {self.birth:#x}: {self.why}"
+
+
+def mend(session: Session, findings: Iterable[Finding]) -> list[Unmended]:
+    """Write what the checker (`scrub`) found bad in one copy and good in another. Returns what could not be mended.
+    Raises what ends a session.
+    """
+    left: list[Unmended] = []
     pages = {(one.birth, one.page): one.object_name for one in findings if not one.fatal and one.birth is not None}
     session.mend_tables()
     for (birth, page), name in pages.items():
@@ -32,23 +49,28 @@ def mend(session: Session, findings: Iterable[Finding]) -> list[str]:
         try:
             # Nothing is deleted, and no space used again, while the session's lock is held.
             with session.lock:
-                _mend_page(session, name, birth, page)
+                if not _mend_page(session, name, birth, page):
+                    left.append(Unmended("no copy of it is good any more", birth, page))
         except DeviceError as error:
-            left.append(f"page {page} of the checksum table of blob {birth:#x}: {error}")
-    return left + [text for text in session.volume.info().warnings if "catalogue" in text]
+            left.append(Unmended(str(error), birth, page))
+    return left + [Unmended(text) for text in session.volume.info().warnings if "catalogue" in text]
 
 
-def _mend_page(session: Session, name: str, birth: int, page: int) -> None:
+def _mend_page(session: Session, name: str, birth: int, page: int) -> bool:
+    """Of a blob that is still there; False where no copy is good."""
     volume = session.volume
     for blob in _blobs(session, name, birth):
         places = [_place(blob, copy, page) for copy in range(len(blob.tables))]
         copies = [_read(volume, member, offset, length) for member, offset, length in places]
         identity = volume.superblock.volume_id + struct.pack("<QQ", birth, layout.TABLE_BLOCK | page)
         root = int(blob.entry.roots[page])
-        good = [data for data in copies if data is not None and crc32c(data, crc32c(identity)) == root]
+        good = next((data for data in copies if data is not None and crc32c(data, crc32c(identity)) == root), None)
+        if good is None:
+            return False
         for (member, offset, _), data in zip(places, copies, strict=True):
-            if good and data != good[0]:
-                session.write_structure(member, offset, good[0])
+            if data != good:
+                session.write_structure(member, offset, good)
+    return True
 
 
 def _blobs(session: Session, name: str, birth: int) -> list[StoredBlob]:

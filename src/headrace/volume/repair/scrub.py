@@ -9,7 +9,7 @@ differ in is believed when it is still so at another look, and a bad block when 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,8 @@ from headrace.volume.repair.scrub_objects import check_space, contents_of
 #: How often something is looked at before it is taken for damage, and the time in between.
 _LOOKS = 4
 _BETWEEN_LOOKS_S = 0.05
+#: Whether damaged blobs are still there is asked for many at once: when so often what it costs was read since.
+_BETWEEN_ASKED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,28 +52,35 @@ def scrub(
     start: str = "",
     progress: Callable[[ScrubProgress], None] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
+    structures_only: bool = False,
 ) -> ScrubReport:
     """Verify every superblock, heartbeat, log record, checksum table and data block. `devices`: all members, in any
     order.
 
     `bytes_per_s`: upper bound of the rate. `on_object`: called with each name before it is read, in the order of names;
-    `progress`: after each piece; `on_finding`: as soon as something is sure. `start`: objects below this name are left
-    out, to go on from there. The volume may be written meanwhile; what is checked is the commit that was the last when
-    it began. Raises only what makes a volume unrecognisable (NotAVolume, VolumeTooNew, VolumeDamaged) and DeviceError;
-    all else is in the report. What has a good copy elsewhere `headrace.volume.repair.mend` writes again.
+    `progress`: after each piece; `on_finding`: when something is sure. `start`: objects below this name are left out,
+    to go on from there; `structures_only`: all are. The volume may be written meanwhile; what is checked is the commit
+    that was the last when it began. Raises only what makes a volume unrecognisable (NotAVolume, VolumeTooNew,
+    VolumeDamaged, VolumeDiverged) and DeviceError; all else is in the report. What has a good copy elsewhere
+    `headrace.volume.repair.mend` writes again.
     """
     report = ScrubReport()
     superblock, ordered, copies = _superblocks(devices, report)
     read = Reader(ordered, report, bytes_per_s, copies)
+    cost = report.bytes_read
     state = _settled(superblock, read, report)
+    cost = report.bytes_read - cost
     contents = contents_of(superblock, state.values, state.totals, read, whole=state.whole)
     blobs = contents.blobs
     check_space(superblock, blobs, state.roots, read)
+    report.structure_findings = len(report.findings)
     for finding in report.findings if on_finding is not None else ():
         on_finding(finding)  # type: ignore[misc]
-    wanted = {name: births for name, births in contents.objects.items() if name >= start}
+    wanted = {} if structures_only else {name: births for name, births in contents.objects.items() if name >= start}
     total = sum(read_bytes(blobs[birth].blob) for birth in {birth for births in wanted.values() for birth in births})
     before, current = report.bytes_read, ""
+    suspects: dict[int, list[Finding]] = {}
+    aside = read.aside()
 
     def tell() -> None:
         if progress is not None:
@@ -87,7 +96,17 @@ def scrub(
                 )
             )
 
+    def settle() -> None:
+        """Findings of blobs that are still part of the last commit stand; others were deleted meanwhile, and their
+        space is used again."""
+        for birth in _still_there(superblock, suspects, aside):
+            report.findings += suspects[birth]
+            for finding in suspects[birth] if on_finding is not None else ():
+                on_finding(finding)  # type: ignore[misc]
+        suspects.clear()
+
     checked: set[int] = set()
+    asked = report.bytes_read
     for current, births in wanted.items():
         if on_object is not None:
             on_object(current)
@@ -97,15 +116,18 @@ def scrub(
             checked.add(birth)
             known = len(report.findings)
             check_blob(superblock, blobs[birth], read, tell)
-            found = report.findings[known:]
-            if found and not _still_there(superblock, birth, read):
-                # Deleted meanwhile, and its space used again.
+            if len(report.findings) > known:
+                suspects[birth] = report.findings[known:]
                 del report.findings[known:]
-            elif on_finding is not None:
-                for finding in found:
-                    on_finding(finding)
+            if suspects and report.bytes_read - asked >= _BETWEEN_ASKED * cost:
+                settle()
+                asked = report.bytes_read
         report.object_count += 1
         tell()
+    if suspects:
+        settle()
+        tell()
+    report.bytes_read += aside.report.bytes_read
     return report
 
 
@@ -160,14 +182,8 @@ def _superblocks(
             )
         )  # fmt: skip
     current = max((block for block, _ in by_index.values()), key=lambda block: (block.log_epoch, block.generation))
-    before = {(epoch.number, epoch.identity) for epoch in current.epochs}
-    for index, (block, _) in sorted(by_index.items()):
-        if (block.epoch.number, block.epoch.identity) not in before and index in block.log_member:
-            raise VolumeDiverged(
-                "members of the volume went on without each other",
-                where=f"member {current.member_index} and member {index}",
-                found=f"epochs {current.log_epoch} and {block.log_epoch}",
-            )
+    for index, (block, device) in sorted(by_index.items()):
+        _check_history(block, current, index, device, report)
     copies = []
     for copy, member in enumerate(current.log_member):
         own = by_index[member][0].epoch
@@ -205,6 +221,26 @@ def _check_member(
         )
 
 
+def _check_history(
+    block: Superblock, current: Superblock, index: int, device: BlockDevice, report: ScrubReport
+) -> None:  # fmt: skip
+    """Is what this member knows as the current epoch one of those that the right one knows (1.2)? VolumeDiverged."""
+    epoch = block.epoch.number, block.epoch.identity
+    known = [(one.number, one.identity) for one in current.epochs]
+    holds_log = index in current.log_member
+    if epoch not in known and (holds_log or len(known) < layout.MAX_EPOCHS or epoch[0] >= known[-1][0]):
+        raise VolumeDiverged(
+            "members of the volume went on without each other",
+            where=f"member {current.member_index} and member {index}",
+            found=f"epochs {current.log_epoch} and {block.log_epoch}",
+            next_step="look at each side without the other (--degraded), copy what only one of them has, then name a "
+            "member of the side that goes on: `headrace volume takeover --keep MEMBER`",
+        )
+    if epoch != known[0] and not holds_log:
+        what = f"the member was left behind: it knows epoch {epoch[0]}, not {known[0][0]}"
+        report.findings.append(Finding(what=what, member=index, offset=0, fatal=False, uri=device.uri))
+
+
 # ---- beside a job that writes ----------------------------------------------------------------------------------------
 
 
@@ -233,12 +269,12 @@ def _settled(superblock: Superblock, read: Reader, report: ScrubReport) -> State
     return state
 
 
-def _still_there(superblock: Superblock, birth: int, read: Reader) -> bool:
-    """Is this blob part of the last commit?"""
-    quiet = Reader(read.devices, ScrubReport(), copies=read.copies)
+def _still_there(superblock: Superblock, births: Iterable[int], aside: Reader) -> list[int]:
+    """Which of these blobs are part of the last commit?"""
     for _ in range(_LOOKS):
         try:
-            return birth in contents_of(superblock, read_log(superblock, quiet).values, None, quiet).blobs
+            there = contents_of(superblock, read_log(superblock, aside).values, None, aside).blobs
         except VolumeDamaged:
             continue
-    return True
+        return [birth for birth in births if birth in there]
+    return [*births]

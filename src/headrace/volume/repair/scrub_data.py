@@ -65,6 +65,7 @@ def contradiction(superblock: Superblock, blob: Blob) -> str | None:
             or not all(lengths)
             or not all(widths)
             or any(one % block_bytes for one in lengths[:-1])
+            or (block_bytes > superblock.stripe_bytes and max(widths) > 1)
         ):
             return f"runs {runs.tolist()[:4]} with {len(columns)} columns for {length} bytes"
     return None

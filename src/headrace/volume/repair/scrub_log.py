@@ -77,9 +77,17 @@ def read_log(superblock: Superblock, read: Reader) -> State:
         position, previous = position + chosen.blocks, chosen.crc
     if any(block > position for records_of in held for block in records_of):
         what = "a record is damaged on every log copy, and there are later ones"
-        _note(read, superblock, 0, area, position, what, fatal=True)
+        _note(read, superblock, read.copies[0], area, position, what, fatal=True)
     elif records and records[-1].kind == layout.MOVED:
-        _note(read, superblock, 0, area ^ 1, 0, "the log moved to an area that has no valid header", fatal=True)
+        _note(
+            read,
+            superblock,
+            read.copies[0],
+            area ^ 1,
+            0,
+            "the log moved to an area that has no valid header",
+            fatal=True,
+        )
     else:
         _check_headless(superblock, area, generation, read)
     state = State()

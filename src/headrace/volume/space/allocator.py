@@ -141,6 +141,8 @@ class Allocator:
         there are more members."""
         self._absent = frozenset(absent)
         self._free = [FreeSpace() if index in self._absent else space for index, space in enumerate(members)]
+        #: What nobody uses there.
+        self.absent_bytes = sum(members[index].total for index in self._absent)
         self._pool = [FreeSpace() for _ in members]
         #: Handed out, and neither committed nor known to be quiet: where a write may be on its way to.
         self._out = [FreeSpace() for _ in members]
@@ -457,7 +459,9 @@ class Allocator:
     def free(self, ranges: Iterable[Range]) -> None:
         """Space of objects whose deletion is durable, and of aborted ones that are quiet: used last."""
         for member, start, length in ranges:
-            if length and member not in self._absent:
+            if member in self._absent:
+                self.absent_bytes += length
+            elif length:
                 self._out[member].remove(start, start + length)
                 self._freed.append((member, start, length))
 

@@ -163,6 +163,12 @@ class Holdings(Tenure):
             return self._allocator.quarantined_bytes
 
     @property
+    def unreachable_bytes(self) -> int:
+        """Space that nothing uses on members that are missing, in bytes."""
+        with self._lock:
+            return self._allocator.absent_bytes
+
+    @property
     def deallocating_bytes(self) -> int:
         """Space of deletions that a device is being told of: free in a moment, and who needs it waits for that."""
         with self._lock:

@@ -183,11 +183,11 @@ class Transaction:
             self._register(allocation, 0)
         return allocation
 
-    def _check_new(self, name: str) -> None:
+    def _check_new(self, name: str, *, replace: bool = False) -> None:
         self._open()
         if name in self._names:
             raise UsageError("the transaction has this object already", where=f"object {name!r}")
-        if name not in self._gone and name in self._session.volume:
+        if not replace and name not in self._gone and name in self._session.volume:
             raise already_exists(name)
         self._session.check_room(self._record_bytes + len(name) * 4 + 4096)
 
@@ -329,7 +329,14 @@ class Transaction:
             raise
         self._packs.append(Pack(keys, starts, sizes, allocation.birth, time.time_ns()))
 
-    def compose(self, name: str, parts: Iterable[Part], *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> int:
+    def compose(
+        self,
+        name: str,
+        parts: Iterable[Part],
+        *,
+        checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK,
+        replace: bool = False,
+    ) -> int:
         """One object of ranges of committed objects, and of new bytes; returns its length.
 
         A part is `(what, offset, length)`, bytes of an object given by name or `ObjectInfo` (length None: to its end),
@@ -337,14 +344,14 @@ class Transaction:
         and live until the last object that has bytes of them is deleted. Reading verifies whole checksum blocks of
         them. Names are those of committed objects, also where this transaction deletes them.
 
-        `checksum_block_bytes`: of the new bytes. ObjectNotFound; UsageError for a range that leaves its object, or too
-        many parts.
+        `checksum_block_bytes`: of the new bytes. `replace`: an object that has this name gives way, if nothing is
+        raised. ObjectNotFound; UsageError for a range that leaves its object, or too many parts.
         """
         check_name(name)
         self.check_block(checksum_block_bytes)
         composition = Composition(self, name, checksum_block_bytes)
         with self._lock:
-            self._check_new(name)
+            self._check_new(name, replace=replace)
             self._names.add(name)
         try:
             slices = composition.resolve(parts)
@@ -353,6 +360,9 @@ class Transaction:
                 self._names.discard(name)
             raise
         with self._lock:
+            if name not in self._gone and name in self._session.volume:
+                self._let_go(name, "replace")
+                self._deleted.append(name)
             self._composed[name] = slices, time.time_ns()
             self._record_bytes += 128 + len(name.encode()) + slices.nbytes
         return sum(slices["length"].tolist())
