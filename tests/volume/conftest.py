@@ -5,6 +5,7 @@ import pytest
 
 from headrace.device import crc32c, reference
 from headrace.volume.writing import heartbeat
+from tests.volume.fenced import World
 
 
 @pytest.fixture
@@ -22,3 +23,10 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes over heartbeats: whoever held the volume is dead, and no second taker comes."""
     monkeypatch.setattr(heartbeat, "SETTLE_S", 0.0)
     monkeypatch.setattr(heartbeat, "wait_for_silence", lambda block, seen, missed: True)
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.create()
+    return made

@@ -7,18 +7,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from headrace.device import BlockDevice
-from headrace.testing import CrashDevice, Timeline
+from headrace.testing import CrashDevice, MemoryDevice, Timeline
 from headrace.units import MIB
 from headrace.volume import Session, Transaction, Volume
 
 KIB = 1 << 10
 STRIPE = 64 * KIB
+#: Of sessions whose silence is waited for.
+BEAT = 0.05
 #: What a volume holds: name -> bytes.
 State = dict[str, bytes]
 
 
 def content(seed: int, length: int) -> bytes:
     return random.Random(seed).randbytes(length)
+
+
+def new_volume(members: int = 2, size: int = 4 * MIB) -> Volume:
+    return Volume.create(devices=[MemoryDevice(size) for _ in range(members)], stripe_bytes=STRIPE)
+
+
+def second(volume: Volume) -> Volume:
+    return Volume.open(volume.devices, write=True)
+
+
+def silent(volume: Volume, run_id: str) -> None:
+    """A session whose process died: it never beats again, and never closed."""
+    session = volume.session(run_id, heartbeat_s=BEAT)
+    session._beat.stop(None)
 
 
 def state_of(volume: Volume) -> State:

@@ -2,78 +2,27 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 
-from headrace.device import ReservationType, new_key, open_device
+from headrace.device import ReservationType, new_key
 from headrace.errors import (
-    DeviceError,
-    DeviceGone,
     HeadraceError,
     NotFenced,
     ReservationConflict,
     SessionLost,
     UsageError,
-    VolumeError,
-    VolumeFull,
     WriterActive,
 )
-from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
+from headrace.testing import Command, HostDevice, Quirks, SharedNamespace
 from headrace.units import MIB
 from headrace.volume import Session, Ticket, Volume, layout
 from headrace.volume.catalog.log import LogReader
-from headrace.volume.writing import fence, heartbeat
-from headrace.volume.writing.heartbeat import HeartbeatBlock
-from tests.volume.support import KIB, STRIPE, content, state_of
-
-BEAT = 0.05
-SHARED = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
-
-
-class World:
-    """Some namespaces, and processes that open the volume on them, each as a host of its own."""
-
-    def __init__(self, members: int = 2, quirks: Quirks | None = None) -> None:
-        self.namespaces = [SharedNamespace(4 * MIB, quirks=quirks) for _ in range(members)]
-
-    def devices(self) -> list[HostDevice]:
-        return [namespace.connect() for namespace in self.namespaces]
-
-    def create(self, **options: bool) -> None:
-        Volume.create(devices=self.devices(), stripe_bytes=STRIPE, **options).close()
-
-    def open(self, *, ticket: Ticket | None = None) -> Volume:
-        return Volume.open(self.devices(), write=True, ticket=ticket)
-
-    @property
-    def conflicts(self) -> int:
-        return sum(namespace.conflicts for namespace in self.namespaces)
-
-    def holders(self) -> list[int | None]:
-        return [fence.holder(namespace.connect()) for namespace in self.namespaces]
-
-
-@pytest.fixture
-def world() -> World:
-    made = World()
-    made.create()
-    return made
-
-
-def stopped(session: Session) -> Session:
-    """As after SIGSTOP: its heart does not beat, and it knows nothing of that."""
-    session._beat.halt()
-    return session
-
-
-def put(session: Session, name: str, data: bytes) -> None:
-    with session.transaction() as tx:
-        tx.put(name, data)
+from headrace.volume.writing import fence
+from tests.volume.fenced import SHARED, World, put, stopped
+from tests.volume.support import BEAT, KIB, STRIPE, content, state_of
 
 
 def test_a_reader_forgets_a_record_that_was_never_durable(world: World) -> None:
@@ -351,235 +300,6 @@ def test_a_predecessor_that_the_target_does_not_know_is_not_drained(world: World
         assert session.quarantined_bytes > 0
 
 
-@pytest.mark.parametrize("after_s", [30.0, 0.0])
-def test_what_was_given_up_may_land_until_the_session_is_another_host(
-    world: World, after_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write whose association was lost: its space is not used again before the target has confirmed, nor is it
-    deallocated, and a ghost that lands later meets nobody."""
-    monkeypatch.setattr("headrace.volume.space.deallocate.AFTER_S", after_s)
-
-    def lose(device: HostDevice, command: Command) -> Accident | None:
-        if command.verb == "write" and command.length >= 64 * KIB and not lost:
-            lost.append(command.offset)
-            return Accident(ghost="admitted")
-        return None
-
-    lost: list[int] = []
-    with world.open().session("run", heartbeat_s=60) as session:
-        for namespace in world.namespaces:
-            namespace.observer = lose
-        with session.transaction() as tx:
-            tx.put("x", b"x" * 200_000)
-            tx.put("y", b"y" * 100_000)
-            tx2 = session.transaction()
-        with session.transaction() as tx:
-            tx.delete("x")
-            tx.delete("y")
-        deadline = time.monotonic() + 20
-        while not after_s and session.deallocation.deallocated_bytes < 100_000 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        key = session.ticket
-        assert lost and sum(len(namespace.ghosts) for namespace in world.namespaces) == 1
-        # Full but for that place: round and round.
-        for step in range(60):
-            with session.transaction() as tx:
-                tx.put(f"{step}", content(step, 300 * KIB))
-                if step:
-                    tx.delete(f"{step - 1}")
-        assert all(not namespace.overwrites for namespace in world.namespaces)
-        tx2.abort()
-        assert session.transaction().abort() is None and session.ticket != key
-        assert all(not namespace.ghosts for namespace in world.namespaces), "preempted and aborted"
-        with pytest.raises(UsageError, match="open transactions"):
-            session.transaction()
-            session.renew()
-        for transaction in list(session._transactions.values()):
-            transaction.abort()
-        assert session.renew()
-        assert len(world.namespaces[0].state.keys) == 1
-        put(session, "after", b"z" * 5000)
-    assert state_of(world.open())["after"] == b"z" * 5000
-    with world.open().session("next") as following:
-        assert following.quarantined_bytes == 0
-
-
-def test_grants_that_nobody_answered_are_free_after_a_renewal(world: World) -> None:
-    with world.open().session("run", heartbeat_s=60) as session:
-        tx = session.transaction()
-        grant = tx.allocate("x", 300 * KIB)
-        tx.abort()
-        free = session.free_bytes
-        assert session.quarantined_bytes >= 300 * KIB
-        assert session.renew() and session.quarantined_bytes == 0
-        assert session.free_bytes >= free + 300 * KIB
-        with pytest.raises(SessionLost):
-            world.open().write_grant(grant, bytes(300 * KIB))
-    assert session.volume.info().writer.state == "closed"  # type: ignore[union-attr]
-
-
-class Failing:
-    """The n-th command about reservations fails, as `accident` says; None: its target is away from then on."""
-
-    def __init__(self, world: World, n: int, accident: Accident | None) -> None:
-        self._world, self._n, self._accident = world, n, accident
-        self._left = 0
-        self._away: list[SharedNamespace] = []
-        #: It came to that.
-        self.happened = False
-
-    def __enter__(self) -> None:
-        self._left = self._n
-        for namespace in self._world.namespaces:
-            namespace.observer = self._observe
-
-    def __exit__(self, *exc: object) -> None:
-        self._away.clear()
-        for namespace in self._world.namespaces:
-            namespace.observer = None
-
-    def _observe(self, device: HostDevice, command: Command) -> Accident | None:
-        if device.namespace in self._away:
-            raise DeviceGone("the target is away")
-        if command.verb in ("read", "write", "flush"):
-            return None
-        self._left -= 1
-        if self._left != -1:
-            return None
-        self.happened = True
-        if self._accident is None:
-            self._away.append(device.namespace)
-            raise DeviceGone("the target is away")
-        return self._accident
-
-
-@pytest.mark.parametrize("accident", [None, Accident(given_up=True), Accident(landed=True, given_up=True)])
-def test_a_renewal_that_fails_anywhere_goes_on_later(world: World, accident: Accident | None) -> None:
-    failed = halves = 0
-    for n in itertools.count():
-        failing = Failing(world, n, accident)
-        with world.open().session("run", takeover="now", heartbeat_s=BEAT) as session:
-            put(session, f"before {n}", b"x" * 5000)
-            with suppress(VolumeError), session.transaction() as tx:
-                tx.allocate("never answered", 100_000)
-            try:
-                with failing:
-                    session.renew()
-            except DeviceError:
-                failed += 1
-                # Meanwhile it lives, and says so.
-                time.sleep(2 * BEAT)
-                session.check()
-                if session._half_way is not None:
-                    with pytest.raises(DeviceError, match="on its way to be another host"):
-                        session.mend_tables()
-                    halves += 1
-                block = HeartbeatBlock(session.volume.superblock, session.volume.devices)
-                with pytest.raises(WriterActive, match="its heart beats"):
-                    heartbeat.judge(block, run_id="?", takeover="refuse", missed_beats=2, where="", last_session=0)
-            put(session, f"after {n}", b"y" * 5000)
-            # A preemption whose answer was lost confirms nothing.
-            told = session.renew()
-            assert told is (session.quarantined_bytes == 0) and (
-                told or accident == Accident(landed=True, given_up=True)
-            )
-            assert session.ticket is not None and world.holders() == [session.ticket.key] * 2
-            assert all(len(namespace.state.keys) == 1 for namespace in world.namespaces)
-            rank = world.open(ticket=session.ticket)
-            with session.transaction() as tx:
-                tx.accept(rank.write_grant(tx.allocate(f"rank {n}", 5000), b"z" * 5000))
-            half = n % 2 == 0
-            if half:
-                # It ends half way: the next one finds a volume that is closed, and trusts no more of it than it must.
-                with failing, suppress(DeviceError):
-                    session.renew()
-        with world.open().session("next") as following:
-            put(following, f"next {n}", b"z" * 5000)
-            assert half or not told or following.quarantined_bytes == 0
-        if not failing.happened:
-            break
-    assert failed >= 8 and halves
-    assert len(state_of(world.open())) == 4 * (n + 1)
-
-
-def test_a_deallocation_under_way_survives_a_renewal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.volume.space.deallocate.AFTER_S", 0.0)
-    begun, go = threading.Event(), threading.Event()
-
-    def hold(device: HostDevice, command: Command) -> None:
-        if command.verb == "deallocate" and not begun.is_set():
-            begun.set()
-            assert go.wait(20)
-
-    with world.open().session("run", heartbeat_s=60) as session:
-        put(session, "x", b"x" * 400 * KIB)
-        for namespace in world.namespaces:
-            namespace.observer = hold
-        with session.transaction() as tx:
-            tx.delete("x")
-        assert begun.wait(20)
-        threading.Timer(0.1, go.set).start()
-        assert session.renew()
-        deadline = time.monotonic() + 20
-        while session.deallocation.deallocated_bytes < 400 * KIB and time.monotonic() < deadline:
-            assert session.deallocation.failed is None
-            time.sleep(0.01)
-        assert session.deallocation.deallocated_bytes >= 400 * KIB and session.quarantined_bytes == 0
-
-
-def test_full_only_of_what_waits_says_so_and_renews_itself(world: World) -> None:
-    with world.open().session("run", heartbeat_s=60) as session:
-        free = session.free_bytes
-        with suppress(VolumeError), session.transaction() as tx:
-            tx.allocate("never answered", free - 500 * KIB)
-        key = session.ticket
-        with (
-            pytest.raises(VolumeFull, match=r"waiting until late writes can be ruled out; end the open transactions"),
-            session.transaction() as tx,
-        ):
-            tx.put("x", content(1, 600 * KIB))
-        assert session.ticket == key
-        put(session, "x", content(1, 600 * KIB))
-        assert session.ticket != key
-
-
-def test_what_no_target_confirmed_stays_quarantined_over_renewals() -> None:
-    """The second host was drained, the first was not: its ghosts may land all the same, and a successor waits, too."""
-
-    def lose(device: HostDevice, command: Command) -> Accident | None:
-        if command.verb == "write" and command.length >= 64 * KIB and not lost:
-            lost.append(command.offset)
-            return Accident(ghost="admitted")
-        return None
-
-    lost: list[int] = []
-    world = World(quirks=Quirks(fences_without_draining=True))
-    world.create()
-    session = world.open().session("run", heartbeat_s=BEAT)
-    with session.transaction() as tx:
-        for namespace in world.namespaces:
-            namespace.observer = lose
-        tx.put("x", b"x" * 200_000)
-    key = session.ticket
-    with session.transaction() as tx:
-        tx.delete("x")
-    assert key != session.ticket and lost, "renewed by itself"
-    key = session.ticket
-    session.transaction().abort()
-    assert key == session.ticket, "there is nothing to be gained by another renewal"
-    assert session.renew() is False
-    for step in range(60):
-        with session.transaction() as tx:
-            tx.put(f"{step}", content(step, 300 * KIB))
-            if step:
-                tx.delete(f"{step - 1}")
-    assert sum(len(namespace.ghosts) for namespace in world.namespaces) == 1
-    assert all(not namespace.overwrites for namespace in world.namespaces)
-    stopped(session)
-    with world.open().session("run", heartbeat_s=BEAT) as successor:
-        assert successor.quarantined_bytes > 0
-
-
 # ---- strengths ----
 
 
@@ -650,62 +370,3 @@ def test_ranks_write_as_the_session(world: World) -> None:
         for volume in (early, late):
             volume.close()
     assert state_of(world.open()) == {f"rank {rank}": content(rank, 100_000) for rank in range(2)}
-
-
-# ---- the heart ----
-
-
-def test_a_session_that_nobody_holds_any_more_stops_beating(world: World) -> None:
-    volume = world.open()
-    volume.session("run", heartbeat_s=BEAT)
-    gc.collect()
-    block = heartbeat.HeartbeatBlock(volume.superblock, volume.devices)
-    time.sleep(4 * BEAT)
-    first = block.read()
-    time.sleep(6 * BEAT)
-    assert first is not None and first.state == layout.ACTIVE and block.read() == first
-
-
-def test_without_a_fence_the_native_heart_stops_where_the_block_is_anothers() -> None:
-    with open_device("mem:8MiB") as device:
-        volume = Volume.create(devices=[device], stripe_bytes=STRIPE)
-        old = volume.session("run", heartbeat_s=BEAT)
-        assert isinstance(old._beat, heartbeat.NativeHeart) and old.fence == "process"
-        # Damaged, it is its own to write again.
-        block = heartbeat.HeartbeatBlock(volume.superblock, volume.devices)
-        for place, offset in block.places:
-            place.write(offset, bytes(4096))
-        deadline = time.monotonic() + 20
-        while block.read() is None and time.monotonic() < deadline:
-            time.sleep(BEAT)
-        found = block.read()
-        assert found is not None and old._lost is None
-        # Beats are made beforehand, and say when each was to come.
-        assert abs(found.due_ns - time.time_ns()) < 10e9 and found.due_ns > found.started_ns
-        first = found
-        while (found := block.read()) is None or found.beat < first.beat + 2:
-            time.sleep(BEAT)
-        assert found.due_ns - first.due_ns == (found.beat - first.beat) * int(BEAT * 1e9)
-        with Volume.open([device], write=True).session("other", takeover="now", heartbeat_s=60) as session:
-            while old._lost is None and time.monotonic() < deadline:
-                time.sleep(BEAT)
-            with pytest.raises(SessionLost, match="'other'"):
-                old.check()
-            time.sleep(3 * BEAT)
-            found = block.read()
-            assert found is not None and found.session == session.number
-
-
-def test_a_renewal_whose_block_cannot_be_written_leaves_a_heart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(block: HeartbeatBlock, mine: object) -> None:
-        raise DeviceError("the target is away")
-
-    with world.open().session("run", heartbeat_s=60) as session:
-        before = session._beat
-        with monkeypatch.context() as patch:
-            patch.setattr(HeartbeatBlock, "write", away)
-            assert session.renew()
-        assert session._beat is not before
-        put(session, "x", b"x")
-        assert session.renew()
-    assert state_of(world.open()) == {"x": b"x"}

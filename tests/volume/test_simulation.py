@@ -18,7 +18,7 @@ from tests.volume.processes.rounds import History, Rounds
 from tests.volume.simulation.chain import Chain, Violation, content
 from tests.volume.simulation.rules import RULES, STORMS, without
 from tests.volume.simulation.run import run
-from tests.volume.simulation.world import Weather
+from tests.volume.simulation.weather import Weather
 
 #: Worlds of each test run; others every time, and printed.
 SEEDS = 12

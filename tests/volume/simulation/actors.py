@@ -21,8 +21,10 @@ from headrace.units import KIB
 from headrace.volume import Grant, Receipt, Session, Transaction, Volume
 from headrace.volume.layout import ALIGN
 from headrace.volume.repair.scrub import scrub
+from tests.volume.simulation.actor import Actor
 from tests.volume.simulation.chain import State, Violation, content
-from tests.volume.simulation.world import Actor, Weather, World
+from tests.volume.simulation.weather import Weather
+from tests.volume.simulation.world import World
 
 STRIPE = 64 * KIB
 #: A beat, and how many missed ones mean death, in the world's time: a step takes a millisecond.

@@ -17,7 +17,7 @@ from headrace.volume.catalog.tables import build
 from headrace.volume.data import durable
 from headrace.volume.data.objects import space_of
 from headrace.volume.writing import fence, heartbeat, session
-from tests.volume.simulation.world import Weather
+from tests.volume.simulation.weather import Weather
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -24,10 +24,12 @@ from headrace.volume.catalog.tables import table
 from headrace.volume.data import checksums, durable
 from headrace.volume.space import deallocate
 from headrace.volume.writing import fence, heartbeat, holdings, tenure, transaction
+from tests.volume.simulation.actor import Actor
 from tests.volume.simulation.actors import BEAT_S, Job, rank, reader, world, writer
 from tests.volume.simulation.chain import Violation
 from tests.volume.simulation.threads import Threads
-from tests.volume.simulation.world import Actor, Weather, World
+from tests.volume.simulation.weather import Weather
+from tests.volume.simulation.world import World
 
 #: A world ends at last after so many steps.
 STEPS = 3000

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from tests.volume.simulation.world import Actor, World
+from tests.volume.simulation.actor import Actor
+from tests.volume.simulation.world import World
 
 
 class Threads:

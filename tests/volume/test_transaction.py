@@ -1,0 +1,191 @@
+"""Transactions: everything or nothing, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from headrace.device import BlockDevice
+from headrace.errors import (
+    DeviceGone,
+    DeviceTimeout,
+    HeadraceError,
+    ObjectExists,
+    ObjectNotFound,
+    SessionLost,
+    UsageError,
+    VolumeError,
+)
+from headrace.volume import Grant, Receipt, Volume
+from headrace.volume.catalog import commit
+from tests.volume.support import KIB, content, new_volume, second, state_of, writing
+
+pytestmark_fast = pytest.mark.usefixtures("nobody_else")
+
+
+@pytestmark_fast
+def test_what_went_wrong_inside_is_not_hidden_by_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = new_volume()
+    session = volume.session()
+
+    def gone() -> None:
+        raise DeviceGone("the target is gone")
+
+    close = session.close
+    monkeypatch.setattr(session, "close", gone)
+    with pytest.raises(ZeroDivisionError), session:
+        _ = 1 // 0
+    with pytest.raises(DeviceGone), session:
+        pass
+    close()
+
+
+def test_all_or_nothing_on_an_exception() -> None:
+    volume = new_volume()
+    with writing(volume) as session:
+        with pytest.raises(RuntimeError), session.transaction() as tx:
+            tx.put("x", b"1")
+            raise RuntimeError
+        assert state_of(volume) == {}
+        with pytest.raises(UsageError, match="not committed"):
+            _ = tx.sequence
+        with pytest.raises(UsageError, match="ended"):
+            tx.put("y", b"")
+
+
+@pytestmark_fast
+def test_objects_never_change_but_can_be_replaced() -> None:
+    volume = new_volume()
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put("x", b"1")
+        info = volume.stat("x")
+        with pytest.raises(ObjectExists), session.transaction() as tx:
+            tx.put("x", b"2")
+        with session.transaction() as tx:
+            tx.delete("x")
+            tx.put("x", b"2")
+        assert volume.read("x") == b"2"
+        with pytest.raises(ObjectNotFound, match="replaced"):
+            volume.submit_read(info, [0], [1], [bytearray(1)], [0])
+        with pytest.raises(ObjectNotFound), session.transaction() as tx:
+            tx.delete("y")
+        with pytest.raises(UsageError, match="already"), session.transaction() as tx:
+            tx.put("z", b"")
+            tx.put("z", b"")
+
+
+@pytestmark_fast
+def test_two_open_transactions_are_told_apart() -> None:
+    volume = new_volume()
+    with writing(volume) as session:
+        one, two = session.transaction(), session.transaction()
+        one.put("x", b"1")
+        two.put("x", b"2")
+        two.commit()
+        with pytest.raises(ObjectExists):
+            one.commit()
+        assert volume.read("x") == b"2"
+
+
+@pytestmark_fast
+def test_numbers_and_names_that_cannot_be_meant() -> None:
+    volume = new_volume()
+    with pytest.raises(UsageError, match="not UTF-8"):
+        volume.session("\udcff")
+    with writing(volume) as session:
+        free = session.free_bytes
+        for length in (1.5, -1, "1", None):
+            with pytest.raises(UsageError, match="length of an object"), session.transaction() as tx:
+                tx.allocate("x", length)  # type: ignore[arg-type]
+            if length is not None:
+                with pytest.raises(UsageError, match="length of an object"), session.transaction() as tx:
+                    tx.write_stream("x", [b""], length_bytes=length)  # type: ignore[arg-type]
+        assert session.free_bytes == free
+        assert isinstance(session.free_bytes, int)
+        with session.transaction() as tx:
+            tx.put("x", b"1234")
+    for offset, length in ((-1, None), (5, None), (5, 0), (0, 5), (0, -1), (0, 1 << 70), (1 << 70, None), (1 << 70, 1)):
+        with pytest.raises(UsageError, match="leaves the object"):
+            volume.read("x", offset, length)
+    assert volume.read("x", 4) == b""
+
+
+@pytestmark_fast
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "a\0", "é" * 513, "\ud800"])
+def test_bad_names_are_refused(name: str) -> None:
+    volume = new_volume()
+    with writing(volume) as session, pytest.raises(UsageError, match="not a name"), session.transaction() as tx:
+        tx.put(name, b"")
+
+
+@pytestmark_fast
+def test_grants_and_receipts() -> None:
+    volume = new_volume()
+    with writing(volume) as session:
+        with pytest.raises(VolumeError, match="not answered"), session.transaction() as tx:
+            grant = tx.allocate("x", 100)
+        with session.transaction() as tx:
+            grant = pickle.loads(pickle.dumps(tx.allocate("x", 200 * KIB, checksum_block_bytes=4096)))
+            assert Grant.from_json(grant.to_json()) == grant
+            with pytest.raises(UsageError, match="does not fit"):
+                volume.write_grant(grant, b"short")
+            receipt = volume.write_grant(grant, content(1, 200 * KIB))
+            assert Receipt.from_json(receipt.to_json()) == receipt
+            for wrong in ({"transaction": 99}, {"birth": 1}, {"roots": b""}, {"length_bytes": 1}, {"session": 9}):
+                with pytest.raises(UsageError, match="no grant"):
+                    tx.accept(Receipt(**{**receipt.__dict__, **wrong}))
+            tx.accept(receipt)
+        assert volume.read("x") == content(1, 200 * KIB)
+        with pytest.raises(UsageError, match="another volume"):
+            new_volume().write_grant(grant, content(1, 200 * KIB))
+        for text in ("", "[]", "{}", '{"name": 1}', "null"):
+            with pytest.raises(UsageError, match="not a grant"):
+                Grant.from_json(text)
+
+
+@pytestmark_fast
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, DeviceTimeout("no answer")])
+@pytest.mark.parametrize("write", range(4))
+def test_after_a_failed_write_to_the_log_nothing_more_is_written_there(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException, write: int
+) -> None:
+    volume = new_volume()
+    session = volume.session("run", heartbeat_s=60)
+    with session.transaction() as tx:
+        tx.put("before", b"1")
+    tx = session.transaction()
+    tx.put("in flight", content(1, 300 * KIB))
+    original, count = commit.write_through, 0
+
+    def failing(device: BlockDevice, offset: int, data: bytes) -> None:
+        nonlocal count
+        if count == write:
+            raise failure
+        count += 1
+        original(device, offset, data)
+
+    monkeypatch.setattr(commit, "write_through", failing)
+    with pytest.raises(type(failure) if isinstance(failure, HeadraceError) else KeyboardInterrupt):
+        tx.commit()
+    monkeypatch.setattr(commit, "write_through", original)
+    left = [bytes(device.data) for device in volume.devices]  # type: ignore[attr-defined]
+    with pytest.raises(SessionLost, match="can no longer write"):
+        later = session.transaction()
+        later.put("later", b"2")
+        later.commit()
+    area = volume.superblock.area_offset(0, 0)
+    end = volume.superblock.area_offset(0, volume.superblock.area_count)
+    assert all(bytes(d.data)[area:end] == b[area:end] for d, b in zip(volume.devices, left, strict=True))  # type: ignore[attr-defined]
+    session.close()
+    # The next session knows that commands may be late, and finds the commit whole or not at all.
+    after = second(volume)
+    with writing(after) as successor:
+        assert ("in flight" in after) == (write > 0)
+        assert successor.quarantined_bytes > 0
+        if write > 0:
+            assert after.read("in flight") == content(1, 300 * KIB)
+        with successor.transaction() as tx:
+            tx.put("after", b"3")
+    assert "later" not in Volume.open(volume.devices)
