@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from headrace.cli.dataset import pack
+from headrace.cli.dataset import info, ls, pack, peek, verify
 
 app = typer.Typer(
     help="Look into the datasets of a volume, check them, pack their documents into samples.\n\n"
@@ -13,4 +13,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
+app.command("ls")(ls.ls)
+app.command("info")(info.info)
+app.command("peek")(peek.peek)
+app.command("verify")(verify.verify)
 app.command("pack")(pack.pack)
