@@ -29,7 +29,12 @@ class Progress:
             text = TextColumn("{task.description}", markup=False)
             self._bar = Bar(BarColumn(), text, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(self._text, total=1.0)
-            self._bar.start()
+            try:
+                self._bar.start()
+            except BaseException:
+                # Ctrl-C right here: the cursor is hidden already, and nobody else would show it again.
+                self._bar.stop()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
