@@ -15,7 +15,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.dataset import CorpusOptions, IngestOptions, IngestProgress, TokenStream, ingest, ingest_text, open_corpus
+from headrace.dataset import (
+    CorpusOptions,
+    IngestOptions,
+    IngestProgress,
+    TokenStream,
+    ingest,
+    ingest_text,
+    open_corpus,
+    progress,
+)
 from headrace.errors import DatasetError, ObjectExists, ObjectNotFound, UsageError, VolumeFull
 from headrace.units import MIB
 from headrace.volume import Volume
@@ -93,15 +102,14 @@ def test_the_same_corpus_gives_the_same_bytes(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_blocks_and_batches_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_and_batches_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_jsonl(tmp_path / "c.jsonl", texts(200))
     found = []
-    for block, characters, pieces in ((4 * MIB, 2 * MIB, 4096), (4096, 100, 3), (4096, 1 << 20, 1)):
-        monkeypatch.setattr(ingest_text, "BLOCK_BYTES", block)
+    for part, characters, pieces in ((4 * MIB, 2 * MIB, 4096), (4096, 100, 3), (4096, 1 << 20, 1)):
         monkeypatch.setattr(ingest_text, "_ENCODE_CHARACTERS", characters)
         monkeypatch.setattr(ingest_text, "_ENCODE_PIECES", pieces)
         with memory_volume() as volume, volume.session(run_id="test") as session:
-            ingest(path, session, "a", IngestOptions(vocab_size=300))
+            ingest(path, session, "a", IngestOptions(vocab_size=300, part_bytes=part))
             found.append(objects(volume, "a"))
     assert found[0] == found[1] == found[2]
 
@@ -147,7 +155,7 @@ def test_large_numbers_are_int32(tmp_path: Path) -> None:
 
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_text._Teller, "EVERY_S", 0.0)
+    monkeypatch.setattr(progress.Teller, "EVERY_S", 0.0)
     monkeypatch.setattr(ingest_text, "_ENCODE_PIECES", 10)
     told: list[IngestProgress] = []
     path = write_jsonl(tmp_path / "c.jsonl", texts(200))
@@ -165,7 +173,7 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert tokens[-1].tokens_per_s == pytest.approx(tokens[-1].tokens / tokens[-1].seconds)
     assert tokens[-1].left_s == pytest.approx(0.0, abs=1e-6)
     assert told[-1].tokens == report.manifest.tokens
-    assert all(ingest_text.describe_progress(now) for now in told)
+    assert all(progress.describe_progress(now) for now in told)
 
 
 # ---- nothing half-visible ---------------------------------------------------------------------------------------
@@ -289,7 +297,7 @@ def test_ctrl_c_leaves_nothing_visible(tmp_path: Path, image: str) -> None:
     assert time.monotonic() - began < 10
     assert error.splitlines()[-1] == "headrace: error: interrupted"
     with Volume.open([image], write=True) as volume:
-        assert volume.list() == []
+        assert all(info.name.startswith("corpus.ingest/") for info in volume.list())
         # The session was closed in order: the next one opens at once.
         began = time.monotonic()
         with volume.session(run_id="another"):

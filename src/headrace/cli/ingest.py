@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,8 @@ def ingest(
         str,
         typer.Argument(
             metavar="CORPUS",
-            help=f"A folder or file: text, .jsonl, .parquet. `{PYTHON_TEXT}` is the text of Python's library.",
+            help="A folder or file, or a URL that fsspec knows: text, .jsonl (also .gz, .zst), .parquet, .arrow. "
+            f"`{PYTHON_TEXT}` is the text of Python's library.",
             show_default=False,
         ),
     ],
@@ -51,6 +53,19 @@ def ingest(
         list[str] | None,
         typer.Option(metavar=".EXT", help="Take these files of a folder as text, too; once for each."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes that read and tokenize.", show_default="one for each core"),
+    ] = None,
+    bad: Annotated[
+        str,
+        typer.Option(
+            metavar="fail|skip", help="What becomes of records that cannot be read: skipped ones are counted."
+        ),
+    ] = "fail",
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin anew where an ingest of this name was not finished.")
+    ] = False,
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take the volume over from a job whose heart has stopped beating.")
     ] = False,
@@ -64,12 +79,14 @@ def ingest(
 ) -> None:
     """Tokenize a corpus into a volume: NAME.bin and NAME.idx (Megatron's layout), NAME.tokenizer.json, NAME.json.
 
-    All of it becomes visible in one commit at the end; after an error or Ctrl-C nothing is.
+    All of it becomes visible in one commit at the end. After an error, Ctrl-C or a crash nothing of it is, and the same
+    command goes on where it was: what was done lies in the volume as NAME.ingest/.
 
     Example: `headrace ingest stdlib: corpus --volume file:/data/a.img --limit 40MiB`
     """
     from headrace.dataset import CorpusOptions, IngestOptions, open_corpus
     from headrace.dataset import ingest as run
+    from headrace.dataset.work import prefix_of
     from headrace.volume import Volume
 
     options = IngestOptions(
@@ -77,6 +94,8 @@ def ingest(
         end_of_document=end_of_document,
         vocab_size=vocab_size,
         train_bytes=parse_size("--train-size", train_size),
+        workers=workers,
+        restart=restart,
     )
     opened = open_corpus(
         None if corpus == PYTHON_TEXT else corpus,
@@ -84,6 +103,7 @@ def ingest(
             limit_bytes=None if limit is None else parse_size("--limit", limit),
             text_field=text_field,
             extra_suffixes=tuple(suffix or ()),
+            bad=bad,
         ),
     )
     with (
@@ -93,7 +113,12 @@ def ingest(
         ) as session,
         _Progress() as progress,
     ):
-        report = run(opened, session, name, options, progress=progress.show)
+        try:
+            report = run(opened, session, name, options, progress=progress.show)
+        except BaseException:
+            if progress.read and volume.any(prefix_of(name)):
+                progress.say(f"what was done is kept as {prefix_of(name)}: the same command goes on there")
+            raise
     _show(report, json)
 
 
@@ -105,7 +130,8 @@ def _show(report: IngestReport, json: bool) -> None:
     corpus = manifest.corpus
     if json:
         print_json({**vars(manifest), "name": report.name, "sequence": report.sequence, "seconds": report.seconds,
-                    "ignored_files": report.ignored_files})  # fmt: skip
+                    "ignored_files": report.ignored_files, "slices": report.slices, "resumed": report.resumed,
+                    "workers": report.workers, "direct": report.direct, "bad": report.bad_shown})  # fmt: skip
         return
     speed = manifest.tokens / report.seconds if report.seconds > 0 else 0.0
     facts = {
@@ -114,10 +140,15 @@ def _show(report: IngestReport, json: bool) -> None:
         "documents": f"{manifest.documents:,}",
         "tokens": f"{manifest.tokens:,} of {manifest.dtype}, vocabulary {manifest.vocabulary:,}",
         "end of document": f"{manifest.end_of_document} = {manifest.end_of_document_id}",
-        "time": f"{format_seconds(report.seconds)}, {speed:,.0f} tokens/s",
+        "time": f"{format_seconds(report.seconds)}, {speed:,.0f} tokens/s, {report.workers} worker"
+        + ("s" if report.workers > 1 else "")
+        + ("" if report.direct else ", which have no way to the volume"),
         "commit": str(report.sequence),
     }
+    if report.resumed:
+        facts["done before"] = f"{report.resumed:,} of {report.slices:,} slices"
     noticed = {
+        "records that cannot be read, left out": corpus["bad_records"],
         "documents with bytes that are not UTF-8, replaced": corpus["replaced_documents"],
         "empty documents, left out": corpus["empty_documents"],
         "files of other kinds, left out": report.ignored_files,
@@ -125,6 +156,8 @@ def _show(report: IngestReport, json: bool) -> None:
     for what, count in noticed.items():
         if count:
             facts[what] = f"{count:,}"
+    for shown in report.bad_shown:
+        print(f"left out: {shown}", file=sys.stderr)
     print_facts(facts)
 
 
@@ -144,8 +177,16 @@ class _Progress:
     def __exit__(self, *exc: object) -> None:
         self._progress.__exit__(*exc)
 
+    @property
+    def read(self) -> bool:
+        """Something was read."""
+        return self._phase not in ("", "tokenizer")
+
+    def say(self, line: str) -> None:
+        self._progress.say(line)
+
     def show(self, now: IngestProgress) -> None:
-        from headrace.dataset.ingest_text import describe_progress
+        from headrace.dataset.progress import describe_progress
 
         self._progress.show(now.fraction, describe_progress(now), now=now.phase != self._phase)
         self._phase = now.phase

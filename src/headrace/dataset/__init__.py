@@ -1,8 +1,11 @@
 """Datasets: text to tokens in a volume, and the order in which training sees them.
 
-corpus.py readers.py   documents out of files, as a stream
+corpus.py              documents out of files, as a stream
+places.py readers.py columns.py    files and URLs; text, lines, Parquet, Arrow
 tokenizer.py           text to tokens
-ingest_text.py         a corpus into a volume, in one commit
+ingest_text.py         a corpus into a volume
+slices.py work.py      what is read at a time; what of it is in the volume already
+pool.py worker.py output.py progress.py    who reads it, on all cores
 idx.py stream.py       the token stream: Megatron's index, windows of tokens
 packing.py packs.py    documents that share a sample: which, and stored beside the stream
 samples.py segments.py what a sample is; where documents begin in it
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from headrace.dataset.feed import WindowFeed as WindowFeed
     from headrace.dataset.idx import Index as Index
     from headrace.dataset.ingest_text import IngestOptions as IngestOptions
-    from headrace.dataset.ingest_text import IngestProgress as IngestProgress
     from headrace.dataset.ingest_text import IngestReport as IngestReport
     from headrace.dataset.ingest_text import ingest as ingest
     from headrace.dataset.mixture import GlobalOrder as GlobalOrder
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.dataset.packs import PackManifest as PackManifest
     from headrace.dataset.packs import PackOptions as PackOptions
     from headrace.dataset.packs import pack_stream as pack_stream
+    from headrace.dataset.progress import IngestProgress as IngestProgress
     from headrace.dataset.sampler import Sampler as Sampler
     from headrace.dataset.samples import open_samples as open_samples
     from headrace.dataset.segments import Segments as Segments
@@ -57,7 +60,7 @@ _HOMES = {
     "GlobalOrder": "mixture",
     "Index": "idx",
     "IngestOptions": "ingest_text",
-    "IngestProgress": "ingest_text",
+    "IngestProgress": "progress",
     "IngestReport": "ingest_text",
     "LoaderState": "state",
     "Manifest": "stream",

@@ -19,7 +19,7 @@ Source: the reader and writer of NVIDIA/Megatron-LM, `megatron/core/datasets/ind
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,16 +88,28 @@ class Index:
 
 def encode_idx(dtype: np.dtype[Any], lengths: I32, block_items: int = 1 << 18) -> Iterator[bytes]:
     """The bytes of an index with one sequence a document, in blocks: only the lengths are in memory, 4 bytes each."""
+
+    def blocks() -> Iterator[I32]:
+        for start in range(0, len(lengths), block_items):
+            yield lengths[start : start + block_items]
+
+    return encode_idx_blocks(dtype, len(lengths), blocks, block_items)
+
+
+def encode_idx_blocks(
+    dtype: np.dtype[Any], count: int, blocks: Callable[[], Iterable[I32]], block_items: int = 1 << 18
+) -> Iterator[bytes]:
+    """The same of lengths that come in blocks, twice: nothing that grows with the data is in memory."""
     code = next(code for code, known in DTYPES.items() if known == dtype)
-    count = len(lengths)
     yield MAGIC + _FIELDS.pack(VERSION, code, count, count + 1)
-    for start in range(0, count, block_items):
-        yield lengths[start : start + block_items].astype("<i4").tobytes()
+    for lengths in blocks():
+        yield lengths.astype("<i4").tobytes()
     behind = 0
-    for start in range(0, count, block_items):
-        ends = behind + np.cumsum(lengths[start : start + block_items], dtype=np.int64) * dtype.itemsize
-        yield np.concatenate([[behind], ends[:-1]]).astype("<i8").tobytes()
-        behind = int(ends[-1])
+    for lengths in blocks():
+        if len(lengths):
+            ends = behind + np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+            yield np.concatenate([[behind], ends[:-1]]).astype("<i8").tobytes()
+            behind = int(ends[-1])
     for start in range(0, count + 1, block_items):
         yield np.arange(start, min(start + block_items, count + 1), dtype="<i8").tobytes()
 

@@ -1,15 +1,16 @@
-"""Text into a volume: one pass to train a tokenizer (unless one is given), one to write tokens.
+"""Text into a volume: one pass to train a tokenizer (unless one is given), one to write tokens, on all cores.
 
-Both passes stream. Tokens go into the volume block by block as they come; what grows with the data is four bytes a
-document, the lengths for the index. All four objects are one transaction: after an error, Ctrl-C or a crash nothing of
-them is visible.
+The corpus is read in slices (`slices.py`), by processes where there are several (`pool.py`). What a slice gives is
+durable in the volume before the next is begun (`work.py`), so an ingest that was interrupted, or killed at any place,
+goes on where it was. The four objects of the dataset appear in one commit at the end, made out of the slices without
+moving a byte; before it nothing of the dataset is visible.
 
     NAME.bin              tokens, uint16 or int32, each document ended by the end-of-document token
     NAME.idx              where the documents lie, in Megatron's layout (`headrace.dataset.idx`)
     NAME.tokenizer.json   the tokenizer, byte for byte
     NAME.json             what was ingested (`headrace.dataset.stream.Manifest`)
 
-The same corpus and settings give the same bytes.
+The same corpus and settings give the same bytes, whatever the number of workers and of interruptions.
 """
 
 from __future__ import annotations
@@ -19,30 +20,36 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.dataset.corpus import Corpus, CorpusCounts, open_corpus
-from headrace.dataset.idx import MAX_SEQUENCE_TOKENS, encode_idx
+from headrace.dataset import places
+from headrace.dataset.corpus import SHOWN, Corpus, CorpusCounts, CorpusOptions, open_corpus, pieces
+from headrace.dataset.idx import I32, MAX_SEQUENCE_TOKENS, encode_idx_blocks
+from headrace.dataset.output import PART_BYTES, Output
+from headrace.dataset.pool import Pool, read_here
+from headrace.dataset.progress import IngestProgress, Teller
 from headrace.dataset.readers import Piece
+from headrace.dataset.slices import Done, Order, Task, slice_bytes, slices_of
 from headrace.dataset.stream import Manifest
-from headrace.dataset.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from headrace.dataset.tokenizer import TextTokenizer, library_version, load_tokenizer, parse_tokenizer, train_tokenizer
+from headrace.dataset.work import CHECKSUM_BLOCK_BYTES, Work
 from headrace.errors import DatasetError, ObjectExists, UsageError
-from headrace.units import KIB, MIB, format_bytes
-from headrace.volume import Session
+from headrace.units import KIB, MIB
+from headrace.volume import Session, Transaction
+from headrace.volume.catalog.changes import MAX_SLICES
 from headrace.volume.data.names import check_name
 
-#: Checksum block of `.bin` and `.idx`: reads of single windows verify hardly more than they want.
-CHECKSUM_BLOCK_BYTES = 4 * KIB
-#: Tokens go to the volume in blocks of this many bytes.
-BLOCK_BYTES = 4 * MIB
 #: Text that the tokenizer's threads get at once, in characters; between two such calls Ctrl-C is heard.
 _ENCODE_CHARACTERS = 2 * MIB
 _ENCODE_PIECES = 4096
+#: Of the plan: raised when the same plan gives other bytes.
+_PLAN_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,36 +64,28 @@ class IngestOptions:
     vocab_size: int = 8192
     #: Bytes of text that a tokenizer is trained on: files spread evenly over the corpus, or the start of a single one.
     train_bytes: int = 16 * MIB
+    #: Processes that read and tokenize. 1: none but this one; None: one for each core, where there is so much to do.
+    workers: int | None = None
+    #: Bytes of files that are read at a time, and done again after a crash. None: by the size of the corpus.
+    slice_bytes: int | None = None
+    #: Memory that each worker may fill with tokens.
+    part_bytes: int = PART_BYTES
+    #: Begin anew where an earlier ingest of this name was not finished.
+    restart: bool = False
 
     def __post_init__(self) -> None:
         if self.tokenizer is None and self.end_of_document is not None:
             raise UsageError("end_of_document belongs to a tokenizer that is given", found=repr(self.end_of_document))
         if self.train_bytes <= 0:
             raise UsageError("train_bytes is out of range", expected="more than 0", found=str(self.train_bytes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class IngestProgress:
-    """How far an ingest is."""
-
-    #: "tokenizer" (training), "tokens" or "commit".
-    phase: str
-    documents: int
-    tokens: int
-    text_bytes: int
-    #: Since the phase began.
-    seconds: float
-    #: 0 to 1 of the phase, by bytes.
-    fraction: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the phase ends at this speed; None where nobody can tell yet."""
-        return self.seconds * (1 / self.fraction - 1) if self.fraction > 0.01 else None
+        if self.workers is not None and not 1 <= self.workers <= 4096:
+            raise UsageError("workers is out of range", expected="1 to 4096", found=str(self.workers))
+        if self.slice_bytes is not None and self.slice_bytes < 1:
+            raise UsageError("slice_bytes is out of range", expected="1 or more", found=str(self.slice_bytes))
+        if not 4 * KIB <= self.part_bytes <= 1024 * MIB or self.part_bytes % 8:
+            raise UsageError(
+                "part_bytes is out of range", expected="4 KiB to 1 GiB, a multiple of 8", found=str(self.part_bytes)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +99,15 @@ class IngestReport:
     seconds: float
     #: Files of the corpus' folder that are of no known kind, and were left out.
     ignored_files: int
+    #: Slices that the corpus was read in, and how many of them an earlier run had done.
+    slices: int
+    resumed: int
+    #: Processes that read them; 1: this one.
+    workers: int
+    #: They wrote to the volume themselves (else all of it went through this process).
+    direct: bool
+    #: Records that were left out, in words; the first of them.
+    bad_shown: tuple[str, ...]
 
 
 def ingest(
@@ -113,11 +121,11 @@ def ingest(
     """Tokenize `corpus` (None: the text that comes with this Python) into the dataset `name`.
 
     `progress` is called about four times a second, from this thread.
-    `DatasetError`: corpus or tokenizer. `ObjectExists`: the name is taken. `VolumeFull`: the tokens do not fit. In each
-    case, and when interrupted, nothing is visible.
+    `DatasetError`: corpus or tokenizer, or an unfinished ingest of other text or settings. `ObjectExists`: the name is
+    taken. `VolumeFull`: the tokens do not fit. In each case, and when interrupted, nothing of the dataset is visible;
+    slices that were read are kept as `NAME.ingest/...`, and the same call goes on behind them.
     """
     options = options or IngestOptions()
-    began = time.monotonic()
     if not isinstance(corpus, Corpus):
         corpus = open_corpus(corpus)
     names = {end: f"{name}.{end}" for end in ("bin", "idx", "tokenizer.json", "json")}
@@ -130,140 +138,338 @@ def ingest(
                 next_step="take another name, or delete its objects with `headrace volume rm`: "
                 + " ".join(each for each in names.values() if each in session.volume),
             )
-    tell = _Teller(progress)
-    if options.tokenizer is not None:
-        tokenizer = load_tokenizer(options.tokenizer, options.end_of_document)
-    else:
-        tokenizer = _train(corpus, options, tell)
-    tokens = _TokenWriter(corpus, tokenizer, tell)
-    with session.transaction() as transaction:
-        transaction.write_stream(names["bin"], tokens.blocks(), checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
-        if not tokens.counts.documents:
-            found = f"{tokens.counts.empty_documents} empty documents"
-            raise DatasetError("the corpus is empty", where=corpus.description, expected="text", found=found)
-        lengths = np.frombuffer(tokens.lengths, np.int32)
-        transaction.write_stream(
-            names["idx"], encode_idx(tokenizer.dtype, lengths), checksum_block_bytes=CHECKSUM_BLOCK_BYTES
+    return _Ingest(corpus, session, name, names, options, Teller(progress)).run()
+
+
+class _Ingest:
+    """One call of `ingest`."""
+
+    def __init__(
+        self, corpus: Corpus, session: Session, name: str, names: dict[str, str], options: IngestOptions, tell: Teller
+    ) -> None:
+        self.corpus, self.session, self.name, self.names = corpus, session, name, names
+        self.options, self.tell = options, tell
+        self.began = time.monotonic()
+        size = options.slice_bytes or slice_bytes(corpus.size_bytes)
+        slices = slices_of(corpus.sources, size)
+        self.order = Order(slices, corpus.options.limit_bytes, most_parts=MAX_SLICES)
+        self.work = Work(session, name)
+        self.workers = self._workers(len(slices))
+        self.totals = _Totals()
+        #: Slices under way: what was counted of each, and tokens.
+        self.under_way: dict[int, tuple[CorpusCounts, int]] = {}
+
+    def run(self) -> IngestReport:
+        session, work, order = self.session, self.work, self.order
+        if self.options.restart:
+            with session.transaction() as transaction:
+                work.drop(transaction)
+        tokenizer = self._tokenizer()
+        resumed = work.find(order.slices)
+        for index, done in sorted(resumed.items()):
+            self.totals.add(done)
+            order.finish(index, done)
+        self.tell.begin("tokens", self.totals.documents, self.totals.tokens, self._fraction())
+        self._tell()
+        job = TextJob(tokenizer.json, tokenizer.end_of_document, self.corpus.options, self.corpus.description)
+        with _Hash(work, order) as digest:
+            digest.follow()
+
+            def finished(index: int, done: Done) -> None:
+                self.under_way.pop(index, None)
+                self.totals.add(done)
+                order.finish(index, done)
+                self._tell()
+                digest.follow()
+
+            if self.workers == 1:
+                read_here(session, work, job, order, self.options.part_bytes, self._told, finished)
+                direct = True
+            else:
+                pool = Pool(session, work, job, order, self.options.part_bytes, self._told, finished)
+                pool.run(self.workers)
+                direct = pool.direct
+            totals = _Totals()
+            for index in range(order.settled):
+                totals.add(order.done[index])
+            if not totals.documents:
+                with session.transaction() as transaction:
+                    work.drop(transaction)
+                raise DatasetError(
+                    "the corpus is empty", where=self.corpus.description, expected="text",
+                    found=f"{totals.empty_documents} empty documents, {totals.bad_records} bad ones",
+                )  # fmt: skip
+            self.tell.begin("commit")
+            self.tell.now(totals.documents, totals.tokens, totals.text_bytes, 1.0)
+            manifest = self._manifest(tokenizer, totals, digest.result())
+        with session.transaction() as transaction:
+            self._compose(transaction, tokenizer, totals, manifest)
+        return IngestReport(
+            name=self.name,
+            sequence=transaction.sequence,
+            manifest=manifest,
+            seconds=time.monotonic() - self.began,
+            ignored_files=self.corpus.ignored_files,
+            slices=len(order.slices),
+            resumed=len(resumed),
+            workers=self.workers,
+            direct=direct,
+            bad_shown=tuple(totals.bad_shown[:SHOWN]),
         )
-        transaction.put(names["tokenizer.json"], tokenizer.json)
-        manifest = tokens.manifest()
-        transaction.put(names["json"], manifest.encode())
-        tell.now("commit", tokens.counts, tokens.token_count, 1.0)
-    return IngestReport(
-        name=name,
-        sequence=transaction.sequence,
-        manifest=manifest,
-        seconds=time.monotonic() - began,
-        ignored_files=corpus.ignored_files,
-    )
 
+    def _workers(self, slices: int) -> int:
+        here = any(places.own_to_a_process(source.location) for source in self.corpus.sources[:1])
+        wanted = self.options.workers
+        if here and wanted is not None and wanted > 1:
+            raise UsageError(
+                "other processes cannot see this corpus", where=self.corpus.description, expected="workers=1",
+                found=str(wanted),
+            )  # fmt: skip
+        if wanted is None:
+            wanted = 1 if here else len(os.sched_getaffinity(0))
+        return max(1, min(wanted, slices))
 
-def _train(corpus: Corpus, options: IngestOptions, tell: _Teller) -> TextTokenizer:
-    counts = CorpusCounts()
-    sample = corpus.spread(options.train_bytes)
-    whole = min(options.train_bytes, sample.size_bytes, corpus.options.limit_bytes or sample.size_bytes)
+    # ---- the tokenizer and the plan ----
 
-    def texts() -> Iterator[str]:
-        for piece in sample.pieces(counts, options.train_bytes):
-            tell.sometimes("tokenizer", counts, 0, min(1.0, counts.text_bytes / max(1, whole)))
-            yield piece.text
+    def _tokenizer(self) -> TextTokenizer:
+        """The one that is given, the one that an unfinished ingest has trained, or a new one; with the plan."""
+        options, work = self.options, self.work
+        plan: dict[str, Any] = {
+            "version": _PLAN_VERSION,
+            "corpus": self.corpus.fingerprint(),
+            "files": len(self.corpus.sources),
+            "slices": len(self.order.slices),
+            "slice_bytes": options.slice_bytes or slice_bytes(self.corpus.size_bytes),
+            "text_field": self.corpus.options.text_field,
+            "limit_bytes": self.corpus.options.limit_bytes,
+            "tokenizers": library_version(),
+        }
+        if options.tokenizer is not None:
+            tokenizer = load_tokenizer(options.tokenizer, options.end_of_document)
+            plan.update(tokenizer=tokenizer.sha256, end_of_document=tokenizer.end_of_document)
+            work.plan(plan, {})
+            return tokenizer
+        plan.update(vocab_size=options.vocab_size, train_bytes=options.train_bytes)
+        if work.plan(plan, {}):
+            json = work.file("tokenizer.json")
+            return parse_tokenizer(json, f"{work.prefix}tokenizer.json")
+        tokenizer = self._train()
+        work.plan(plan, {"tokenizer.json": tokenizer.json})
+        return tokenizer
 
-    return train_tokenizer(texts(), options.vocab_size)
+    def _train(self) -> TextTokenizer:
+        corpus, options, tell = self.corpus, self.options, self.tell
+        counts = CorpusCounts()
+        sample = corpus.spread(options.train_bytes)
+        whole = min(options.train_bytes, sample.size_bytes, corpus.options.limit_bytes or sample.size_bytes)
+        tell.begin("tokenizer")
 
+        def texts() -> Iterator[str]:
+            for piece in sample.pieces(counts, options.train_bytes):
+                if tell.due():
+                    tell.now(counts.documents, 0, counts.text_bytes, min(1.0, counts.text_bytes / max(1, whole)))
+                yield piece.text
 
-class _TokenWriter:
-    """Tokens of a corpus in blocks, and everything that is counted on the way."""
+        return train_tokenizer(texts(), options.vocab_size)
 
-    def __init__(self, corpus: Corpus, tokenizer: TextTokenizer, tell: _Teller) -> None:
-        self.corpus = corpus
-        self.tokenizer = tokenizer
-        self.tell = tell
-        self.counts = CorpusCounts()
-        self.token_count = 0
-        #: Tokens of each document, int32.
-        self.lengths = array("i")
-        self._hash = hashlib.sha256()
+    # ---- how far ----
 
-    def blocks(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of `.bin`: blocks of `BLOCK_BYTES`, the last one shorter. A block is not changed afterwards."""
-        dtype = self.tokenizer.dtype
-        block_tokens = BLOCK_BYTES // dtype.itemsize
-        block, used = np.empty(block_tokens, dtype), 0
-        for tokens in self._documents():
-            start = 0
-            while start < len(tokens):
-                count = min(len(tokens) - start, block_tokens - used)
-                block[used : used + count] = tokens[start : start + count]
-                start, used = start + count, used + count
-                if used == block_tokens:
-                    yield self._hashed(block)
-                    block, used = np.empty(block_tokens, dtype), 0
-        if used:
-            yield self._hashed(block[:used])
+    def _told(self, index: int, counts: CorpusCounts | None, tokens: int) -> None:
+        if counts is None:
+            self.under_way.pop(index, None)
+        else:
+            self.under_way[index] = counts, tokens
+        if self.tell.due():
+            self._tell()
 
-    def manifest(self) -> Manifest:
-        """Of all that `blocks` gave."""
-        counts, limit = self.counts, self.corpus.options.limit_bytes
+    def _tell(self) -> None:
+        counted = [counts for counts, _ in self.under_way.values()]
+        totals = self.totals
+        self.tell.now(
+            totals.documents + sum(counts.documents for counts in counted),
+            totals.tokens + sum(tokens for _, tokens in self.under_way.values()),
+            totals.text_bytes + sum(counts.text_bytes for counts in counted),
+            self._fraction(),
+            totals.bad_records + sum(counts.bad_records for counts in counted),
+        )
+
+    def _fraction(self) -> float:
+        limit, totals = self.corpus.options.limit_bytes, self.totals
+        counted = [counts for counts, _ in self.under_way.values()]
+        done = (totals.source_bytes + sum(counts.source_bytes for counts in counted)) / max(1, self.corpus.size_bytes)
+        if limit is not None:
+            done = max(done, (totals.text_bytes + sum(counts.text_bytes for counts in counted)) / limit)
+        return min(1.0, done)
+
+    # ---- the end ----
+
+    def _manifest(self, tokenizer: TextTokenizer, totals: _Totals, tokens_sha256: str) -> Manifest:
+        corpus = self.corpus
         return Manifest(
-            documents=len(self.lengths),
-            tokens=self.token_count,
-            dtype=self.tokenizer.dtype.name,
-            tokens_sha256=self._hash.hexdigest(),
-            tokenizer_sha256=self.tokenizer.sha256,
-            vocabulary=self.tokenizer.vocabulary,
-            end_of_document=self.tokenizer.end_of_document,
-            end_of_document_id=self.tokenizer.end_id,
+            documents=totals.documents,
+            tokens=totals.tokens,
+            dtype=tokenizer.dtype.name,
+            tokens_sha256=tokens_sha256,
+            tokenizer_sha256=tokenizer.sha256,
+            vocabulary=tokenizer.vocabulary,
+            end_of_document=tokenizer.end_of_document,
+            end_of_document_id=tokenizer.end_id,
             corpus={
-                "description": self.corpus.description,
-                "files": len(self.corpus.sources),
-                "text_bytes": counts.text_bytes,
-                "limit_bytes": limit,
-                "replaced_documents": counts.replaced_documents,
-                "empty_documents": counts.empty_documents,
+                "description": corpus.description,
+                "files": len(corpus.sources),
+                "text_bytes": totals.text_bytes,
+                "limit_bytes": corpus.options.limit_bytes,
+                "replaced_documents": totals.replaced_documents,
+                "empty_documents": totals.empty_documents,
+                "bad_records": totals.bad_records,
             },
             headrace=version("headrace"),
         )
 
-    def _hashed(self, block: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        data = block.view(np.uint8)
-        self._hash.update(data.data)
-        return data
+    def _compose(self, transaction: Transaction, tokenizer: TextTokenizer, totals: _Totals, manifest: Manifest) -> None:
+        work, names, settled = self.work, self.names, range(self.order.settled)
+        parts = [name for name, _ in work.parts((index, self.order.done[index]) for index in settled)]
+        if len(parts) == 1:
+            transaction.rename(parts[0], names["bin"])
+        else:
+            transaction.compose(names["bin"], [(part, 0, None) for part in parts])
 
-    def _documents(self) -> Iterator[npt.NDArray[Any]]:
-        """Tokens piece by piece, the end of each document behind its last piece."""
-        end = np.array([self.tokenizer.end_id], self.tokenizer.dtype)
-        length = 0
-        self.tell.now("tokens", self.counts, 0, 0.0)
-        for pieces in _batches(self.corpus.pieces(self.counts)):
-            for piece, tokens in zip(pieces, self.tokenizer.encode([piece.text for piece in pieces]), strict=True):
-                yield tokens
-                length += len(tokens)
+        def lengths() -> Iterator[I32]:
+            for index in settled:
+                yield np.frombuffer(work.side(index), np.int32)
+
+        transaction.write_stream(
+            names["idx"],
+            encode_idx_blocks(tokenizer.dtype, totals.documents, lengths),
+            checksum_block_bytes=CHECKSUM_BLOCK_BYTES,
+        )
+        transaction.put(names["tokenizer.json"], tokenizer.json)
+        transaction.put(names["json"], manifest.encode())
+        work.drop(transaction)
+
+
+class _Totals(CorpusCounts):
+    """Of several slices."""
+
+    tokens: int = 0
+
+    def add(self, done: Done) -> None:
+        counts = done.counts
+        self.documents += counts["documents"]
+        self.tokens += counts["tokens"]
+        self.text_bytes += done.text_bytes
+        self.source_bytes += counts["source_bytes"]
+        self.replaced_documents += counts["replaced_documents"]
+        self.empty_documents += counts["empty_documents"]
+        self.bad_records += counts["bad_records"]
+        self.bad_shown += counts["bad_shown"]
+
+
+class _Hash:
+    """SHA-256 of the tokens of all slices, in order, as they lie in the volume: read behind those who write."""
+
+    def __init__(self, work: Work, order: Order) -> None:
+        self._work, self._order = work, order
+        self._hash = hashlib.sha256()
+        self._next = 0
+        self._ended = False
+        self._thread = ThreadPoolExecutor(1, "headrace-ingest-hash")
+        self._last: Future[None] | None = None
+
+    def follow(self) -> None:
+        """Go on to where the order is settled."""
+        start, self._next = self._next, self._order.settled
+        parts = list(self._work.parts((index, self._order.done[index]) for index in range(start, self._next)))
+        if parts:
+            if self._last is not None and self._last.done():
+                self._last.result()
+            self._last = self._thread.submit(self._read, parts, self._last)
+
+    def _read(self, parts: list[tuple[str, int]], before: Future[None] | None) -> None:
+        if before is not None:
+            before.result()
+        for name, length in parts:
+            for block in self._work.blocks(name, length):
+                if self._ended:
+                    return
+                self._hash.update(block.data)
+
+    def result(self) -> str:
+        if self._last is not None:
+            self._last.result()
+        return self._hash.hexdigest()
+
+    def __enter__(self) -> _Hash:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._thread.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """Slices of text to tokens."""
+
+    tokenizer_json: bytes
+    end_of_document: str
+    options: CorpusOptions
+    description: str
+
+    def run(self, task: Task, output: Output) -> Done:
+        """The tokens of one slice, and the lengths of its documents (int32) beside them."""
+        tokenizer = _parsed(self.tokenizer_json, self.end_of_document)
+        counts = CorpusCounts()
+        lengths = array("i")
+        end = np.array([tokenizer.end_id], tokenizer.dtype)
+        tokens = length = 0
+        for group in _batches(pieces(task.portions, self.options, counts, task.limit_bytes)):
+            for piece, found in zip(group, tokenizer.encode([piece.text for piece in group]), strict=True):
+                output.write(found)
+                length += len(found)
                 if piece.last:
-                    yield end
+                    output.write(end)
                     length += 1
                     if length > MAX_SEQUENCE_TOKENS:
                         raise DatasetError(
                             "a document is too long for the index",
-                            where=f"document {len(self.lengths)} of {self.corpus.description}",
+                            where=f"document {len(lengths)} of slice {task.index} of {self.description}",
                             expected=f"at most {MAX_SEQUENCE_TOKENS} tokens",
                             found=str(length),
                         )
-                    self.lengths.append(length)
-                    self.token_count += length
+                    lengths.append(length)
+                    tokens += length
                     length = 0
-            self.tell.sometimes("tokens", self.counts, self.token_count + length, self._fraction())
+            output.tell(counts, tokens + length)
+        side = np.frombuffer(lengths, np.uint8) if lengths else np.zeros(0, np.uint8)
+        return Done(
+            parts=output.finish(side),
+            side_bytes=len(side),
+            limit_bytes=task.limit_bytes,
+            limited=counts.limited,
+            text_bytes=counts.text_bytes,
+            counts={
+                "documents": len(lengths),
+                "tokens": tokens,
+                "source_bytes": round(counts.source_bytes),
+                "replaced_documents": counts.replaced_documents,
+                "empty_documents": counts.empty_documents,
+                "bad_records": counts.bad_records,
+                "bad_shown": counts.bad_shown,
+            },
+        )
 
-    def _fraction(self) -> float:
-        limit = self.corpus.options.limit_bytes
-        done = self.counts.source_bytes / max(1, self.corpus.size_bytes)
-        return min(1.0, max(done, self.counts.text_bytes / limit if limit is not None else 0.0))
+
+@lru_cache(1)
+def _parsed(json: bytes, end_of_document: str) -> TextTokenizer:
+    return parse_tokenizer(json, "tokenizer.json", end_of_document)
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+def _batches(found: Iterator[Piece]) -> Iterator[list[Piece]]:
     """Pieces in groups that keep the tokenizer's threads busy, and no longer than a moment."""
     batch: list[Piece] = []
     characters = 0
-    for piece in pieces:
+    for piece in found:
         batch.append(piece)
         characters += len(piece.text)
         if characters >= _ENCODE_CHARACTERS or len(batch) >= _ENCODE_PIECES:
@@ -271,49 +477,3 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-class _Teller:
-    """Calls the caller's progress function, not too often."""
-
-    EVERY_S = 0.25
-
-    def __init__(self, progress: Callable[[IngestProgress], None] | None) -> None:
-        self._progress = progress
-        self._phase = ""
-        self._began = 0.0
-        self._last = 0.0
-
-    def sometimes(self, phase: str, counts: CorpusCounts, tokens: int, fraction: float) -> None:
-        now = time.monotonic()
-        if phase != self._phase or now - self._last >= self.EVERY_S:
-            self.now(phase, counts, tokens, fraction)
-
-    def now(self, phase: str, counts: CorpusCounts, tokens: int, fraction: float) -> None:
-        now = time.monotonic()
-        if phase != self._phase:
-            self._phase, self._began = phase, now
-        self._last = now
-        if self._progress is not None:
-            self._progress(
-                IngestProgress(
-                    phase=phase,
-                    documents=counts.documents,
-                    tokens=tokens,
-                    text_bytes=counts.text_bytes,
-                    seconds=now - self._began,
-                    fraction=fraction,
-                )
-            )
-
-
-def describe_progress(now: IngestProgress) -> str:
-    """One line for people."""
-    if now.phase == "tokenizer":
-        return f"training a tokenizer: {now.documents:,} documents, {format_bytes(now.text_bytes)} read"
-    if now.phase == "commit":
-        return f"committing {now.tokens:,} tokens"
-    left = now.left_s
-    return f"{now.documents:,} documents, {now.tokens:,} tokens, {now.tokens_per_s:,.0f} tokens/s, " + (
-        f"{left:.0f} s left" if left is not None else "time left not known yet"
-    )

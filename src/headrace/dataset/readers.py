@@ -3,25 +3,37 @@
 A document comes in pieces of at most `PIECE_CHARACTERS`, cut behind the last line break that fits, or hard where a line
 is longer. The cuts depend on the text alone, not on the kind of file it came from. So a document of any size passes
 through bounded memory, and the tokenizer's threads get work of even size. A token never reaches over a cut.
+
+A **portion** is what one worker reads of a file. Lines belong to the portion in which they begin, row groups of Parquet
+to the one that their share of the file begins in; everything else is read whole. So the portions of a file together
+give each document once, in order, wherever they are cut.
+
+What is wrong with a record (a line that is not JSON), or with a file from some place on (a gzip file that was cut off),
+goes to `bad`, which raises it, or counts it and lets the reading go on behind it.
 """
 
 from __future__ import annotations
 
 import codecs
+import gzip
+import io
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias, cast
 
-from headrace.errors import DatasetError
+from headrace.dataset.places import is_url, open_binary, reason
+from headrace.errors import DatasetError, HeadraceError
 from headrace.units import KIB, MIB, format_bytes
 
 PIECE_CHARACTERS = 256 * KIB
 #: Most bytes of one line of a .jsonl file: it must be in memory whole to be parsed.
 LINE_BYTES = 256 * MIB
-#: Rows of a .parquet file that are in memory at once.
-PARQUET_ROWS = 256
+#: What is read at a time of a file that is unpacked, or of which lines are counted.
+_BLOCK_BYTES = 256 * KIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,35 +53,135 @@ class Piece:
 class Source:
     """One file."""
 
-    path: Path
-    #: "text", "jsonl" or "parquet".
+    #: A path, or an fsspec URL.
+    location: str
+    #: Its path below the corpus.
+    name: str
+    #: "text", "jsonl", "parquet" or "arrow".
     kind: str
     size_bytes: int
+    #: Changes when the content does: time of the last change, or what an object store calls it.
+    stamp: str = ""
+    #: "gz", "zst", or as it is.
+    packed: str = ""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.location)
+
+    @property
+    def divisible(self) -> bool:
+        """Its portions can be read without what lies before them."""
+        return self.kind == "parquet" or (self.kind == "jsonl" and not self.packed)
 
 
-def read(source: Source, text_field: str) -> Iterator[Piece]:
-    """Every document of one file. `DatasetError` names file and line, row or column."""
-    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet}
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Bytes `[start, stop)` of a file as it lies (stop None: to its end)."""
+
+    source: Source
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return (self.source.size_bytes if self.stop is None else self.stop) - self.start
+
+
+#: Takes what is wrong with a record or the rest of a file.
+Bad: TypeAlias = Callable[[DatasetError], None]
+
+
+def read(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
+    """Every document of one portion. What `bad` is given names file and line, row or column."""
+    from headrace.dataset.columns import read_arrow, read_parquet
+
+    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet, "arrow": read_arrow}
+    source, inside = portion.source, False
     try:
-        yield from readers[source.kind](source, text_field)
-    except OSError as error:
-        raise DatasetError(
-            "a file of the corpus cannot be read", where=str(source.path), found=reason(error)
-        ) from error
+        for piece in readers[source.kind](portion, text_field, bad):
+            inside = not piece.last
+            yield piece
+    except DatasetError:
+        raise
+    except Exception as error:
+        wrong = _wrong(source, error)
+        if wrong is None:
+            raise
+        if inside:
+            # Half of this document is out already.
+            raise wrong from error
+        bad(wrong)
 
 
-def reason(error: OSError) -> str:
-    """What the operating system says, without number and path."""
-    return error.strerror or type(error).__name__
+def _wrong(source: Source, error: Exception) -> DatasetError | None:
+    if isinstance(error, (EOFError, zlib.error)) or (source.packed and isinstance(error, OSError) and not error.errno):
+        return DatasetError("a packed file is damaged or cut off", where=source.location, found=reason(error))
+    if isinstance(error, OSError) or (is_url(source.location) and not isinstance(error, HeadraceError)):
+        return DatasetError("a file of the corpus cannot be read", where=source.location, found=reason(error))
+    return None
 
 
-def _read_text(source: Source, text_field: str) -> Iterator[Piece]:
+class Opened:
+    """A file of the corpus, unpacked."""
+
+    def __init__(self, source: Source, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._before = 0
+        self.file: BinaryIO = raw
+        if source.packed == "gz":
+            unpacked = cast("io.RawIOBase", gzip.GzipFile(fileobj=raw, mode="rb"))
+            self.file = io.BufferedReader(unpacked, _BLOCK_BYTES)
+        elif source.packed == "zst":
+            self.file = io.BufferedReader(_Zstandard(raw, source.location), _BLOCK_BYTES)
+
+    def taken(self) -> int:
+        """Bytes of the file as it lies that were read since this was asked the last time."""
+        now = self._raw.tell()
+        before, self._before = self._before, now
+        return now - before
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[Opened]:
+    with open_binary(source.location) as raw:
+        yield Opened(source, raw)
+
+
+class _Zstandard(io.RawIOBase):
+    """Unpacked by pyarrow, which Parquet needs anyway."""
+
+    def __init__(self, raw: BinaryIO, where: str) -> None:
+        try:
+            import pyarrow
+        except ImportError:
+            raise DatasetError(
+                "reading .zst needs pyarrow", where=where, next_step="pip install 'headrace[dataset]'"
+            ) from None
+        self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(cast("io.IOBase", raw), mode="r"), "zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _read_text(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
+    source = portion.source
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     replaced = False
     text = ""
     read_bytes = 0
-    with source.path.open("rb") as file:
-        while block := file.read(PIECE_CHARACTERS):
+    with opened(source) as content:
+        first = True
+        while block := content.file.read(PIECE_CHARACTERS):
+            if first and b"\0" in block:
+                bad(DatasetError("a text file holds binary data", where=source.location, found="a zero byte"))
+                return
+            first = False
             try:
                 text += decoder.decode(block)
             except UnicodeDecodeError:
@@ -77,9 +189,9 @@ def _read_text(source: Source, text_field: str) -> Iterator[Piece]:
                 decoder.errors = "replace"
                 replaced = True
                 text += decoder.decode(block)
-            read_bytes += len(block)
+            read_bytes += content.taken()
             start = 0
-            while end := _cut(text, start):
+            while end := cut(text, start):
                 yield Piece(text=text[start:end], last=False, source_bytes=read_bytes, replaced=replaced)
                 start, read_bytes = end, 0
             text = text[start:]
@@ -90,90 +202,84 @@ def _read_text(source: Source, text_field: str) -> Iterator[Piece]:
     yield Piece(text=text, last=True, source_bytes=read_bytes, replaced=replaced or bool(cut_off))
 
 
-def _read_jsonl(source: Source, text_field: str) -> Iterator[Piece]:
-    with source.path.open("rb") as file:
-        number = 0
-        while line := file.readline(LINE_BYTES + 1):
+def _read_jsonl(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
+    source = portion.source
+    with opened(source) as content:
+        file = content.file
+        place = 0
+        if portion.start:
+            # The line that begins here, or the first one behind it.
+            file.seek(portion.start - 1)
+            content.taken()
+            place = portion.start - 1 + _skip_line(file)
+        begin, number = place, 0
+        while portion.stop is None or place < portion.stop:
+            line = file.readline(LINE_BYTES + 1)
+            if not line:
+                break
             number += 1
-            where = f"{source.path}:{number}"
+            place += len(line)
             if len(line) > LINE_BYTES:
-                raise DatasetError("a line is too long", where=where, expected=f"at most {format_bytes(LINE_BYTES)}")
+                where = _line(source, begin, number)
+                place += _skip_line(file)
+                bad(DatasetError("a line is too long", where=where, expected=f"at most {format_bytes(LINE_BYTES)}"))
+                continue
             if line.isspace():
                 continue
             try:
-                text, replaced = line.decode("utf-8"), False
+                encoded, replaced = line.decode("utf-8"), False
             except UnicodeDecodeError:
-                text, replaced = line.decode("utf-8", "replace"), True
-            yield from _in_pieces(_member(text, text_field, where), len(line), replaced)
+                encoded, replaced = line.decode("utf-8", "replace"), True
+            try:
+                text = _member(encoded, text_field)
+            except DatasetError as error:
+                error.where = _line(source, begin, number)
+                bad(error)
+                continue
+            yield from in_pieces(text, content.taken(), replaced)
 
 
-def _member(line: str, text_field: str, where: str) -> str:
+def _skip_line(file: BinaryIO) -> int:
+    """Read to behind the next line break; returns how many bytes that were."""
+    skipped = 0
+    while block := file.readline(_BLOCK_BYTES):
+        skipped += len(block)
+        if block.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _line(source: Source, begin: int, number: int) -> str:
+    """Where the `number`-th line from byte `begin` on is. The lines before are only counted when that is asked."""
+    before = 0
+    if begin:
+        with open_binary(source.location) as file:
+            while begin > 0 and (block := file.read(min(_BLOCK_BYTES, begin))):
+                before += block.count(b"\n")
+                begin -= len(block)
+    return f"{source.location}:{before + number}"
+
+
+def _member(line: str, text_field: str) -> str:
     try:
         record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         message = getattr(error, "msg", None) or type(error).__name__
-        raise DatasetError("a line is not JSON", where=where, found=str(message)) from None
+        raise DatasetError("a line is not JSON", found=str(message)) from None
     if not isinstance(record, dict):
-        raise DatasetError("a line is not a JSON object", where=where, found=type(record).__name__)
+        raise DatasetError("a line is not a JSON object", found=type(record).__name__)
     if text_field not in record:
         names = ", ".join(list(record)[:8])
         raise DatasetError(
-            f"a line has no member {text_field!r}",
-            where=where,
-            found=names or "none",
-            next_step="name it: --text-field",
+            f"a line has no member {text_field!r}", found=names or "none", next_step="name it: --text-field"
         )
     value = record[text_field]
     if not isinstance(value, str):
-        raise DatasetError(
-            f"the member {text_field!r} is no text", where=where, expected="a string", found=type(value).__name__
-        )
+        raise DatasetError(f"the member {text_field!r} is no text", expected="a string", found=type(value).__name__)
     return value
 
 
-def _read_parquet(source: Source, text_field: str) -> Iterator[Piece]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DatasetError(
-            "reading Parquet needs pyarrow", where=str(source.path), next_step="pip install 'headrace[dataset]'"
-        ) from None
-    try:
-        with pyarrow.parquet.ParquetFile(source.path) as file:
-            schema = file.schema_arrow
-            if text_field not in schema.names:
-                raise DatasetError(
-                    f"there is no column {text_field!r}",
-                    where=str(source.path),
-                    found=", ".join(schema.names[:16]) or "no columns",
-                    next_step="name it: --text-field",
-                )
-            kind = schema.field(text_field).type
-            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                raise DatasetError(
-                    f"the column {text_field!r} is no text", where=str(source.path), expected="string", found=str(kind)
-                )
-            row_bytes = source.size_bytes / max(1, file.metadata.num_rows)
-            row = 0
-            for batch in file.iter_batches(PARQUET_ROWS, columns=[text_field], use_threads=False):
-                for value in batch.column(0):
-                    text = value.as_py()
-                    if text is None:
-                        raise DatasetError(f"the column {text_field!r} has no text", where=f"{source.path}, row {row}")
-                    yield from _in_pieces(text, row_bytes, False)
-                    row += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        # pyarrow calls damage an OSError, too, one without a number.
-        first_line = str(error).partition("\n")[0]
-        raise DatasetError("not a Parquet file that can be read", where=str(source.path), found=first_line) from error
-    except UnicodeDecodeError as error:
-        raise DatasetError("a column's text is not UTF-8", where=str(source.path), found=error.reason) from error
-
-
-def _in_pieces(text: str, source_bytes: float, replaced: bool) -> Iterator[Piece]:
+def in_pieces(text: str, source_bytes: float, replaced: bool) -> Iterator[Piece]:
     """One document in memory, cut at line breaks."""
     try:
         text.encode("utf-8")
@@ -182,13 +288,13 @@ def _in_pieces(text: str, source_bytes: float, replaced: bool) -> Iterator[Piece
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         replaced = True
     start = 0
-    while end := _cut(text, start):
+    while end := cut(text, start):
         yield Piece(text=text[start:end], last=False, source_bytes=0, replaced=replaced)
         start = end
     yield Piece(text=text[start:], last=True, source_bytes=source_bytes, replaced=replaced)
 
 
-def _cut(text: str, start: int) -> int:
+def cut(text: str, start: int) -> int:
     """Where the piece that begins at `start` ends; 0 where the rest is one piece, perhaps an unfinished one."""
     end = start + PIECE_CHARACTERS
     if len(text) <= end:

@@ -170,6 +170,11 @@ def _known_end(engine: tokenizers.Tokenizer, where: str) -> str:
     return known[0]
 
 
+def library_version() -> str:
+    """Another version may give other tokens."""
+    return str(_library().__version__)
+
+
 def _library() -> Any:
     try:
         import tokenizers

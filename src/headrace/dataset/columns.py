@@ -1,0 +1,119 @@
+"""Documents out of tables: a column of Parquet files, and of Arrow files as `datasets` keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.dataset.places import reason
+from headrace.dataset.readers import Bad, Piece, Portion, Source, in_pieces, opened
+from headrace.errors import DatasetError
+
+#: Rows that are in memory at once, of Parquet; of Arrow it is the file's own batches.
+PARQUET_ROWS = 256
+
+
+def read_parquet(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
+    """The row groups that begin in the portion, where each group has an even share of the file's bytes."""
+    source = portion.source
+    library = _library(source)
+    try:
+        with opened(source) as content, library.parquet.ParquetFile(content.file) as file:
+            _check_column(file.schema_arrow, text_field, source)
+            metadata = file.metadata
+            count, size = metadata.num_row_groups, source.size_bytes
+            stop = size if portion.stop is None else portion.stop
+            groups = [group for group in range(count) if portion.start <= group * size // count < stop]
+            row_bytes = size / max(1, metadata.num_rows)
+            row = sum(metadata.row_group(group).num_rows for group in range(groups[0])) if groups else 0
+            for batch in file.iter_batches(PARQUET_ROWS, groups, columns=[text_field], use_threads=False):
+                yield from _texts(batch.column(0), row, row_bytes, text_field, source, bad)
+                row += batch.num_rows
+    except DatasetError as error:
+        bad(error)
+    except (library.ArrowException, OSError) as error:
+        _refuse("not a Parquet file that can be read", source, error, bad)
+
+
+def read_arrow(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
+    """An IPC file or stream, batch by batch."""
+    source = portion.source
+    library = _library(source)
+    try:
+        with opened(source) as content:
+            row = 0
+            for batch in _batches(library, content.file):
+                if row == 0:
+                    _check_column(batch.schema, text_field, source)
+                each = content.taken() / max(1, batch.num_rows)
+                yield from _texts(batch.column(text_field), row, each, text_field, source, bad)
+                row += batch.num_rows
+    except DatasetError as error:
+        bad(error)
+    except (library.ArrowException, OSError) as error:
+        _refuse("not an Arrow file that can be read", source, error, bad)
+
+
+def _batches(library: Any, file: Any) -> Iterator[Any]:
+    try:
+        found = library.ipc.open_file(file)
+    except library.ArrowInvalid:
+        file.seek(0)
+        yield from library.ipc.open_stream(file)
+        return
+    for index in range(found.num_record_batches):
+        yield found.get_batch(index)
+
+
+def _texts(column: Any, row: int, row_bytes: float, text_field: str, source: Source, bad: Bad) -> Iterator[Piece]:
+    for place, value in enumerate(column, row):
+        try:
+            text = value.as_py()
+        except UnicodeDecodeError as error:
+            where = f"{source.location}, row {place}"
+            bad(DatasetError("a column's text is not UTF-8", where=where, found=error.reason))
+            continue
+        if text is None:
+            bad(DatasetError(f"the column {text_field!r} has no text", where=f"{source.location}, row {place}"))
+            continue
+        yield from in_pieces(text, row_bytes, False)
+
+
+def _check_column(schema: Any, text_field: str, source: Source) -> None:
+    if schema.names.count(text_field) != 1:
+        raise DatasetError(
+            f"there is no column {text_field!r}" if text_field not in schema.names else "two columns have one name",
+            where=source.location,
+            found=", ".join(schema.names[:16]) or "no columns",
+            next_step="name it: --text-field",
+        )
+    import pyarrow.types as types
+
+    kind = schema.field(text_field).type
+    plain = kind.value_type if types.is_dictionary(kind) else kind
+    is_view = getattr(types, "is_string_view", lambda _: False)
+    if not (types.is_string(plain) or types.is_large_string(plain) or is_view(plain)):
+        raise DatasetError(
+            f"the column {text_field!r} is no text", where=source.location, expected="string", found=str(kind)
+        )
+
+
+def _refuse(what: str, source: Source, error: BaseException, bad: Bad) -> None:
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+    # pyarrow calls damage an OSError, too, one without a number.
+    bad(DatasetError(what, where=source.location, found=reason(error)))
+
+
+def _library(source: Source) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError:
+        raise DatasetError(
+            "reading Parquet and Arrow needs pyarrow",
+            where=source.location,
+            next_step="pip install 'headrace[dataset]'",
+        ) from None
+    return pyarrow

@@ -1,0 +1,155 @@
+"""What one worker does at a time: slices of a corpus, and which of them is next.
+
+A **slice** is a stated part of the input. Where slices begin depends on the files and their sizes alone, never on how
+many workers there are; the tokens of all slices one after another are the dataset. So the work may be done in any
+order, by anybody, and again.
+
+Nobody can tell beforehand in which slice a limit (bytes of text) is reached. Slices are read up to what is left of the
+limit as far as is known; the one in which it turns out to be reached is read again, up to exactly there, where it went
+further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from headrace.dataset.readers import Portion, Source
+from headrace.errors import DatasetError
+from headrace.units import KIB, MIB
+
+#: Bytes of files in a slice: some seconds of work, and what a worker that is killed has lost at most.
+LEAST_BYTES, MOST_BYTES = 16 * MIB, 256 * MIB
+#: As many slices as this, where they are between the two.
+USUAL_COUNT = 4096
+#: Whatever is the size of the corpus. Each is a part of one object, which may have 20,000.
+MOST_COUNT = 12_000
+#: Opening a file costs as much as reading some more of one.
+_FILE_BYTES = 16 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Part `index` of the input."""
+
+    index: int
+    portions: tuple[Portion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A slice to be read, up to `limit_bytes` of text (None: all of it)."""
+
+    index: int
+    portions: tuple[Portion, ...]
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A slice that was read. What it gave lies in the volume."""
+
+    #: Lengths of the objects that its bytes lie in, in order.
+    parts: tuple[int, ...]
+    #: Bytes of what belongs to them: lengths of documents.
+    side_bytes: int
+    #: Where the text was to end, and did.
+    limit_bytes: int | None
+    limited: bool
+    text_bytes: int
+    #: What was counted; whoever reads the slices knows the names.
+    counts: dict[str, Any] = field(default_factory=dict)
+
+
+def slice_bytes(total_bytes: int) -> int:
+    """Of a corpus of so many bytes."""
+    usual = min(max(total_bytes // USUAL_COUNT, LEAST_BYTES), MOST_BYTES)
+    return max(usual, -(-total_bytes // MOST_COUNT))
+
+
+def slices_of(sources: Sequence[Source], size: int) -> list[Slice]:
+    """Slices of about `size` bytes: many small files, one large, or a part of one where that can be read by itself."""
+    result: list[Slice] = []
+    portions: list[Portion] = []
+    weight = 0
+    for portion in _portions(sources, size):
+        portions.append(portion)
+        weight += portion.size_bytes + _FILE_BYTES
+        if weight >= size:
+            result.append(Slice(len(result), tuple(portions)))
+            portions, weight = [], 0
+    if portions:
+        result.append(Slice(len(result), tuple(portions)))
+    return result
+
+
+def _portions(sources: Sequence[Source], size: int) -> Iterator[Portion]:
+    for source in sources:
+        count = -(-source.size_bytes // size) if source.divisible else 1
+        if count <= 1:
+            yield Portion(source)
+            continue
+        cuts = [source.size_bytes * place // count for place in range(count + 1)]
+        for start, stop in pairwise(cuts):
+            # The last one to the end, wherever that is by then.
+            yield Portion(source, start, stop if stop < source.size_bytes else None)
+
+
+class Order:
+    """Which slice is next, and which of those that were read are the dataset. One thread's."""
+
+    def __init__(self, slices: Sequence[Slice], limit_bytes: int | None, *, most_parts: int) -> None:
+        self.slices = slices
+        self.done: dict[int, Done] = {}
+        #: The first so many are as they are to be.
+        self.settled = 0
+        #: Nothing behind them belongs to the dataset.
+        self.complete = not slices
+        self._limit = limit_bytes
+        self._left = limit_bytes
+        self._most_parts = most_parts
+        self._parts = 0
+        self._next = 0
+        self._again: list[int] = []
+
+    def take(self) -> Task | None:
+        """The next slice to be read; None where all that may be needed are under way."""
+        if self.complete:
+            return None
+        if self._again:
+            index = self._again.pop(0)
+        else:
+            while self._next in self.done:
+                self._next += 1
+            if self._next >= len(self.slices):
+                return None
+            index = self._next
+            self._next += 1
+        return Task(index, self.slices[index].portions, self._left)
+
+    def give_back(self, task: Task) -> None:
+        """It was not read."""
+        self._again.append(task.index)
+        self._again.sort()
+
+    def finish(self, index: int, done: Done) -> None:
+        """It was read. DatasetError where the dataset would have too many parts."""
+        self.done[index] = done
+        while not self.complete and (first := self.done.get(self.settled)) is not None:
+            if self._left is not None:
+                whole = not first.limited and first.text_bytes < self._left
+                if not whole and not (first.limited and first.limit_bytes == self._left):
+                    del self.done[self.settled]
+                    self._again.insert(0, self.settled)
+                    return
+                self._left -= first.text_bytes
+            self.settled += 1
+            self.complete = self.settled == len(self.slices) or first.limited
+            self._parts += len(first.parts)
+            if self._parts > self._most_parts:
+                raise DatasetError(
+                    "the dataset has too many parts", expected=f"at most {self._most_parts}",
+                    next_step="ingest the corpus as several datasets",
+                )  # fmt: skip
