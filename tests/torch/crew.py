@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from headrace.testing.serve import free_port
 
 _context = multiprocessing.get_context("forkserver")
 # What a rank would import at its first step as well (the optimizer brings torch._dynamo), so that it is there once.
@@ -79,9 +80,7 @@ def _main(
 
 class Crew:
     def __init__(self, world: int, scenario: Callable[[Rank, Any], Any], argument: Any = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self._pipes: list[Connection] = []
         self._processes = []
         self.words: list[list[str]] = [[] for _ in range(world)]

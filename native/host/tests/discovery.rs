@@ -2,7 +2,7 @@
 
 mod fake;
 
-use fake::{Action, Fake, Script};
+use fake::{free_port, Action, Fake, Script};
 use headrace_host::{discover, survey, DiscoverOptions, Portal, Route, SurveyOptions};
 use headrace_transfer::ErrorKind;
 use headrace_wire::log::{DiscoveryEntry, DiscoveryHeader, LogRequest};
@@ -126,20 +126,15 @@ fn absurd_record_counts_are_refused() {
 
 #[test]
 fn silence_and_refusal_end_in_time() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let fake = Fake::start(Script::default());
     let mut silent = options(&fake);
-    silent.port = listener.local_addr().unwrap().port();
+    silent.port = free_port();
+    let listener = std::net::TcpListener::bind(("127.0.0.1", silent.port)).unwrap();
     silent.connect_timeout = Duration::from_millis(300);
     let error = discover(silent.clone()).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Timeout);
     drop(listener);
     assert_eq!(discover(silent).unwrap_err().kind, ErrorKind::Refused);
-}
-
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 fn referral(port: u16) -> DiscoveryEntry {

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,31 @@ from headrace.fabric.control import ask, socket_folder
 
 #: Not that of a test's seed: two processes with the same one would choose the same ports.
 _CHANCE = random.SystemRandom()
+#: One for each port that was given out, bound and never listening, until this process ends.
+_HELD: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now, and that the kernel gives to nobody by itself.
+    """A TCP port of 127.0.0.1 that nobody listens on now, and that stays the caller's until this process ends.
 
-    One that the kernel chose could belong to anybody's connection by the time the caller listens on it."""
+    The kernel gives it to nobody by itself: one that the kernel chose could belong to anybody's connection by the time
+    the caller listens on it. Nor does this function, called here or in another process: it stays bound, which keeps out
+    everybody but those who ask for the port by its number and set SO_REUSEADDR, as servers do. A connection to it is
+    refused while nobody listens, also while a target that was killed is away."""
     end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(1000):
         # Where the kernel has all of them, its choice must do.
         port = _CHANCE.randrange(10_000, end) if end > 11_000 else 0
-        with socket.socket() as probe, suppress(OSError):
+        probe = socket.socket()
+        try:
             probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
+        except OSError:
+            probe.close()
+            continue
+        # Not before: with it, a port that another process holds in the same way would seem to be free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _HELD.append(probe)
+        return int(probe.getsockname()[1])
     raise OSError("no port of 127.0.0.1 is free")
 
 

@@ -12,6 +12,7 @@ use headrace_wire::log::DiscoveryEntry;
 use headrace_wire::pdu::{Digests, TermReq};
 use headrace_wire::{admin, Cqe, Pdu, Sqe, Status};
 use peer::Peer;
+use socket2::{Domain, Socket, Type};
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -159,8 +160,36 @@ struct Held {
     cid: u16,
 }
 
+/// A port of 127.0.0.1 that is nobody else's until this is dropped: bound, and never listening. Whoever names it may listen
+/// there; the kernel gives it to nobody, and a connection is refused while nobody listens.
+pub struct Port(Socket);
+
+impl Port {
+    pub fn new() -> Port {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("socket");
+        socket.set_reuse_address(true).expect("option");
+        let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+        socket.bind(&any.into()).expect("bind");
+        Port(socket)
+    }
+
+    pub fn number(&self) -> u16 {
+        self.0.local_addr().unwrap().as_socket().unwrap().port()
+    }
+}
+
+/// As `Port`, until this process ends.
+pub fn free_port() -> u16 {
+    let port = Port::new();
+    let number = port.number();
+    std::mem::forget(port);
+    number
+}
+
 pub struct Fake {
     pub port: u16,
+    /// Where it chose the port itself: that of the next one, too, when it has died.
+    _held: Option<Port>,
     state: Arc<State>,
     acceptor: Option<JoinHandle<()>>,
 }
@@ -175,8 +204,9 @@ impl Fake {
     }
 
     pub fn start_over(port: u16, script: Script, media: Arc<Media>) -> Fake {
+        let held = (port == 0).then(Port::new);
+        let port = held.as_ref().map_or(port, Port::number);
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("bind");
-        let port = listener.local_addr().expect("address").port();
         let state = Arc::new(State {
             ana: Mutex::new(script.ana.clone()),
             blocks: AtomicU64::new(BLOCKS as u64),
@@ -226,6 +256,7 @@ impl Fake {
         });
         Fake {
             port,
+            _held: held,
             state,
             acceptor: Some(acceptor),
         }
