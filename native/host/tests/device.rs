@@ -275,8 +275,10 @@ fn refused_connects_name_the_field_and_the_remedy() {
             ..Default::default()
         });
         let begin = Instant::now();
-        let error = NvmeTcpDevice::open(fake.options()).err().unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(2));
+        let mut options = fake.options();
+        options.connect_timeout = Duration::from_secs(60);
+        let error = NvmeTcpDevice::open(options).err().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(30), "it is final");
         assert_eq!(error.kind, ErrorKind::Refused);
         assert!(error.to_string().contains(says), "{error}");
         assert!(
@@ -329,10 +331,7 @@ fn wrong_ports_namespaces_and_formats_are_named() {
     assert!(error.to_string().contains("namespace 2"), "{error}");
 
     let mut options = fake.options();
-    options.portals[0].port = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    options.portals[0].port = fake::free_port();
     let error = NvmeTcpDevice::open(options).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Refused);
     assert!(error.to_string().contains("cannot connect"), "{error}");
@@ -443,15 +442,22 @@ fn an_early_refusal_gives_the_buffer_back_only_when_its_data_are_sent() {
 fn an_idle_device_keeps_alive() {
     let fake = Fake::start(Script::default());
     let mut options = fake.options();
-    options.keep_alive = Duration::from_millis(200);
+    options.keep_alive = Duration::from_millis(400);
     let device = NvmeTcpDevice::open(options).unwrap();
-    std::thread::sleep(Duration::from_millis(1050));
-    let sent = fake
-        .seen()
-        .iter()
-        .filter(|s| s.qid == 0 && s.sqe.opcode() == admin::KEEP_ALIVE)
-        .count();
-    assert!((8..=11).contains(&sent), "{sent} Keep Alives");
+    let begin = Instant::now();
+    let sent = || {
+        let seen = fake.seen();
+        seen.iter()
+            .filter(|s| s.qid == 0 && s.sqe.opcode() == admin::KEEP_ALIVE)
+            .count() as u32
+    };
+    // Two in each interval: never more, and on a busy machine still more than one.
+    until("keep alives", || sent() >= 5);
+    let (count, halves) = (sent(), begin.elapsed().as_millis() as u32 / 200);
+    assert!(
+        (count - 1..2 * count).contains(&halves),
+        "{count} Keep Alives in {halves} halves"
+    );
     assert_eq!(device.loss_count(), 0);
 }
 

