@@ -296,7 +296,7 @@ def test_taking_over_by_hand(case: Case) -> None:
     hold = (
         "import sys, time\nfrom headrace.volume import Volume\n"
         f"volume = Volume.open({uri!r}, write=True)\n"
-        "session = volume.session('training', heartbeat_s=0.1)\nprint('held', flush=True)\ntime.sleep(600)\n"
+        "session = volume.session('training', heartbeat_s=0.4)\nprint('held', flush=True)\ntime.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
     try:

@@ -150,7 +150,7 @@ def test_a_renewal_that_fails_anywhere_goes_on_later(world: World, accident: Acc
                     halves += 1
                 block = HeartbeatBlock(session.volume.superblock, session.volume.devices)
                 with pytest.raises(WriterActive, match="its heart beats"):
-                    heartbeat.judge(block, run_id="?", takeover="refuse", missed_beats=2, where="", last_session=0)
+                    heartbeat.judge(block, run_id="?", takeover="if-dead", missed_beats=200, where="", last_session=0)
             put(session, f"after {n}", b"y" * 5000)
             # A preemption whose answer was lost confirms nothing.
             told = session.renew()
