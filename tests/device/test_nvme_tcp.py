@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from headrace.fabric import (
     Target,
     TargetOptions,
 )
+from headrace.testing.serve import free_port
 
 NQN = "nqn.2026-01.io.example:disk"
 BLOCK = 4096
@@ -106,8 +108,8 @@ def test_nobody_listens() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with pytest.raises(ConnectRefused) as caught:
-        open_device(f"nvme+tcp://127.0.0.1:{port}/{NQN}?nsid=1&connect_timeout=2")
+        with pytest.raises(ConnectRefused) as caught:
+            open_device(f"nvme+tcp://127.0.0.1:{port}/{NQN}?nsid=1&connect_timeout=20")
     assert str(port) in str(caught.value)
 
 
@@ -132,14 +134,24 @@ def test_a_listener_that_says_nothing() -> None:
 
 
 def test_opening_hears_ctrl_c() -> None:
-    with socket.socket() as mute:
+    with socket.socket() as mute, ThreadPoolExecutor(1) as beside:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+        def interrupt() -> None:
+            peer, _ = mute.accept()
+            with peer:
+                # Before it connected it was not in there.
+                peer.recv(1)
+                os.kill(os.getpid(), signal.SIGINT)
+                peer.recv(1 << 20)
+
+        interrupted = beside.submit(interrupt)
         begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            open_device(f"nvme+tcp://127.0.0.1:{mute.getsockname()[1]}/{NQN}?nsid=1&connect_timeout=5")
-        assert time.monotonic() - begun < 2
+            open_device(f"nvme+tcp://127.0.0.1:{mute.getsockname()[1]}/{NQN}?nsid=1&connect_timeout=60")
+        assert time.monotonic() - begun < 30
+        interrupted.result()
 
 
 def test_read_only(target: Target) -> None:
@@ -184,7 +196,7 @@ class Served:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.port = 0
+        self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
         self.start()
 
@@ -266,10 +278,14 @@ def test_io_fails_while_a_target_stays_away_and_works_when_it_is_back(served: Se
         with pytest.raises(DeviceGone):
             _read(device, 0)
         assert time.monotonic() - begun < 10
-        begun = time.monotonic()
-        with pytest.raises(DeviceGone):
-            device.write(0, bytes(BLOCK))
-        assert time.monotonic() - begun < 1
+        # While it fails, it fails at once: the quickest of some, for the machine may be busy.
+        seconds = []
+        for _ in range(5):
+            begun = time.monotonic()
+            with pytest.raises(DeviceGone):
+                device.write(0, bytes(BLOCK))
+            seconds.append(time.monotonic() - begun)
+        assert min(seconds) < 1
         said = device.describe()
         assert said["state"] == "failing" and said["stalled"] and said["stalled_s"] > 1
         served.start()
@@ -304,14 +320,22 @@ def test_a_write_that_was_given_up_leaves_a_range_of_unknown_fate(served: Served
 
 
 def test_waiting_hears_ctrl_c(served: Served) -> None:
-    with open_device(served.uri()) as device:
+    with open_device(served.uri("&io_timeout=60&keepalive=120")) as device:
         served.signal(signal.SIGSTOP)
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        waits = threading.Event()
+
+        def interrupt() -> None:
+            assert waits.wait(60)
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+
         begun = time.monotonic()
         transfer = submit_read([device], batch(4), [bytearray(4 * BLOCK)])
-        with pytest.raises(KeyboardInterrupt):
+        with ThreadPoolExecutor(1) as beside, pytest.raises(KeyboardInterrupt):
+            beside.submit(interrupt)
+            waits.set()
             transfer.wait()
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 30
         served.signal(signal.SIGCONT)
         transfer.wait(30)
 
@@ -322,7 +346,7 @@ def test_a_stopped_target_does_not_hold_close_for_ever(served: Served) -> None:
     transfer = submit_read([device], batch(4), [bytearray(4 * BLOCK)])
     begun = time.monotonic()
     device.close()
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 30
     with pytest.raises(DeviceError), contextlib.closing(device):
         transfer.wait(1)
 
