@@ -257,7 +257,7 @@ def test_a_target_that_is_gone_for_good(tmp_path: Path, world: World) -> None:
         )
         try:
             # It is connected when the target sees a second user of its port.
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not _connections(process.pid, target.port):
                 assert process.poll() is None
                 assert time.monotonic() < deadline

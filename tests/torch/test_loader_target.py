@@ -42,7 +42,7 @@ def test_a_stalled_target_is_named_and_the_step_goes_on_after_it(tmp_path: Path)
                     began = time.monotonic()
                     with pytest.raises(DeviceTimeout):
                         next(each)
-                    assert 0.9 < time.monotonic() - began < 5
+                    assert 0.9 < time.monotonic() - began < 30
                 finally:
                     os.kill(target.process.pid, signal.SIGCONT)
                 message = str(caught.value)
