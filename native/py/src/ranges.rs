@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::transfer::Transfer;
 use crate::{errors, memory};
 use headrace_transfer::ranges::{self, Range, Reading, Sums};
-use headrace_transfer::{IoError, PageCache, Stripes};
+use headrace_transfer::{Buffer, IoError, PageCache, Stripes};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -99,7 +99,8 @@ impl ChecksumPages {
     fn keep(&self, py: Python<'_>, birth: u64, page: u64, sums: &Bound<'_, PyAny>) -> PyResult<()> {
         let sums = memory::column_u32(sums, "sums", None)?;
         memory::drain(py);
-        self.pages.keep(&[((birth, page), sums.into())]);
+        let numbers = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        self.pages.keep((birth, page), Buffer::from_vec(numbers));
         Ok(())
     }
 

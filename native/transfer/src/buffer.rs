@@ -134,6 +134,35 @@ impl Buffer {
     }
 }
 
+/// Memory that says when it is let go of.
+#[cfg(test)]
+pub(crate) fn watched(bytes: Vec<u8>, dropped: impl FnOnce() + Send + Sync + 'static) -> Buffer {
+    struct Watched<F: FnOnce()>(VecOwner, Option<F>);
+
+    // SAFETY: that of the vector, which it owns.
+    unsafe impl<F: FnOnce() + Send + Sync> MemoryOwner for Watched<F> {
+        fn as_ptr(&self) -> *mut u8 {
+            self.0.as_ptr()
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    impl<F: FnOnce()> Drop for Watched<F> {
+        fn drop(&mut self) {
+            if let Some(dropped) = self.1.take() {
+                dropped();
+            }
+        }
+    }
+
+    Buffer::from_owner(Arc::new(Watched(
+        VecOwner(bytes.into_boxed_slice()),
+        Some(dropped),
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

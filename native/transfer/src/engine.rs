@@ -63,6 +63,10 @@ struct State {
 /// Called once, by the thread that ended a batch, without its lock.
 type Next = Box<dyn FnOnce(Result<(), IoError>) + Send>;
 
+/// Gets each segment, by its index, when it was verified, on the thread that completed it: in any order, and from several
+/// threads at once. The memory is the segment's own, and nobody else has it any more.
+type Take = Box<dyn Fn(usize, Buffer) + Send + Sync>;
+
 struct Shared {
     /// Itself, for pumping from a completion.
     this: Weak<Shared>,
@@ -74,6 +78,8 @@ struct Shared {
     verifies: bool,
     /// Of such a read: what the blocks should have; there before the first request is sent.
     expected: OnceLock<Vec<u32>>,
+    /// Of such a read: each segment is one piece, in memory of its own, and goes here.
+    take: Option<Take>,
     direction: Direction,
     window: usize,
     state: Mutex<State>,
@@ -90,20 +96,31 @@ pub struct Transfer {
 /// Fails at once, with nothing submitted, where [`check`] finds fault.
 pub fn submit_read(plan: Plan, checksums: Option<Vec<u32>>) -> Result<Transfer, IoError> {
     let given = checksums.as_ref().map(Vec::len);
-    let (shared, buffers) = Shared::new(plan, Direction::Read, given)?;
+    let (shared, buffers) = Shared::new(plan, Direction::Read, given, None)?;
     if let Some(checksums) = checksums {
         shared.expect(checksums);
     }
     Ok(shared.start(buffers))
 }
 
-/// Read and verify `first`, whose blocks have `checksums`; when it has ended well, take the checksums of `plan` from `fill`
-/// and read that. The transfer is that of `plan`; an error of `first` ends it, with no segment of its own.
+/// What is read, and verified, before the checksums of a batch are known.
+pub struct Before {
+    pub devices: Vec<Arc<dyn BlockDevice>>,
+    /// Each is one checksum block. Of their place in a buffer nothing is looked at: each gets memory of its own, no more
+    /// than [`BOUNCE_LIMIT_BYTES`] of it before it is read.
+    pub segments: Vec<Segment>,
+    pub checksum: ChecksumSpec,
+    pub checksums: Vec<u32>,
+    /// Where each segment goes; see [`Take`].
+    pub take: Take,
+}
+
+/// Read all of `before`; when that has ended well, take the checksums of `plan` from `fill` and read that. The transfer is
+/// that of `plan`; an error of `before` ends it, with no segment of its own.
 ///
 /// Both are checked before anything is submitted.
 pub fn submit_read_behind(
-    first: Plan,
-    checksums: Vec<u32>,
+    before: Before,
     plan: Plan,
     fill: impl FnOnce() -> Vec<u32> + Send + 'static,
 ) -> Result<Transfer, IoError> {
@@ -112,18 +129,47 @@ pub fn submit_read_behind(
         plan.segments.iter().map(blocks).sum::<usize>()
     };
     let given = count(&plan);
-    let (shared, buffers) = Shared::new(plan, Direction::Read, Some(given))?;
-    let (before, memory) = Shared::new(first, Direction::Read, Some(checksums.len()))?;
-    before.expect(checksums);
+    let (shared, buffers) = Shared::new(plan, Direction::Read, Some(given), None)?;
+    let Before {
+        devices,
+        mut segments,
+        checksum,
+        checksums,
+        take,
+    } = before;
+    for (index, segment) in segments.iter_mut().enumerate() {
+        if segment.length > checksum.block_bytes {
+            return Err(
+                IoError::new(ErrorKind::Usage, "a segment of more than one checksum block")
+                    .at(format!("segment {index}")),
+            );
+        }
+        // Nothing of it goes to a buffer, so it is read whole into memory of its own.
+        (segment.skip, segment.take) = (0, 0);
+        (segment.buffer, segment.buffer_offset) = (0, 0);
+    }
+    let first = Plan {
+        devices,
+        segments,
+        buffers: vec![Buffer::zeroed(0)],
+        checksum,
+    };
+    let (first, none) = Shared::new(first, Direction::Read, Some(checksums.len()), Some(take))?;
+    first.expect(checksums);
     let behind = shared.clone();
-    before.lock().next = Some(Box::new(move |result| match result {
+    first.lock().next = Some(Box::new(move |result| match result {
         Ok(()) => {
             behind.expect(fill());
             drop(behind.start(buffers));
         }
-        Err(error) => behind.give_up(error),
+        Err(error) => {
+            // Before the waiter is woken: when it looks, nothing holds the caller's memory any more. In `start` the batch
+            // has them, and lets go of them before it says that it has ended (`finish_if_done`).
+            drop(buffers);
+            behind.give_up(error);
+        }
     }));
-    before.start(memory);
+    first.start(none);
     Ok(Transfer { shared })
 }
 
@@ -134,7 +180,7 @@ pub fn submit_write(mut plan: Plan, checksums: Option<&Buffer>) -> Result<Transf
         (segment.skip, segment.take) = (0, segment.length);
     }
     let given = checksums.map(|array| array.len() / 4);
-    let (shared, buffers) = Shared::new(plan, Direction::Write, given)?;
+    let (shared, buffers) = Shared::new(plan, Direction::Write, given, None)?;
     let sources = checksums.map(|array| (array, buffers.clone()));
     let transfer = shared.start(buffers);
     if let Some((array, sources)) = sources {
@@ -148,6 +194,7 @@ impl Shared {
         plan: Plan,
         direction: Direction,
         checksums: Option<usize>,
+        take: Option<Take>,
     ) -> Result<(Arc<Self>, Vec<Buffer>), IoError> {
         let Plan {
             devices,
@@ -173,6 +220,7 @@ impl Shared {
             checksum,
             verifies: direction == Direction::Read && checksums.is_some(),
             expected: OnceLock::new(),
+            take,
             direction,
             state: Mutex::default(),
             ended: Condvar::new(),
@@ -338,6 +386,9 @@ impl Shared {
             // Where there are none, nothing matches.
             let expected = self.expected.get().map_or(&[][..], Vec::as_slice);
             self.verify(piece, &data[..piece.length as usize], expected)?;
+        }
+        if let (Some(take), Some(own)) = (&self.take, memory.slice(0, piece.length as usize)) {
+            take(piece.segment, own);
         }
         if let Some(target) = target {
             let segment = &self.segments[piece.segment];

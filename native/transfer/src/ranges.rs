@@ -4,18 +4,22 @@
 //!
 //! A source has its checksums at hand, or in a table on the members, whose pages are verified against the `roots` that are
 //! at hand. Pages that were read before are in a [`PageCache`]. Where pages are missing, two batches follow each other:
-//! that of the pages begins at once, and whichever thread ends it fills in what it brought, keeps the pages, and begins
-//! that of the data. Nobody waits in between: neither who submits, nor reads of other pages.
+//! that of the pages begins at once; each page that comes is filled in by the thread that completed it, and kept in the
+//! memory that it was read into; and whoever ends the batch begins that of the data. Nobody waits in between: neither who
+//! submits, nor reads of other pages.
+//!
+//! So of pages there are in memory those that are under way, which the engine bounds as it does all memory of its own, and
+//! those that the cache keeps, which has its limit; whatever a batch asks for. Of the numbers themselves it needs those of
+//! the blocks that it reads.
 //!
 //! Batches that are under way at once and miss the same page each read it. What they read is the same, or does not verify.
 
-use crate::engine::{self, Plan, Transfer};
-use crate::pages::{PageCache, PageKey};
+use crate::engine::{self, Before, Plan, Transfer};
+use crate::pages::{copy_numbers, PageCache, PageKey};
 use crate::segment::MAX_CHECKSUM_BLOCK_BYTES;
 use crate::stripes::{Part, Stripes};
 use crate::{BlockDevice, Buffer, ChecksumSpec, ErrorKind, IoError, Segment};
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Or-ed to the index of a page where its checksum is taken, so that no page passes for a block of data.
 pub const TABLE_BLOCK: u64 = 1 << 63;
@@ -170,34 +174,51 @@ pub fn submit_ranges(
     if holes.is_empty() {
         return Ok((engine::submit_read(plan, Some(sums))?, origins));
     }
-    let missing = Missing::new(&holes, &sources)?;
-    let first = Plan {
+    let missing = Missing::new(holes, &sources)?;
+    let filling = Arc::new(Filling {
+        cache: cache.clone(),
+        pages: missing.pages,
+        holes: missing.holes,
+        sums: Mutex::new(sums),
+    });
+    let filled = filling.clone();
+    let before = Before {
         devices: plan.devices.clone(),
         segments: missing.segments,
-        buffers: vec![Buffer::zeroed(missing.bytes)],
         checksum: ChecksumSpec::new(missing.longest, volume_id),
-    };
-    let memory = first.buffers[0].clone();
-    let cache = cache.clone();
-    let fill = move || {
-        let mut sums = sums;
-        let mut found = HashMap::new();
-        let mut kept: Vec<(PageKey, Arc<[u32]>)> = Vec::new();
-        for page in missing.pages {
-            let numbers = numbers(&memory, page.start, page.length);
-            kept.push(((page.birth, page.page), numbers.clone()));
-            found.insert((page.source, page.page), numbers);
-        }
-        for hole in holes {
-            let from = &found[&(hole.source, hole.page)][hole.within..hole.within + hole.count];
-            sums[hole.at..hole.at + hole.count].copy_from_slice(from);
-        }
-        cache.keep(&kept);
-        sums
+        checksums: missing.roots,
+        take: Box::new(move |page, numbers| filling.take(page, numbers)),
     };
     plan.segments.shrink_to_fit();
-    let transfer = engine::submit_read_behind(first, missing.roots, plan, fill)?;
+    let transfer = engine::submit_read_behind(before, plan, move || filled.sums())?;
     Ok((transfer, origins))
+}
+
+/// The checksums of a batch, while pages come that have some of them.
+struct Filling {
+    cache: Arc<PageCache>,
+    pages: Vec<MissingPage>,
+    holes: Vec<Hole>,
+    sums: Mutex<Vec<u32>>,
+}
+
+impl Filling {
+    /// A page that was read and verified.
+    fn take(&self, page: usize, numbers: Buffer) {
+        let page = &self.pages[page];
+        {
+            let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+            for hole in &self.holes[page.holes.0..page.holes.1] {
+                copy_numbers(&numbers, hole.within, &mut sums[hole.at..hole.at + hole.count]);
+            }
+        }
+        self.cache.keep(page.key, numbers);
+    }
+
+    /// All of them, when every page has come.
+    fn sums(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.sums.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 fn segment(part: &Part, range: &Range, birth: u64, block_bytes: u64) -> Segment {
@@ -248,19 +269,16 @@ fn gather(
             let (page, within) = (block / per_page, (block % per_page) as usize);
             let count = (per_page - block % per_page).min(last - block) as usize;
             let whole = per_page.min(table - page * per_page) as usize;
-            match look.page((source.birth, page)) {
-                // Of a damaged volume another blob may have this birth: what is kept must fit, and then it need not match.
-                Some(found) if found.len() == whole => sums.extend_from_slice(&found[within..within + count]),
-                _ => {
-                    holes.push(Hole {
-                        at: sums.len(),
-                        count,
-                        source: index,
-                        page,
-                        within,
-                    });
-                    sums.resize(sums.len() + count, 0);
-                }
+            let at = sums.len();
+            sums.resize(at + count, 0);
+            if !look.copy((source.birth, page), whole, within, &mut sums[at..]) {
+                holes.push(Hole {
+                    at,
+                    count,
+                    source: index,
+                    page,
+                    within,
+                });
             }
             block += count as u64;
         }
@@ -268,56 +286,53 @@ fn gather(
     (sums, holes)
 }
 
-/// One page to be read, and where it goes in the buffer of all.
+/// One page to be read, and which of the holes it fills.
 struct MissingPage {
-    source: u32,
-    birth: u64,
-    page: u64,
-    start: usize,
-    length: usize,
+    key: PageKey,
+    holes: (usize, usize),
 }
 
-/// Pages to be read.
+/// Pages to be read, each a segment.
 struct Missing {
     pages: Vec<MissingPage>,
+    /// By page.
+    holes: Vec<Hole>,
     segments: Vec<Segment>,
     roots: Vec<u32>,
-    bytes: usize,
     /// Of a page: each is one checksum block, whatever its size.
     longest: u64,
 }
 
 impl Missing {
-    fn new(holes: &[Hole], sources: &[Arc<Source>]) -> Result<Self, IoError> {
-        let mut keys: Vec<(u32, u64)> = holes.iter().map(|hole| (hole.source, hole.page)).collect();
-        keys.sort_unstable();
-        keys.dedup();
+    fn new(mut holes: Vec<Hole>, sources: &[Arc<Source>]) -> Result<Self, IoError> {
+        holes.sort_unstable_by_key(|hole| (hole.source, hole.page));
         let mut missing = Missing {
-            pages: Vec::with_capacity(keys.len()),
-            segments: Vec::with_capacity(keys.len()),
-            roots: Vec::with_capacity(keys.len()),
-            bytes: 0,
+            pages: Vec::new(),
+            holes: Vec::new(),
+            segments: Vec::new(),
+            roots: Vec::new(),
             longest: 1,
         };
-        for (index, page) in keys {
-            let source = &sources[index as usize];
-            let birth = source.birth;
+        let mut first = 0;
+        for same in holes.chunk_by(|one, next| (one.source, one.page) == (next.source, next.page)) {
+            let source = &sources[same[0].source as usize];
+            let (birth, page) = (source.birth, same[0].page);
             let Sums::Table { stripes, roots } = &source.sums else {
                 unreachable!("only sources with a table miss pages");
             };
             let page_bytes = stripes.block_bytes();
             let start = page * page_bytes;
             let length = page_bytes.min(stripes.len() - start);
-            let range = Range {
+            let nowhere = Range {
                 source: 0,
                 buffer: 0,
-                buffer_offset: missing.bytes as u64,
+                buffer_offset: 0,
                 start,
                 length,
             };
             let before = missing.segments.len();
             stripes.cut(start, length, |part| {
-                let mut segment = segment(&part, &range, birth, page_bytes);
+                let mut segment = segment(&part, &nowhere, birth, page_bytes);
                 segment.first_block |= TABLE_BLOCK;
                 missing.segments.push(segment);
             });
@@ -329,25 +344,198 @@ impl Missing {
             }
             missing.roots.push(roots[page as usize]);
             missing.pages.push(MissingPage {
-                source: index,
-                birth,
-                page,
-                start: missing.bytes,
-                length: length as usize,
+                key: (birth, page),
+                holes: (first, first + same.len()),
             });
-            missing.bytes += length as usize;
             missing.longest = missing.longest.max(page_bytes);
+            first += same.len();
         }
+        missing.holes = holes;
         Ok(missing)
     }
 }
 
-/// The numbers of a page that has been read and verified.
-fn numbers(memory: &Buffer, start: usize, length: usize) -> Arc<[u32]> {
-    let mut bytes = vec![0; length];
-    memory.copy_to(start, &mut bytes);
-    bytes
-        .chunks_exact(4)
-        .map(|four| u32::from_le_bytes([four[0], four[1], four[2], four[3]]))
-        .collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeviceInfo, Op, Request};
+    use std::sync::{OnceLock, Weak};
+    use std::time::Duration;
+
+    const BLOCK: u64 = 512;
+    const ID: [u8; 16] = *b"a volume's name!";
+
+    /// A device of zeros, but for its table at byte 0, that does nothing before it is told to.
+    struct Held {
+        table: Vec<u8>,
+        size_bytes: u64,
+        waiting: Mutex<Vec<Request>>,
+    }
+
+    impl Held {
+        fn new(table: Vec<u8>, size_bytes: u64) -> Arc<Self> {
+            Arc::new(Held {
+                table,
+                size_bytes,
+                waiting: Mutex::default(),
+            })
+        }
+
+        fn waiting(&self) -> usize {
+            self.waiting.lock().unwrap().len()
+        }
+
+        /// End the oldest request; gives where its memory was.
+        fn end_one(&self, failed: Option<IoError>) -> *mut u8 {
+            let Request {
+                op,
+                offset,
+                token,
+                sink,
+            } = self.waiting.lock().unwrap().remove(0);
+            let Op::Read { into } = op else {
+                panic!("only reads come here");
+            };
+            let at = offset as usize;
+            if failed.is_none() && at < self.table.len() {
+                into.copy_from(0, &self.table[at..at + into.len()]);
+            }
+            let memory = into.as_ptr();
+            drop(into);
+            sink.complete(token, failed.map_or(Ok(()), Err));
+            memory
+        }
+    }
+
+    impl BlockDevice for Held {
+        fn info(&self) -> DeviceInfo {
+            DeviceInfo {
+                size_bytes: self.size_bytes,
+                block_bytes: BLOCK as u32,
+                max_transfer_bytes: 1 << 20,
+                volatile_cache: false,
+                read_only: true,
+            }
+        }
+        fn loss_count(&self) -> u64 {
+            0
+        }
+        fn submit(&self, requests: Vec<Request>) {
+            self.waiting.lock().unwrap().extend(requests);
+        }
+        fn describe(&self) -> serde_json::Value {
+            serde_json::Value::Null
+        }
+        fn close(&self, _: Duration) {}
+    }
+
+    /// `pages` pages of zeros' checksums at byte 0 of a device, and the zeros behind them.
+    fn source(pages: u64, page_bytes: u64, roots: Vec<u32>) -> Arc<Source> {
+        let (table, length) = (pages * page_bytes, pages * page_bytes / 4 * BLOCK);
+        let laid =
+            |length, at, block| Stripes::new(&[(length, 1)], vec![(0, at)], length, block, 1 << 40).unwrap();
+        let sums = Sums::Table {
+            stripes: laid(table, 0, page_bytes),
+            roots,
+        };
+        Arc::new(Source::new(7, laid(length, table, BLOCK), sums).unwrap())
+    }
+
+    /// A byte of every page's data.
+    fn begin(
+        device: &Arc<Held>,
+        source: &Arc<Source>,
+        pages: u64,
+        into: Buffer,
+        cache: &Arc<PageCache>,
+    ) -> Transfer {
+        let each = source.data.len() / pages;
+        let ranges: Vec<Range> = (0..pages)
+            .map(|page| Range {
+                source: 0,
+                buffer: 0,
+                buffer_offset: page,
+                start: page * each + 5,
+                length: 1,
+            })
+            .collect();
+        let reading = Reading {
+            devices: vec![device.clone()],
+            volume_id: ID,
+            sources: vec![source.clone()],
+            buffers: vec![into],
+        };
+        submit_ranges(reading, &ranges, Some(cache)).unwrap().0
+    }
+
+    #[test]
+    fn a_page_is_kept_when_it_comes_and_where_it_was_read_to() {
+        const PAGES: u64 = 6;
+        let checksum = ChecksumSpec::new(BLOCK, ID);
+        let table: Vec<u8> = (0..PAGES * BLOCK / 4)
+            .flat_map(|index| checksum.of(7, index, &[0; BLOCK as usize]).to_le_bytes())
+            .collect();
+        let roots = (0..PAGES)
+            .zip(table.chunks(BLOCK as usize))
+            .map(|(page, bytes)| checksum.of(7, page | TABLE_BLOCK, bytes))
+            .collect();
+        let source = source(PAGES, BLOCK, roots);
+        let device = Held::new(table, PAGES * BLOCK + source.data.len());
+        // Room for three pages.
+        let cache = Arc::new(PageCache::new(3 * BLOCK as usize));
+        let into = Buffer::from_vec(vec![9; PAGES as usize]);
+        let transfer = begin(&device, &source, PAGES, into.clone(), &cache);
+        assert_eq!(device.waiting(), PAGES as usize);
+        for page in 0..PAGES {
+            let memory = device.end_one(None);
+            let kept = cache.memory_of((7, page)).expect("the page that came last");
+            assert_eq!((kept.as_ptr(), kept.len()), (memory, BLOCK as usize));
+            drop(kept);
+            assert!(cache.bytes() <= 3 * BLOCK as usize);
+        }
+        // Of pages that are not kept any more the numbers are there all the same.
+        assert!(cache.memory_of((7, 0)).is_none());
+        assert_eq!(device.waiting(), PAGES as usize, "now the data");
+        while device.waiting() > 0 {
+            device.end_one(None);
+        }
+        transfer
+            .wait(Duration::ZERO)
+            .expect("all of it has ended")
+            .unwrap();
+        let mut found = vec![1; PAGES as usize];
+        into.copy_to(0, &mut found);
+        assert_eq!(found, vec![0; PAGES as usize]);
+    }
+
+    #[test]
+    fn missing_pages_take_bounded_memory_and_their_failure_lets_go_of_buffers_before_it_is_known() {
+        // As long as a page can be, so that five are more than may be under way.
+        let source = source(5, MAX_CHECKSUM_BLOCK_BYTES, vec![0; 5]);
+        let device = Held::new(Vec::new(), 5 * MAX_CHECKSUM_BLOCK_BYTES + source.data.len());
+        let cache = Arc::new(PageCache::new(1 << 20));
+        let begun: Arc<OnceLock<Weak<Transfer>>> = Arc::default();
+        let seen = begun.clone();
+        let done_when_dropped = Arc::new(OnceLock::new());
+        let noted = done_when_dropped.clone();
+        let into = crate::buffer::watched(vec![0; 5], move || {
+            let transfer = seen.get().and_then(Weak::upgrade).expect("it has begun");
+            noted.set(transfer.done()).expect("dropped once");
+        });
+        let transfer = Arc::new(begin(&device, &source, 5, into, &cache));
+        assert!(begun.set(Arc::downgrade(&transfer)).is_ok());
+        let under_way = device.waiting() as u64 * MAX_CHECKSUM_BLOCK_BYTES;
+        assert!(
+            under_way > 0 && under_way <= engine::BOUNCE_LIMIT_BYTES,
+            "{under_way}"
+        );
+        while device.waiting() > 0 {
+            assert!(!transfer.done() && done_when_dropped.get().is_none());
+            device.end_one(Some(IoError::new(ErrorKind::Gone, "the device is gone")));
+        }
+        assert_eq!(done_when_dropped.get(), Some(&false));
+        let error = transfer.wait(Duration::ZERO).expect("it has ended").unwrap_err();
+        assert_eq!((error.kind, transfer.failed_segment()), (ErrorKind::Gone, None));
+        assert_eq!(cache.bytes(), 0);
+    }
 }
