@@ -8,6 +8,7 @@ import pytest
 from headrace.errors import ChecksumMismatch, ObjectNotFound
 from headrace.testing import MemoryDevice
 from headrace.volume import Volume
+from headrace.volume.data.objects import StoredBlob
 from headrace.volume.many import read_many
 from headrace.volume.repair.check import verify_objects
 from tests.volume.support import KIB, STRIPE, State, content, writing
@@ -74,3 +75,25 @@ def test_one_that_was_replaced() -> None:
         tx.put("p/007", b"other")
     with pytest.raises(ObjectNotFound, match="replaced"):
         read_many(volume, [old], [0], np.zeros(1000, np.uint8))
+
+
+def test_one_that_is_deleted_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object's value, and then its blob: neither out of a state that the other is not of."""
+    devices, volume, _ = volume_of()
+    reader = Volume.open(devices)
+    info = reader.stat("p/120")
+    look, looks = Volume._blob, []
+
+    def deleted_before(self: Volume, birth: int) -> StoredBlob:
+        if self is reader and not looks:
+            looks.append(birth)
+            with writing(volume) as session, session.transaction() as tx:
+                tx.delete_prefix("p/")
+                tx.delete("c")
+            reader.refresh()
+        return look(self, birth)
+
+    monkeypatch.setattr(Volume, "_blob", deleted_before)
+    with pytest.raises(ObjectNotFound, match="p/120"):
+        read_many(reader, [info], [0], np.zeros(10_000, np.uint8))
+    assert looks

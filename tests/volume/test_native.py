@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.device import open_device
+from headrace.device.protocol import Buffer
 from headrace.errors import ChecksumMismatch, UsageError
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
@@ -308,3 +309,46 @@ def test_checksum_tables_are_paged_and_forgotten() -> None:
     assert sum(table.loaded_bytes for table in cache._tables.values()) <= 20 << 10
     assert cache.gather(stored, np.array([0, 9215])).tolist() == [first[0], last[0]]
     assert table_page_bytes(1 << 32, MIB) == 256 << 10 and table_page_bytes(16, MIB) == 0
+
+
+def test_no_thread_waits_for_the_pages_of_another() -> None:
+    class Slow(MemoryDevice):
+        """One read stands still until it may go on."""
+
+        entered, go_on = threading.Event(), threading.Event()
+        armed = False
+
+        def read_into(self, offset: int, buffer: Buffer) -> None:
+            if self.armed:
+                self.armed = False
+                self.entered.set()
+                assert self.go_on.wait(60)
+            super().read_into(offset, buffer)
+
+    device = Slow(64 * MIB)
+    volume = Volume.create(devices=[device])
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put("x", bytes(36 * MIB), checksum_block_bytes=4096)
+    (stored,) = volume.stored("x").blobs
+    cache = ChecksumCache([device], volume.superblock.volume_id)
+    found: dict[str, list[int]] = {}
+
+    def gather(name: str, *blocks: int) -> threading.Thread:
+        thread = threading.Thread(target=lambda: found.update({name: cache.gather(stored, np.array(blocks)).tolist()}))
+        thread.start()
+        return thread
+
+    warm = cache.gather(stored, np.array([0, 1])).tolist()
+    device.armed = True
+    slow = gather("slow", 0, 5000)
+    try:
+        assert device.entered.wait(60)
+        # What is there; another page; the very page that is on its way.
+        for name, blocks in (("warm", (0, 1)), ("other", (9000,)), ("same", (5000,))):
+            gather(name, *blocks).join(60)
+            assert name in found
+        assert "slow" not in found and found["warm"] == warm
+    finally:
+        device.go_on.set()
+        slow.join(60)
+    assert found["slow"] == [warm[0], found["same"][0]]

@@ -7,42 +7,62 @@ and are wanted together are read in one piece, since their bytes lie in a row.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from headrace.device import Transfer, read_batch, submit_ranges
 from headrace.device.reference import U8
-from headrace.errors import HeadraceError, ObjectNotFound
+from headrace.errors import HeadraceError, ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume.data.absent import refuse, solid
-from headrace.volume.data.extents import I64, Pieces, spread
+from headrace.volume.data.extents import I64, U32, Pieces, spread
 from headrace.volume.data.objects import ObjectInfo, StoredBlob
 from headrace.volume.layout import OBJECT_BYTES, ObjectHead
+from headrace.volume.read import named, refuse_misplaced, table_misplaced
 from headrace.volume.transfer import let_end
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
 
 _SLICE = struct.Struct("<QQQ")
+#: Blobs with checksum blocks of one size, and ranges of each: where it begins, its bytes, its place in the buffer.
+Ranges: TypeAlias = dict[int, list[tuple[StoredBlob, I64]]]
 
 
 def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int], buffer: U8) -> None:
     """Each whole object to its offset of the buffer, every block verified.
 
     Raises the first error, and then nothing is said about the others: ChecksumMismatch (of which object is found out by
-    reading them one by one), ObjectNotFound where one was deleted or replaced, DeviceError.
+    reading them one by one), ObjectNotFound where one was deleted or replaced, VolumeDamaged, DeviceError.
     """
     ranges: dict[int, list[tuple[int, int, int]]] = {}
     blobs: dict[int, StoredBlob] = {}
+    #: Of each blob one of the objects, for messages.
+    names: dict[int, str] = {}
     for info, offset in zip(infos, offsets, strict=True):
         for birth, start, length in _slices(volume, info, blobs):
             ranges.setdefault(birth, []).append((start, length, offset))
+            names.setdefault(birth, info.name)
             offset += length
-    by_block: dict[int, list[tuple[StoredBlob, I64]]] = {}
+    by_block: Ranges = {}
     for birth, rows in ranges.items():
-        blob = blobs[birth] if birth in blobs else _blob(volume, birth)
+        blob = blobs[birth]
         by_block.setdefault(blob.entry.checksum_block_bytes, []).append((blob, _joined(np.array(rows, np.int64))))
+    try:
+        if not _read(volume, by_block, buffer):
+            _read_pieces(volume, by_block, buffer, names)
+    except UsageError as error:
+        for birth, name in names.items():
+            refuse_misplaced(volume, [blobs[birth]], f"object {name!r}", error)
+        if not table_misplaced(volume, blobs.values()):
+            raise
+        # The other copies of their checksum tables may be where they can be.
+        _read_pieces(volume, by_block, buffer, names)
+
+
+def _read(volume: Volume, by_block: Ranges, buffer: U8) -> bool:
+    """False where devices have no native engine, or where that does not get at a checksum table."""
     transfers: list[Transfer] = []
     for some in by_block.values():
         columns = np.concatenate([table for _, table in some])
@@ -63,8 +83,7 @@ def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int
             let_end(transfers)
             raise
         if transfer is None:
-            _read_pieces(volume, by_block, buffer)
-            return
+            return False
         transfers.append(transfer)
     errors = []
     for transfer in transfers:
@@ -75,13 +94,14 @@ def read_many(volume: Volume, infos: Sequence[ObjectInfo], offsets: Sequence[int
             errors.append((error, transfer.failed_segment))
     if any(segment is None for _, segment in errors):
         # No bytes were wrong: the first copy of a checksum table was.
-        _read_pieces(volume, by_block, buffer)
-    elif errors:
+        return False
+    if errors:
         raise errors[0][0]
+    return True
 
 
-def _read_pieces(volume: Volume, by_block: dict[int, list[tuple[StoredBlob, I64]]], buffer: U8) -> None:
-    """The same with segments and checksums that are found here."""
+def _read_pieces(volume: Volume, by_block: Ranges, buffer: U8, names: Mapping[int, str]) -> None:
+    """The same with segments and checksums that are found here. `names`: an object of each blob."""
     for block_bytes, some in by_block.items():
         parts = [(blob, blob.data.pieces(table[:, 0], table[:, 1]), table[:, 2]) for blob, table in some]
         counts = [len(places) for _, _, places in parts]
@@ -101,13 +121,25 @@ def _read_pieces(volume: Volume, by_block: dict[int, list[tuple[StoredBlob, I64]
             volume_id=volume.superblock.volume_id,
             mark=0,
         )
-        sums = np.concatenate([volume.checksums_of(blob, spread(*each.blocks(block_bytes))) for blob, each, _ in parts])
+        sums = np.concatenate([_sums(volume, blob, each, names) for blob, each, _ in parts])
         refuse(volume.devices, pieces.member, "one of several objects")
         read_batch(solid(volume.devices), batch, [buffer], sums)
 
 
+def _sums(volume: Volume, blob: StoredBlob, pieces: Pieces, names: Mapping[int, str]) -> U32:
+    try:
+        return volume.checksums_of(blob, spread(*pieces.blocks(blob.entry.checksum_block_bytes)))
+    except VolumeDamaged as error:
+        raise named(error, names[blob.entry.birth]) from error
+
+
 def _slices(volume: Volume, info: ObjectInfo, blobs: dict[int, StoredBlob]) -> list[tuple[int, int, int]]:
-    """(birth, start, length) of an object; `blobs` gets the one that is its own."""
+    """(birth, start, length) of an object; `blobs` gets those that they are of."""
+    with volume.lock:
+        return volume.of_one_state(lambda: _look(volume, info, blobs))
+
+
+def _look(volume: Volume, info: ObjectInfo, blobs: dict[int, StoredBlob]) -> list[tuple[int, int, int]]:
     value = volume._value(info.name)
     head = ObjectHead.decode(value, info.name)
     if head.sequence != info.sequence:
@@ -116,20 +148,16 @@ def _slices(volume: Volume, info: ObjectInfo, blobs: dict[int, StoredBlob]) -> l
         return []
     if head.flags == 0 and head.slice_count == 1 and len(value) == OBJECT_BYTES + _SLICE.size:
         birth, start, length = _SLICE.unpack_from(value, OBJECT_BYTES)
-        room = _blob(volume, birth).entry.length_bytes
+        blob = volume._blob(birth)
+        room = blob.entry.length_bytes
         if length == head.length_bytes and start <= room and length <= room - start:
+            blobs[birth] = blob
             return [(birth, start, length)]
     stored = volume.stored(info)
+    blobs.update({blob.entry.birth: blob for blob in stored.blobs})
     if stored.value.blob is not None:
-        blob = stored.blobs[0]
-        blobs[blob.entry.birth] = blob
-        return [(blob.entry.birth, 0, head.length_bytes)]
+        return [(stored.value.blob.birth, 0, head.length_bytes)]
     return [(birth, start, length) for birth, start, length in stored.value.slices.tolist()]
-
-
-def _blob(volume: Volume, birth: int) -> StoredBlob:
-    with volume.lock:
-        return volume._blob(birth)
 
 
 def _joined(rows: I64) -> I64:

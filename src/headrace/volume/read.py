@@ -6,7 +6,7 @@ has met a bad copy of a checksum table, they are found here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from headrace.device import submit_ranges, submit_read
 from headrace.device.protocol import Buffer
-from headrace.errors import MemberMissing, UsageError
+from headrace.errors import MemberMissing, UsageError, VolumeDamaged
 from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.checksums import TableMismatch
+from headrace.volume.data.damage import misplaced
 from headrace.volume.data.extents import I64, U32, Pieces, spread
 from headrace.volume.data.objects import StoredBlob, StoredObject
 from headrace.volume.transfer import CutMove, Move, PiecesMove, VolumeTransfer, gone, let_end, mismatch
@@ -64,10 +65,15 @@ def submit(
         except BaseException as error:
             # Those that have begun still move: the buffers are the caller's again only when they have ended, too.
             let_end([move.transfer for move in moves])
-            if isinstance(error, UsageError):
-                # The engine has looked, too; it names no object.
-                _check_ranges(stored, starts, counts, places)
-            raise
+            if not isinstance(error, UsageError):
+                raise
+            # The engine has looked, too; it names no object.
+            _check_ranges(stored, starts, counts, places)
+            refuse_misplaced(volume, stored.blobs, f"object {stored.name!r}", error)
+            if not table_misplaced(volume, stored.blobs):
+                raise
+            # The other copy of its checksum table may be where it can be.
+            return submit_pieces(volume, stored, starts, counts, places, buffers, index, verify)
         if transfer is None:
             return submit_pieces(volume, stored, starts, counts, places, buffers, index, verify)
         moves.append(CutMove(transfer, cut))
@@ -111,8 +117,10 @@ def submit_pieces(
     for parts, batch, sums in batches:
         try:
             moves.append(PiecesMove(submit_read(solid(volume.devices), batch, buffers, sums), parts))
-        except BaseException:
+        except BaseException as error:
             let_end([move.transfer for move in moves])
+            if isinstance(error, UsageError):
+                refuse_misplaced(volume, stored.blobs, f"object {stored.name!r}", error)
             raise
     return VolumeTransfer(volume, stored, moves)
 
@@ -131,6 +139,8 @@ def _expected(volume: Volume, stored: StoredObject, parts: Sequence[tuple[Stored
             raise MemberMissing(
                 error.what, where=f"object {stored.name!r}", found=error.found, next_step=error.next_step
             ) from error
+        except VolumeDamaged as error:
+            raise named(error, stored.name) from error
     return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
 
@@ -153,6 +163,26 @@ def _check_ranges(stored: StoredObject, starts: I64, counts: I64, places: I64) -
         raise leaves(stored, int(starts[i]), int(counts[i]))
     if len(places) and int(places.min()) < 0:
         raise UsageError("a range leaves its buffer", found=f"buffer offset {int(places.min())}")
+
+
+def named(error: VolumeDamaged, name: str) -> VolumeDamaged:
+    """What was met in a blob, said of an object that has bytes of it."""
+    return VolumeDamaged(
+        error.what, where=f"object {name!r}, {error.where}", expected=error.expected, found=error.found
+    )
+
+
+def refuse_misplaced(volume: Volume, blobs: Iterable[StoredBlob], what: str, error: UsageError) -> None:
+    """VolumeDamaged where an engine refused to read one of these blobs for where its bytes are said to be."""
+    for blob in blobs:
+        damage = misplaced(volume.devices, blob.data, what)
+        if damage is not None:
+            raise damage from error
+
+
+def table_misplaced(volume: Volume, blobs: Iterable[StoredBlob]) -> bool:
+    """Is the first copy of a checksum table, which the native engine reads, where nothing can be?"""
+    return any(misplaced(volume.devices, table, "") is not None for blob in blobs for table in blob.tables[:1])
 
 
 def leaves(stored: StoredObject, start: int, count: int) -> UsageError:

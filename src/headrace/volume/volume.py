@@ -350,13 +350,21 @@ class Volume:
         return stored
 
     def _whole(self, name: str) -> StoredObject:
-        """An object and its blobs out of one state: looking for a blob may make this reader follow the log. Holds the
-        lock."""
+        """Holds the lock."""
+
+        def look() -> StoredObject:
+            value = ObjectValue.decode(self._value(name), name)
+            return StoredObject(name, value, self._blob, self.stripe_bytes)
+
+        return self.of_one_state(look)
+
+    def of_one_state(self, look: Callable[[], Result]) -> Result:
+        """An object and its blobs out of one state: looking for the second may make this reader follow the log, where
+        neither may be any more. Holds the lock."""
         for _ in range(_LOOKS):
             sequence = self._catalog.sequence
             try:
-                value = ObjectValue.decode(self._value(name), name)
-                return StoredObject(name, value, self._blob, self.stripe_bytes)
+                return look()
             except VolumeDamaged:
                 if self._catalog.sequence == sequence:
                     raise

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.volume.common import AsJson, Degraded, Members, open_reading, shown
+
+if TYPE_CHECKING:
+    from headrace.volume import ObjectInfo
 
 
 def verify(
@@ -35,11 +40,22 @@ def verify(
 
     started = time.monotonic()
     with open_reading(members, degraded=degraded) as volume, Progress("verifying") as progress:
-        entries = [volume.stat(one) for one in name] if name else list(volume.list(prefix))
-        total = sum(entry.length_bytes for entry in entries)
+        chosen = [volume.stat(one) for one in name or ()]
+        # A volume may have a million objects: arrays for the sum, and then a piece of the listing at a time.
+        listed = 0 if name else sum(int(piece.length_bytes.sum()) for piece in volume.listings(prefix))
+        total = listed + sum(entry.length_bytes for entry in chosen)
+        count = 0
+
+        def entries() -> Iterator[ObjectInfo]:
+            nonlocal count
+            pieces = (piece.infos() for piece in volume.listings(prefix))
+            for entry in chosen if name else chain.from_iterable(pieces):
+                count += 1
+                yield entry
+
         damaged = []
         done = 0
-        for entry, length, problem in verify_objects(volume, entries):
+        for entry, length, problem in verify_objects(volume, entries()):
             done += length
             if problem is not None:
                 damaged.append((entry.name, problem))
@@ -49,16 +65,16 @@ def verify(
     if json:
         print_json(
             {
-                "objects": len(entries),
-                "bytes": total,
+                "objects": count,
+                "bytes": done,
                 "seconds": time.monotonic() - started,
                 "damaged": [{"name": object_name, "error": str(problem)} for object_name, problem in damaged],
             }
         )
     elif not damaged:
-        print(f"{len(entries):,} object{'' if len(entries) == 1 else 's'}, {format_bytes(total)}: every block is good")
+        print(f"{count:,} object{'' if count == 1 else 's'}, {format_bytes(done)}: every block is good")
     if damaged:
         raise VolumeDamaged(
-            f"{len(damaged)} of {len(entries)} objects are damaged, the first: {shown(damaged[0][0])}",
+            f"{len(damaged)} of {count} objects are damaged, the first: {shown(damaged[0][0])}",
             next_step="restore them from another copy",
         )

@@ -13,6 +13,7 @@ from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.columns import I64, Columns, columns_of
 from headrace.volume.catalog.tables import merged
+from headrace.volume.data.objects import ObjectInfo
 from headrace.volume.layout.entry import OBJECT_BYTES
 
 U64 = npt.NDArray[np.uint64]
@@ -46,6 +47,12 @@ class Listing:
     def names(self) -> Iterator[str]:
         """All names, one after another."""
         return map(self.name, range(len(self)))
+
+    def infos(self) -> Iterator[ObjectInfo]:
+        """Each as an `ObjectInfo`, without what a listing does not say: of what the object is made."""
+        columns = zip(self.length_bytes.tolist(), self.sequence.tolist(), self.created_ns.tolist(), strict=True)
+        for name, (length, sequence, created) in zip(self.names(), columns, strict=True):
+            yield ObjectInfo(name=name, length_bytes=length, sequence=sequence, created_s=created / 1e9)
 
 
 def listing_of(catalog: Catalog, prefix: str, after: bytes | None = None, most: int | None = None) -> Listing:

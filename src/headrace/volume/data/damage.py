@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.device import BlockDevice, crc32c
-from headrace.errors import DeviceError
+from headrace.errors import DeviceError, VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.data.extents import U32, Pieces
+from headrace.volume.data.extents import U32, Extents, Pieces
 
 #: Read at once; a longer checksum block is read whole.
 _LOOK_BYTES = 1 << 20
@@ -34,6 +34,34 @@ class BadBlock(NamedTuple):
     def sums(self) -> tuple[str, str]:
         """What was expected and what was found, for an error."""
         return f"crc32c {self.expected:#010x}", f"{self.found:#010x}"
+
+
+def misplaced(devices: Sequence[BlockDevice], extents: Extents, what: str) -> VolumeDamaged | None:
+    """Where extents lie on no member, or leave theirs, which no engine reads: the error, of the first of them.
+
+    An engine can only say that it was asked for what cannot be; that it is the volume which says so is known here.
+    """
+    for member, offset, length in extents.used():
+        if member >= len(devices):
+            return VolumeDamaged(
+                "bytes are said to be on a member that there is not",
+                where=f"{what}, member {member} offset {offset}",
+                expected=f"a member below {len(devices)}",
+                found=str(member),
+            )
+        device = devices[member]
+        where = f"{what}, member {member} ({device.uri}) offset {offset}"
+        if offset + length > device.size_bytes:
+            return VolumeDamaged(
+                "bytes are said to be behind the end of their member", where=where,
+                expected=f"an end of at most {device.size_bytes}", found=f"{offset} + {length}",
+            )  # fmt: skip
+        if offset % device.block_bytes:
+            return VolumeDamaged(
+                "bytes are said to begin within a block of their member", where=where,
+                expected=f"a multiple of {device.block_bytes}", found=str(offset),
+            )  # fmt: skip
+    return None
 
 
 def find_bad(

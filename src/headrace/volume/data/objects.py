@@ -30,7 +30,7 @@ class ObjectInfo:
     #: Wall clock of the writer, seconds since 1970.
     created_s: float
     #: Of the blob that is this object's own: its number, its checksum blocks, and its space on the members, checksum
-    #: table included. All 0 where the object is slices of blobs that others may share.
+    #: table included. All 0 where the object is slices of blobs that others may share, and out of a listing.
     birth: int = 0
     checksum_block_bytes: int = 0
     stored_bytes: int = 0
