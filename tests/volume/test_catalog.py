@@ -298,7 +298,7 @@ def test_a_listing_says_what_the_list_says_and_columns_count_what_objects_use(mo
         assert found.sequence.tolist() == [info.sequence for info in expected]
         for most in (1, 7):
             # A piece at a time, over the borders of leaves and tables.
-            monkeypatch.setattr("headrace.volume.volume._LISTED", most)
+            monkeypatch.setattr("headrace.volume.contents._LISTED", most)
             pieces = list(reader.listings(prefix))
             assert [name for piece in pieces for name in piece.names()] == [info.name for info in expected]
             assert [size for piece in pieces for size in piece.length_bytes.tolist()] == found.length_bytes.tolist()

@@ -6,35 +6,28 @@ import os
 import secrets
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.device import BlockDevice, lanes
 from headrace.device.protocol import Buffer
-from headrace.errors import ObjectNotFound, UsageError, VolumeDamaged, VolumeTooOld
+from headrace.errors import UsageError, VolumeTooOld
 from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import layout
-from headrace.volume.catalog.catalog import Catalog
-from headrace.volume.catalog.commit import LogWriter
-from headrace.volume.catalog.listing import Listing, listing_of
-from headrace.volume.catalog.log import Cursor, Followed, LogReader
-from headrace.volume.catalog.tables import TableDamaged
+from headrace.volume.catalog.log import LogReader
+from headrace.volume.contents import Addresses, Contents
 from headrace.volume.create import create as create_on
 from headrace.volume.data.absent import absent, present
-from headrace.volume.data.checksums import ChecksumCache
 from headrace.volume.data.extents import I64, U32
-from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
+from headrace.volume.data.objects import ObjectInfo, StoredBlob
 from headrace.volume.info import VolumeInfo, members_of, quarantined_bytes, unreachable_bytes, writer_of
-from headrace.volume.layout import ObjectValue, Superblock
-from headrace.volume.media import epochs, members
+from headrace.volume.media import members
 from headrace.volume.read import leaves, submit
 from headrace.volume.transfer import VolumeTransfer
 from headrace.volume.writing import fence
@@ -45,57 +38,23 @@ from headrace.volume.writing.session import Session
 from headrace.volume.writing.write import buffer_bytes, write_grant
 
 #: `Volume.list` hides the builtin inside of the class.
-Addresses: TypeAlias = list[str]
-ObjectList: TypeAlias = list[ObjectInfo]
-Result = TypeVar("Result")
 Devices: TypeAlias = list[BlockDevice]
-
-#: A reader that is overtaken by so many rounds of merges gives up.
-_LOOKS = 8
-#: Objects of one piece of a listing, or some more.
-_LISTED = 4096
-#: Objects, and blobs with their extents, that are kept decoded.
-_DECODED = 1024
-
 
 _open_volumes: weakref.WeakSet[Volume] = weakref.WeakSet()
 
 
-class Volume:
+class Volume(Contents):
     """Open with `Volume.open` or `Volume.create`. Thread-safe. Pickles by address: the other side opens it again."""
 
     def __init__(
         self, found: members.Members, *, write: bool, owned: bool, degraded: bool = False, keep: int | None = None
     ) -> None:
-        #: In order; an `AbsentMember` where one is missing.
-        self.devices: list[BlockDevice] = found.devices
-        self.superblock: Superblock = found.superblock
+        super().__init__(found, degraded=degraded, keep=keep)
         self.writable = write
-        #: Members may be missing.
-        self.degraded = degraded
-        #: The member whose history goes on, where members went on without each other.
-        self.keep = keep
-        #: Guards catalog and cursor; never held while waiting for a session.
-        self.lock = threading.RLock()
-        self.log = LogReader(self.superblock, self.devices, found.copies)
         self._owned = owned
-        self._closed = False
-        self._warnings = found.warnings
-        self._notes = found.notes
-        #: Members that were away when the current epoch of the log began.
-        self.lagging = epochs.lagging(found.superblock, found.blocks)
-        self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
-        self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
-        #: By birth, so not stale as long as there is one history.
-        self._blobs: OrderedDict[int, StoredBlob] = OrderedDict()
-        #: Dropped without `close`, it ends: so nothing here keeps it.
-        self._begun: weakref.ref[Session] | None = None
         #: As which host this process writes for another one's session.
         self._joined: tuple[Ticket, list[BlockDevice]] | None = None
         self._joining = threading.Lock()
-        self._catalog: Catalog
-        self._cursor: Cursor
-        self._catalog, self._cursor = self._load()
         _open_volumes.add(self)
 
     # ---- opening and closing ----
@@ -177,23 +136,6 @@ class Volume:
         where: Any = self.uris if self._owned else present(self.devices)
         return (_reopen, (where, self.writable, ticket, self.degraded, self.keep))
 
-    @property
-    def uris(self) -> Addresses:
-        """Addresses of the members that are there, in order."""
-        return [device.uri for device in present(self.devices)]
-
-    @property
-    def id(self) -> str:
-        return self.superblock.volume_id.hex()
-
-    @property
-    def name(self) -> str:
-        return self.superblock.name
-
-    @property
-    def stripe_bytes(self) -> int:
-        return self.superblock.stripe_bytes
-
     def close(self) -> None:
         """Close the session, if one is open, and the devices that were opened by address."""
         if self._closed:
@@ -215,176 +157,6 @@ class Volume:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<volume {self.name or self.id} at {', '.join(self.uris)}>"
-
-    # ---- what there is ----
-
-    @property
-    def sequence(self) -> int:
-        """Sequence of the last commit that this reader has seen."""
-        with self.lock:
-            return self._catalog.sequence
-
-    def refresh(self) -> bool:
-        """Follow the log: some small reads. True where there are new commits."""
-        self._check_open()
-        with self.lock:
-            if self._session is not None:
-                return False  # This volume's own session is the only writer.
-            before = self._catalog.sequence
-            self.log.forget_chunks()
-            followed = self.log.follow(self._cursor, self._catalog)
-            if followed is Followed.MOVED:
-                self._catalog, self._cursor = self._load()
-            changed = self._catalog.sequence != before
-            if changed:
-                self._decoded.clear()
-            return changed
-
-    def _load(self) -> tuple[Catalog, Cursor]:
-        """The log from its snapshot on. Where it is of an epoch that this reader does not know, the superblocks say
-        which copies count now."""
-        catalog, cursor = self.log.load()
-        if cursor.header.epoch > self.superblock.log_epoch:
-            self.look_again(self.devices, degraded=True)
-            # Where this was the side that is given up, the numbers of blobs and tables are those of others now.
-            self._blobs.clear()
-            self._checksums.clear()
-            self.log.nodes.clear()
-            catalog, cursor = self.log.load()
-        return catalog, cursor
-
-    def list(self, prefix: str = "") -> ObjectList:
-        """Objects whose name begins with `prefix`, by name."""
-        self._check_open()
-        with self.lock:
-            return self._looked(lambda: [info_of(name, value) for name, value in objects_of(self._catalog, prefix)])
-
-    def any(self, prefix: str) -> bool:
-        """Is there an object whose name begins with `prefix`? Reads as far as the first."""
-        self._check_open()
-        with self.lock:
-            return self._looked(lambda: next(objects_of(self._catalog, prefix), None) is not None)
-
-    def listing(self, prefix: str = "") -> Listing:
-        """Objects whose name begins with `prefix` as arrays, by name: for many at once. Reads only that range."""
-        self._check_open()
-        with self.lock:
-            return self._looked(lambda: listing_of(self._catalog, prefix))
-
-    def listings(self, prefix: str = "") -> Iterator[Listing]:
-        """As `listing`, a piece of some thousand objects at a time, each read when it is asked for."""
-        after: bytes | None = None
-        while True:
-            self._check_open()
-            with self.lock:
-                piece = self._looked(partial(self._piece, prefix, after))
-            if not len(piece):
-                return
-            yield piece
-            after = piece.text[piece.starts[-2] :]
-
-    def _piece(self, prefix: str, after: bytes | None) -> Listing:
-        return listing_of(self._catalog, prefix, after, _LISTED)
-
-    def stat(self, name: str) -> ObjectInfo:
-        """One object. ObjectNotFound."""
-        return info_of(name, self._value(name))
-
-    def __contains__(self, name: object) -> bool:
-        self._check_open()
-        with self.lock:
-            return isinstance(name, str) and self._get(layout.object_key(name)) is not None
-
-    def sequence_of(self, name: str) -> int | None:
-        """Of the transaction that committed what has this name now; None where nothing has."""
-        with self.lock:
-            value = self._get(layout.object_key(name))
-        return None if value is None else layout.ObjectHead.decode(value, name).sequence
-
-    def _get(self, key: bytes) -> bytes | None:
-        """What the catalogue has of a key. Holds the lock."""
-        return self._looked(lambda: self._catalog.get(key))
-
-    def _looked(self, look: Callable[[], Result]) -> Result:
-        """Look into the catalogue. A table that was replaced and overwritten since it was learned of does not match its
-        checksums; then there are other tables now. Holds the lock.
-        """
-        for _ in range(_LOOKS):
-            births = self._catalog.births
-            try:
-                return look()
-            except TableDamaged:
-                self.refresh()
-                if self._catalog.births == births:
-                    raise
-        return look()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("the volume is closed", where=repr(self))
-
-    def _value(self, name: str) -> bytes:
-        self._check_open()
-        with self.lock:
-            value = self._get(layout.object_key(name))
-        if value is None:
-            raise ObjectNotFound(
-                f"there is no object {name!r} in {self!r}", next_step="`headrace volume ls` lists what is there"
-            )
-        return value
-
-    def stored(self, what: str | ObjectInfo) -> StoredObject:
-        """An object with its blobs: where every byte of it lies. ObjectNotFound."""
-        name = what if isinstance(what, str) else what.name
-        with self.lock:
-            stored = self._decoded.get(name)
-            if stored is None:
-                stored = self._decoded[name] = self._whole(name)
-                while len(self._decoded) > _DECODED:
-                    self._decoded.popitem(last=False)
-        if not isinstance(what, str) and what.sequence != stored.value.sequence:
-            raise ObjectNotFound("the object was replaced", where=f"object {name!r}", next_step="read it by name")
-        return stored
-
-    def _whole(self, name: str) -> StoredObject:
-        """Holds the lock."""
-
-        def look() -> StoredObject:
-            value = ObjectValue.decode(self._value(name), name)
-            return StoredObject(name, value, self._blob, self.stripe_bytes)
-
-        return self.of_one_state(look)
-
-    def of_one_state(self, look: Callable[[], Result]) -> Result:
-        """An object and its blobs out of one state: looking for the second may make this reader follow the log, where
-        neither may be any more. Holds the lock."""
-        for _ in range(_LOOKS):
-            sequence = self._catalog.sequence
-            try:
-                return look()
-            except VolumeDamaged:
-                if self._catalog.sequence == sequence:
-                    raise
-        raise VolumeDamaged("the log moves faster than it can be read", next_step="try again")
-
-    def _blob(self, birth: int) -> StoredBlob:
-        """A blob that has a key. Holds the lock."""
-        blob = self._blobs.get(birth)
-        if blob is None:
-            value = self._get(layout.blob_key(birth))
-            if value is None:
-                raise VolumeDamaged("a blob that objects refer to is missing", where=f"blob {birth:#x} of {self!r}")
-            blob = self._blobs[birth] = StoredBlob(layout.decode_blob(value, birth), self.stripe_bytes)
-            while len(self._blobs) > _DECODED:
-                self._blobs.popitem(last=False)
-        return blob
-
-    def forget_objects(self) -> None:
-        """The catalog changed. For the session."""
-        self._decoded.clear()
 
     def info(self) -> VolumeInfo:
         """Sizes, sequence, writer. Reads the heartbeat block and asks who holds the members, and nothing else; where
@@ -535,10 +307,6 @@ class Volume:
             unfenced=unfenced,
         )
 
-    @property
-    def _session(self) -> Session | None:
-        return None if self._begun is None else self._begun()
-
     def _join(self, ticket: Ticket) -> Devices:
         """What to write with for the session that gave the ticket; connected when first needed. SessionLost."""
         if ticket.volume_id != self.superblock.volume_id:
@@ -577,38 +345,6 @@ class Volume:
             raise UsageError("the volume is closed")
         if not self.writable:
             raise UsageError("the volume is open for reading", next_step="open it with write=True")
-
-    # ---- for the session ----
-
-    def catalog_session(self) -> int:
-        with self.lock:
-            return self._catalog.session
-
-    def mend_superblocks(self, devices: Sequence[BlockDevice]) -> None:
-        if self._warnings:
-            members.mend_superblocks(devices)
-            self._warnings = []
-
-    def look_again(self, devices: Sequence[BlockDevice], *, degraded: bool | None = None) -> members.Members:
-        """Read the superblocks again: which copies of the log count now?"""
-        degraded = self.degraded if degraded is None else degraded
-        found = members.recognise(devices, degraded=degraded, keep=self.keep)
-        with self.lock:
-            self.superblock, self.lagging = found.superblock, epochs.lagging(found.superblock, found.blocks)
-            self._warnings, self._notes = found.warnings, found.notes
-            self.log.use(found.superblock, found.copies)
-        return found
-
-    def adopt_state(self, catalog: Catalog, writer: LogWriter, session: Session) -> None:
-        """From now on the session moves this volume's state."""
-        self._catalog, self._cursor, self._begun = catalog, writer.cursor, weakref.ref(session)
-        self._decoded.clear()
-
-    def end_session(self, writer: LogWriter) -> None:
-        """The session is over: follow the log again from where it stopped."""
-        with self.lock:
-            self._cursor = writer.cursor
-            self._begun = None
 
     def after_fork(self) -> None:
         """In the child: locks may have been held by threads that it does not have, and the session is not its own."""
