@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from headrace.device import NativeDevice, ReservationType, new_key, open_device
-from headrace.errors import CommandFailed, OutcomeUnknown, ReservationConflict, UsageError
+from headrace.errors import CommandFailed, DeviceError, OutcomeUnknown, ReservationConflict, UsageError
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.units import MIB
 from tests.interop.relay import Relay
@@ -122,6 +122,31 @@ def test_the_verbs(connect: Open) -> None:
     first.reservations.register(key)
     first.reservations.clear(key)
     assert first.reservations.report().registered == 0
+
+
+def test_a_namespace_that_offers_none(target: _Target, tmp_path: Path) -> None:
+    def add(**said: object) -> str:
+        namespace = {"path": str(tmp_path / "open"), "size": MIB, "create": True, **said}
+        return target.process.uri(target.process.ask("add-namespace", nqn=NQN, namespace=namespace)["nsid"])
+
+    def remove() -> None:
+        target.process.ask("remove-namespace", nqn=NQN, nsid=2)
+
+    key = new_key()
+    with open_device(add(no_reservations=True), hostid=uuid.uuid4()) as device:
+        verbs = device.reservations
+        assert not verbs.capabilities.types and not verbs.capabilities.persist
+        for refused in (verbs.report, lambda: verbs.register(key), lambda: verbs.acquire(key, SHARED)):
+            with pytest.raises(CommandFailed, match="Invalid Command Opcode"):
+                refused()
+        device.write(0, NEW)
+        assert np.array_equal(_block(device), NEW)
+    remove()
+    with open_device(add(), hostid=uuid.uuid4()) as device:
+        device.reservations.register(key, persist=True)
+    remove()
+    with pytest.raises(DeviceError, match=r"hosts are registered in .*open\.reservations"):
+        add(no_reservations=True)
 
 
 def test_keys_and_devices_that_cannot_be_meant(connect: Open) -> None:

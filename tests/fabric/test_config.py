@@ -72,6 +72,7 @@ reservations = "disk.r"
 [[subsystem.namespace]]
 nsid = 7
 memory = "1MiB"
+no_reservations = true
 ana_group = 3
 
 [[subsystem]]
@@ -120,6 +121,7 @@ def test_everything_a_file_can_say(tmp_path: Path) -> None:
     assert disk.reservations_path == f"{tmp_path}/disk.r"
     assert (disk.nsid, disk.block_bytes, disk.volatile_cache_bytes) == (1, 512, 1 << 20)
     assert (memory.nsid, memory.media, memory.ana_group) == (7, MemoryMedia(size_bytes=1 << 20), 3)
+    assert (disk.no_reservations, memory.no_reservations) == (False, True)
     assert list(two.allow_hosts) == [HostOptions(nqn="nqn.2026-01.io.example:reader", access="read-only")]
     # The other way, and back.
     assert load(tmp_path, to_toml(options)).to_json() == options.to_json()
@@ -148,6 +150,11 @@ def test_the_target_takes_it(tmp_path: Path) -> None:
         ('memory = "1MiB"', "", ["namespace[0].path", "neither"]),
         ('memory = "1MiB"', 'memory = "1MiB"\npath = "x"', ["namespace[0].path", "both"]),
         ('memory = "1MiB"', 'memory = "1MiB"\nreservations = "r"', ["namespace[0].reservations", "only with a path"]),
+        (
+            'memory = "1MiB"',
+            'path = "x"\nsize = "1MiB"\ncreate = true\nreservations = "r"\nno_reservations = true',
+            ["namespace[0].reservations", "no_reservations"],
+        ),
         ('memory = "1MiB"', 'memory = "1MiB"\ncreate = true', ["namespace[0].create", "only with a path"]),
         ('memory = "1MiB"', 'memory = "1MiB"\ndirect = "on"', ["namespace[0].direct", "only with a path"]),
         ('memory = "1MiB"', 'path = "x"\ndirect = "maybe"', ["namespace[0].direct", "maybe"]),

@@ -70,6 +70,7 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                         "nguid": None,
                         "ana_group": 1,
                         "reservations_path": None,
+                        "no_reservations": False,
                     },
                     {
                         "nsid": 2,
@@ -81,6 +82,7 @@ def test_json_says_what_was_chosen_and_nothing_else() -> None:
                         "nguid": None,
                         "ana_group": 1,
                         "reservations_path": None,
+                        "no_reservations": False,
                     },
                 ],
             }

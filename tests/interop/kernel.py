@@ -31,7 +31,7 @@ class KernelTarget:
         self._commands += 1
         name = self._share / f"command-{self._commands}"
         draft = name.with_suffix(".draft")
-        draft.write_text("cd /sys/kernel/config/nvmet\n" + script)
+        draft.write_text("cd /sys/kernel/config/nvmet 2>/dev/null\n" + script)
         draft.rename(name.with_suffix(".cmd"))
         deadline = time.monotonic() + timeout_s
         while not name.with_suffix(".status").exists():
@@ -40,6 +40,30 @@ class KernelTarget:
         output = name.with_suffix(".out").read_text()
         assert name.with_suffix(".status").read_text().strip() == "0", f"{script}\n{output}"
         return output
+
+    def down(self) -> None:
+        """nvmet is taken down, and unloaded: what it remembers is gone, the media stay."""
+        self.do("nvmet_down", timeout_s=120)
+
+    def up(self) -> None:
+        """The same target again."""
+        self.do("set -e; nvmet_up", timeout_s=120)
+
+    def count_conflicts(self) -> None:
+        """From now on the kernel notes each command that it answers with Reservation Conflict."""
+        self.do(
+            """
+            grep -q tracefs /proc/mounts || mount -t tracefs trace /sys/kernel/tracing
+            cd /sys/kernel/tracing/events/nvmet/nvmet_req_complete
+            # With Do Not Retry and More, and without.
+            echo 'status == 0x83 || status == 0x2083 || status == 0x4083 || status == 0x6083' > filter || exit 1
+            echo 1 > enable
+            """
+        )
+
+    def conflicts(self) -> int:
+        """Those that it has noted."""
+        return int(self.do("grep -c nvmet_req_complete: /sys/kernel/tracing/trace || true"))
 
     def set_ana(self, port_number: int, state: str) -> None:
         """State of the group of all namespaces at a port, counted from 1."""

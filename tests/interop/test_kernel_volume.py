@@ -1,93 +1,115 @@
-"""A volume on a Linux kernel target: sessions fence each other there, also where the target forgets who held.
+"""A volume on a Linux kernel target: sessions fence each other there, in each form that a zombie has (`zombies`), also
+where the target forgets who held.
 
-Media are compared byte by byte where that is cheap: `tests/volume/test_zombies.py`.
+What it refused is counted by its own trace. Its media are files of this machine, which are read here.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.units import MIB
 from headrace.volume import Volume
 from tests.interop.kernel import KernelTarget, kernel_target
-from tests.interop.relay import HoldingRelay
-from tests.volume.support import STRIPE, content, state_of
-from tests.volume.test_zombies import RANK, WRITER, running
+from tests.volume import zombies
+from tests.volume.support import STRIPE, content
+from tests.volume.zombies import WRITER, running
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NQN = "nqn.2024-01.lab:volume"
 
 
+class World(zombies.World):
+    fence = "until-restart"
+    # Nobody has to watch an emulated machine for beats that miss.
+    takeover = "now"
+
+    def __init__(self, target: KernelTarget, images: list[Path]) -> None:
+        self.target = target
+        self._images = images
+        self.port = target.port
+        self.uris = [target.uri(nsid, keepalive=120, loss_timeout=300) for nsid in (1, 2)]
+        self.target.count_conflicts()
+
+    def media(self) -> list[bytes]:
+        return [image.read_bytes() for image in self._images]
+
+    def conflicts(self) -> int:
+        return self.target.conflicts()
+
+    def restart(self) -> None:
+        self.target.down()
+        self.up()
+
+    def up(self) -> None:
+        self.target.up()
+        self.target.count_conflicts()
+
+
 @pytest.fixture(scope="module")
-def target(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelTarget]:
+def target(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     share = tmp_path_factory.mktemp("share")
-    with kernel_target(lab, NQN, "--size", "64", "--reservations", share=share) as running_target:
-        yield running_target
+    images = [tmp_path_factory.mktemp("media") / name for name in ("a.img", "b.img")]
+    for image in images:
+        with image.open("wb") as file:
+            file.truncate(16 * MIB)
+    disks = [word for image in images for word in ("--disk", str(image))]
+    with kernel_target(lab, NQN, "--reservations", *disks, share=share) as running_target:
+        yield World(running_target, images)
 
 
-def test_a_stopped_writer_and_a_late_rank(target: KernelTarget) -> None:
-    uri = target.uri(keepalive=120, loss_timeout=300)
-    Volume.create(uri, stripe_bytes=STRIPE, force=True).close()
-    with running(WRITER, uri) as zombie, Volume.open(uri, write=True) as volume:
-        zombie.signal(signal.SIGSTOP)
-        session = volume.session("run", heartbeat_s=0.2)
-        # Linux aborts nothing, and answers when all of it is through.
-        assert session.fence == "until-restart" == volume.info().fence and session.quarantined_bytes == 0
-        with session.transaction() as tx:
-            tx.put("new", content(1, 200_000))
-        grant = session.transaction().allocate("late", 300_000)
-        with running(RANK, grant.to_json(), uri) as rank:
-            session.close()
-            with volume.session("next", heartbeat_s=0.2):
-                pass
-            before = volume.read("new")
-            rank.tell("write")
-            assert rank.hear() == "SessionLost"
-            zombie.signal(signal.SIGCONT)
-            zombie.tell("commit")
-            assert zombie.hear() == "SessionLost"
-            assert volume.read("new") == before
-        assert state_of(volume) == {"first": b"1" * 5000, "new": content(1, 200_000)}
+@pytest.fixture
+def world(target: World) -> World:
+    Volume.create(target.uris, stripe_bytes=STRIPE, force=True).close()
+    return target
 
 
-def test_the_kernel_forgets_under_a_writer(target: KernelTarget) -> None:
-    """The subsystem leaves its port, its namespace is made anew over the same bytes: as after a restart. Everybody may
-    write then; the writer's next association finds out that it does not hold, before it writes."""
-    uri = target.uri(keepalive=120, loss_timeout=300)
-    link, namespace = f"ports/1/subsystems/{NQN}", f"subsystems/{NQN}/namespaces/1"
-    Volume.create(uri, stripe_bytes=STRIPE, force=True).close()
-    with running(WRITER, uri) as writer:
-        target.do(f"rm {link}; echo 0 > {namespace}/enable; echo 1 > {namespace}/enable")
-        target.do(f"ln -s $PWD/subsystems/{NQN} {link}")
-        writer.tell("commit")
-        assert writer.hear() == "SessionLost"
-        with Volume.open(uri, write=True) as volume:
-            with volume.session("run", heartbeat_s=0.2) as session, session.transaction() as tx:
-                tx.put("after", b"x" * 5000)
-            writer.tell("put")
-            assert writer.hear() == "SessionLost"
-            assert state_of(volume) == {"first": b"1" * 5000, "after": b"x" * 5000}
+def test_a_stopped_writer(world: World) -> None:
+    refused = zombies.is_stopped(world, "commit")
+    assert refused.conflicts > 0 and refused.fenced == 0, refused
 
 
-def test_a_writer_that_stands_between_r2t_and_its_data(target: KernelTarget) -> None:
+def test_a_rank_that_writes_after_the_end_of_its_session(world: World) -> None:
+    refused = zombies.writes_after_the_end(world)
+    assert refused.conflicts > 0 and refused.fenced == 0, refused
+
+
+def test_a_taker_that_registers_late(world: World) -> None:
+    zombies.registers_late(world)
+
+
+def test_a_writer_that_stands_between_r2t_and_its_data(world: World) -> None:
     """Linux waits for such a command when it is told to abort it, until the keep alive of its association ends. What
     comes later reaches nothing."""
-    with HoldingRelay(target.port) as relay:
-        uri, port = target.uri(keepalive=120, loss_timeout=300), f":{target.port}/"
-        Volume.create(uri, stripe_bytes=STRIPE, force=True).close()
-        near = target.uri(keepalive=5, loss_timeout=300).replace(port, f":{relay.port}/")
-        with running(WRITER, near) as zombie, Volume.open(uri, write=True) as volume:
-            relay.hold()
-            zombie.tell("put")
-            assert relay.held.wait(60)
-            zombie.signal(signal.SIGSTOP)
-            with volume.session("run", heartbeat_s=0.2) as session, session.transaction() as tx:
-                tx.put("new", content(1, 200_000))
-            relay.release()
-            zombie.signal(signal.SIGCONT)
-            assert zombie.hear() == "SessionLost"
-            assert state_of(volume) == {"first": b"1" * 5000, "new": content(1, 200_000)}
+    refused = zombies.stands_between_r2t_and_data(world, lives=False)
+    assert refused.conflicts == 0 and refused.fenced > 0, refused
+
+
+@pytest.mark.parametrize("taken", ["before", "after"])
+def test_the_kernel_target_is_restarted_under_a_zombie(world: World, taken: str) -> None:
+    """It lets everybody write then, until somebody takes the volume."""
+    refused = zombies.is_stopped_while_the_target_restarts(world, taken)
+    assert refused.conflicts == 0 and refused.fenced > 0, refused
+
+
+def test_the_kernel_forgets_under_a_writer(world: World) -> None:
+    """It runs, beats, and finds out before it writes; then another one takes the volume."""
+    with running(WRITER, *world.uris) as writer:
+        world.target.down()
+        before = world.media()
+        world.up()
+        writer.tell("commit")
+        assert writer.hear() == "SessionLost"
+        world.is_untouched(before)
+        world.take(drained=False)
+        before = world.media()
+        writer.tell("put")
+        assert writer.hear() == "SessionLost"
+        world.is_untouched(before)
+        refused = writer.refusals()
+        assert refused.conflicts == 0 and refused.fenced > 0, refused
+        world.holds({"first": b"1" * 5000, "new": content(1, 200_000)})

@@ -46,6 +46,8 @@ IMAGES = Path(__file__).parent.parent / "images"
 FILE, TARGET, KERNEL, MODEL = "file", "target", "kernel", "model"
 #: Images behind the two targets, in the order of their numbers: what may be written to, and what is write protected.
 SERVED = ["a", "b", "c", "a-at-b", "b-at-a", "shrunk", "new-a", "new-b", "foreign", "blank", "full", "tiny"]
+#: Beside those, where no reservations are offered.
+SERVED_OPEN = ["open-a", "open-b"]
 SERVED_PROTECTED = ["protected-a", "protected-b", "protected-blank"]
 
 
@@ -89,7 +91,8 @@ class World:
         make([path("full")], {"x": DATA, "filler": bytes(1 << 20)})
         make([path("short-a"), path("short-b")], {"x": DATA}, 512)
         for name, other in [("a-at-b", "a"), ("b-at-a", "b"), ("shrunk", "b"), ("new-a", "a"), ("new-b", "b"),
-                            ("protected-a", "a"), ("protected-b", "b"), ("grown", "c")]:  # fmt: skip
+                            ("protected-a", "a"), ("protected-b", "b"), ("grown", "c"),
+                            ("open-a", "a"), ("open-b", "b")]:  # fmt: skip
             shutil.copy(path(other), path(name))
         with path("shrunk").open("r+b") as file:
             # Its last superblock came along, as far as it can.
@@ -155,7 +158,9 @@ class World:
                 self.loops.callback(self.devices.clear)
                 self.devices[name] = self.loops.enter_context(loop).path
             return self.devices[name]
-        target, names = (self.protected, SERVED_PROTECTED) if name.startswith("protected") else (self.target, SERVED)
+        target, names = self.target, SERVED + SERVED_OPEN
+        if name.startswith("protected"):
+            target, names = self.protected, SERVED_PROTECTED
         assert target is not None
         return target.uri(names.index(name) + 1)
 
@@ -165,6 +170,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("members"))
     writable, protected = ([str(made.path(name)) for name in names] for names in (SERVED, SERVED_PROTECTED))
     with serving(NQN, *writable) as made.target, serving(NQN, *protected, options=["--read-only"]) as made.protected:
+        for name in SERVED_OPEN:
+            made.target.ask("add-namespace", nqn=NQN, namespace={"path": str(made.path(name)), "no_reservations": True})
         yield made
 
 
@@ -284,6 +291,7 @@ ROWS = [
         "write protected, and blank", of("protected-blank"), (TARGET, KERNEL),
         **anyhow(NotAVolume, "not a headrace volume", create=Refused(UsageError, "can only be read", 2)),
     ),
+    Row("no reservations", of("open-a", "open-b"), (TARGET,), write=Refused(NotFenced, "reservations")),
     Row("no reservations", model, (MODEL,), write=Refused(NotFenced, "reservations")),
     Row(
         "a file system", of("foreign"), (FILE, TARGET, KERNEL),

@@ -20,6 +20,8 @@ pub(crate) struct Counters {
     pub flushes: AtomicU64,
     pub deallocates: AtomicU64,
     pub errors: AtomicU64,
+    /// Of the errors: another host holds the reservation.
+    pub conflicts: AtomicU64,
     pub retries: AtomicU64,
     pub resends: AtomicU64,
 }
@@ -116,6 +118,7 @@ impl Shared {
             "flushes": sum(|c| &c.flushes),
             "deallocates": sum(|c| &c.deallocates),
             "errors": sum(|c| &c.errors),
+            "conflicts": sum(|c| &c.conflicts),
             "retries": sum(|c| &c.retries),
             "resends": sum(|c| &c.resends),
         })

@@ -183,6 +183,9 @@ pub struct NamespaceConfig {
     /// media file, made when it is first needed.
     #[serde(default)]
     pub reservations_path: Option<PathBuf>,
+    /// None are offered, and their commands are refused: for hosts that must not reserve.
+    #[serde(default)]
+    pub no_reservations: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]

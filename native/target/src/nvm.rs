@@ -155,6 +155,10 @@ pub(crate) fn plan(sqe: &Sqe, controller: &Arc<Controller>, reach: &Reach) -> Re
     }
     let namespace = Claim::new(reach.namespace(sqe.nsid())?, controller, Access::of(opcode))?;
     let writes = matches!(opcode, io::WRITE | io::WRITE_ZEROES | io::DATASET_MANAGEMENT);
+    let reserves = opcode == io::RESERVATION_REPORT || Change::data_bytes(opcode).is_some();
+    if reserves && namespace.reservations.are_off() {
+        return refuse(Status::INVALID_OPCODE);
+    }
     // Who may only read must not shut out who may write.
     if (writes || Change::data_bytes(opcode).is_some()) && !reach.may_write(&namespace) {
         return refuse(Status::WRITE_PROTECTED);

@@ -147,6 +147,15 @@ impl NamespaceConfig {
             MediaConfig::File { .. } if self.read_only => Store::None("the namespace is read-only".into()),
             MediaConfig::File { path, .. } => Store::beside(path, self.reservations_path.as_deref(), uuid)?,
         };
+        if self.no_reservations {
+            if !store.load()?.registrants.is_empty() {
+                return Err(format!(
+                    "no_reservations, but hosts are registered in {}: whom they shut out could write",
+                    store.describe()
+                ));
+            }
+            return Ok(Reservations::off());
+        }
         Reservations::open(store)
     }
 

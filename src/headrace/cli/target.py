@@ -87,6 +87,7 @@ def add_namespace(
             show_default=False,
         ),
     ] = None,
+    no_reservations: Annotated[bool, typer.Option("--no-reservations", help="Offer none.")] = False,
     socket: Socket = None,
     json: Json = False,
 ) -> None:
@@ -108,6 +109,7 @@ def add_namespace(
         "uuid": uuid,
         "nguid": nguid,
         "direct": direct,
+        "no_reservations": no_reservations or None,
         # The target has a working directory of its own.
         "reservations": None if reservations is None else str(Path(reservations).absolute()),
     }

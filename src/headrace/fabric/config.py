@@ -70,7 +70,7 @@ TOP_KEYS = (
 SUBSYSTEM_KEYS = ("nqn", "serial", "model", "host", "other_hosts", "ana_group", "namespace", *LIMIT_KEYS)
 NAMESPACE_KEYS = (
     *("nsid", "path", "size", "create", "memory", "block_size", "read_only", "volatile_cache", "uuid", "nguid"),
-    *("ana_group", "reservations", "direct"),
+    *("ana_group", "reservations", "no_reservations", "direct"),
 )
 
 
@@ -292,6 +292,9 @@ def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> N
     reservations = table.text("reservations", 4096)
     if reservations is not None and memory is not None:
         raise table.error("reservations", expected="it only with a path", found="it with memory")
+    no_reservations = table.flag("no_reservations")
+    if no_reservations and reservations is not None:
+        raise table.error("reservations", expected="nothing beside no_reservations", found=repr(reservations))
     return NamespaceOptions(
         nsid=nsid,
         media=media,
@@ -302,6 +305,7 @@ def read_namespace(table: Table, *, default_nsid: int | None, folder: Path) -> N
         nguid=table.digits("nguid"),
         ana_group=table.integer("ana_group", 1, MAX_ANA_GROUP) or 1,
         reservations_path=None if reservations is None else str(folder / reservations),
+        no_reservations=no_reservations,
     )
 
 
@@ -383,6 +387,7 @@ def namespace_items(namespace: NamespaceOptions) -> list[tuple[str, Any]]:
         ("nguid", namespace.nguid),
         ("ana_group", None if namespace.ana_group == 1 else namespace.ana_group),
         ("reservations", namespace.reservations_path),
+        ("no_reservations", namespace.no_reservations or None),
     ]
 
 

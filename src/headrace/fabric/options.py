@@ -75,6 +75,8 @@ class NamespaceOptions:
     ana_group: int = 1
     #: File for reservations that survive a restart; it must exist. `None`: beside a media file, made when first needed.
     reservations_path: str | None = None
+    #: None are offered, and their commands are refused.
+    no_reservations: bool = False
 
     def __post_init__(self) -> None:
         if self.block_bytes not in (512, 4096):
@@ -97,6 +99,7 @@ class NamespaceOptions:
             "nguid": self.nguid,
             "ana_group": self.ana_group,
             "reservations_path": self.reservations_path,
+            "no_reservations": self.no_reservations,
         }
 
 

@@ -161,8 +161,9 @@ impl Core {
                 ))
             }
         };
-        if result.is_err() {
+        if let Err(error) = &result {
             count(&counters.errors, 1);
+            count(&counters.conflicts, u64::from(error.kind == ErrorKind::Conflict));
         }
         self.works[usize::from(part.lane)].finish(part, data, result)
     }

@@ -241,6 +241,9 @@ impl NamespaceConfig {
                 )
             })
         };
+        if self.no_reservations && self.reservations_path.is_some() {
+            return Err(format!("{place}: reservations_path with no_reservations"));
+        }
         match &self.media {
             MediaConfig::Memory { .. } if self.reservations_path.is_some() => Err(format!(
                 "{place}: reservations_path is for files and block devices"

@@ -60,10 +60,23 @@ pub(crate) struct Reservations {
     word: AtomicU64,
     inner: Mutex<Inner>,
     store: Store,
+    /// Not offered.
+    off: bool,
     pub(crate) desk: Desk,
 }
 
 impl Reservations {
+    pub(crate) fn off() -> Self {
+        Reservations {
+            off: true,
+            ..Reservations::default()
+        }
+    }
+
+    pub(crate) fn are_off(&self) -> bool {
+        self.off
+    }
+
     /// With what was kept over a loss of power. The error says what is wrong with it.
     pub(crate) fn open(store: Store) -> Result<Self, String> {
         let state = store.load()?;
@@ -75,6 +88,7 @@ impl Reservations {
                 ..Inner::default()
             }),
             store,
+            off: false,
             desk: Desk::default(),
         })
     }
@@ -90,6 +104,9 @@ impl Reservations {
 
     /// RESCAP.
     pub(crate) fn capabilities(&self) -> u8 {
+        if self.off {
+            return 0;
+        }
         let persist = if self.can_persist() { rescap::PERSIST } else { 0 };
         persist | rescap::ALL_TYPES | rescap::IEKEY_1_3
     }
@@ -148,6 +165,7 @@ impl Reservations {
             "generation": report.generation,
             "type": report.kind().map(|kind| kind.name()),
             "persistent": report.persistent,
+            "offered": !self.off,
             "kept_in": self.store.describe(),
             "registrants": report.registrants.iter().take(16).map(|registrant| serde_json::json!({
                 "hostid": crate::identity::hex(&registrant.hostid),
