@@ -21,7 +21,8 @@ from headrace.dataset import (
     stream,
 )
 from headrace.dataset.packing import LONG, best_fit, cut, pack, pad
-from headrace.errors import DatasetError, ObjectExists, ObjectNotFound, UsageError
+from headrace.errors import ChecksumMismatch, DatasetError, ObjectExists, ObjectNotFound, UsageError
+from headrace.testing.devices import MemoryDevice
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, native_volume, put_stream, some_lengths
 from tests.dataset.test_idx import written_plainly
@@ -239,6 +240,45 @@ def test_windows_are_told_apart_by_the_token_that_ends_documents(volume: Volume,
         assert segments.labels(batch.tokens)[row].tolist() == expected
     assert not segments.padding.any()
     feed.close()
+
+
+def test_damage_of_a_packing_stops_the_batch_that_needs_it_and_nothing_is_left_out() -> None:
+    devices = [MemoryDevice(16 << 20)]
+    with Volume.create(devices=devices) as volume:
+        put_stream(volume, "corpus", some_lengths(900, 15))
+        manifest = packed(volume)
+        table = volume.read("corpus.packed-31")
+        assert len(table) > 3 * 4096
+        options = FeedOptions(sequence_length=LENGTH, global_batch=20, epochs=1, prefetch=3)
+
+        def feed() -> Feed:
+            return Feed({"corpus": open_samples(TokenStream.open(volume, "corpus"), "packed", LENGTH)}, options)
+
+        def batches(feed: Feed, seen: list[list[int]]) -> None:
+            while (batch := feed.acquire()) is not None:
+                seen.append([*batch.samples.tolist(), *batch.tokens.ravel().tolist()])
+                feed.release(batch)
+
+        expected: list[list[int]] = []
+        batches(feed(), expected)
+        assert len(expected) == manifest.samples // 20
+        place = devices[0].data.find(table[4096:8192])
+        running, seen = feed(), []
+        devices[0].data[place] ^= 1
+        for _ in range(2):
+            with pytest.raises(ChecksumMismatch, match=r"corpus\.packed-31"):
+                batches(running, seen)
+        assert seen == expected[: len(seen)] and len(seen) < len(expected)
+        assert running.consumed == 20 * len(seen)
+        devices[0].data[place] ^= 1
+        # Mended: on with the same batch. What was asked for before fails once more, each batch once.
+        failed = 0
+        while len(seen) < len(expected):
+            try:
+                batches(running, seen)
+            except ChecksumMismatch:
+                failed += 1
+        assert seen == expected and failed <= options.prefetch
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

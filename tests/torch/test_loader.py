@@ -142,6 +142,25 @@ def test_the_ring_never_shows(volume: Volume, prefetch: int) -> None:
         assert 0 <= metrics.last_wait_s <= metrics.longest_wait_s <= metrics.wait_s
 
 
+def test_what_is_left_out_takes_no_time(volume: Volume) -> None:
+    whole = steps(volume, 40)
+    with loader(volume) as running:
+        state = [running.state_dict() for _ in islice(running, 10)][-1]
+    with loader(volume) as each:
+        each.load_state_dict(state)
+        each.skip(25)
+        assert each.consumed == 35 * BATCH
+        assert same(list(islice(each, 5)), whole[35:])
+        with pytest.raises(UsageError, match="before the first"):
+            each.skip(1)
+    with loader(volume) as each:
+        each.skip(10**12)
+        for batches in (-1, 1 << 62):
+            with pytest.raises(UsageError):
+                each.skip(batches)
+        next(each)
+
+
 def test_epochs_end(volume: Volume, tokens: np.ndarray) -> None:
     count = len(tokens) - 1
     length = next(length for length in range(20, 60) if 2 * (count // length) % BATCH)  # The last batch is short.

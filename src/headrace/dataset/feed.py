@@ -24,7 +24,7 @@ import numpy.typing as npt
 from headrace.dataset.mixture import GlobalOrder
 from headrace.dataset.samples import WINDOWS, Places, Plan, Samples, WindowSamples
 from headrace.dataset.segments import Segments
-from headrace.dataset.state import LoaderState, check_state, current_state
+from headrace.dataset.state import MAX_CONSUMED, LoaderState, check_state, current_state
 from headrace.dataset.stream import TokenStream
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
 from headrace.volume import VolumeTransfer
@@ -343,6 +343,19 @@ class Feed:
                 next_step="resume with the accumulation that it was saved with, or more",
             )
         self._consumed = self._ahead = saved.consumed
+
+    def skip(self, batches: int) -> None:
+        """Leave out the next `batches`, in O(1), before the first one is read."""
+        self._usable()
+        behind = self._consumed + batches * self.options.joint_batch
+        if batches < 0 or behind >= MAX_CONSUMED or self._begun:
+            raise UsageError(
+                "batches cannot be left out",
+                where=self.where,
+                expected=f"0 or more, up to sample {MAX_CONSUMED}, before the first batch",
+                found=f"{batches}, batches were read already" if self._begun else str(batches),
+            )
+        self._consumed = self._ahead = behind
 
     def metrics(self) -> FeedMetrics:
         return FeedMetrics(

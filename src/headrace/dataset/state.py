@@ -19,6 +19,8 @@ from headrace.errors import DatasetError
 STATE_VERSION = 2
 #: Samples in the hash of what comes next.
 NEXT_SAMPLES = 64
+#: Positions are 64 bits wide, with room for those that are read ahead.
+MAX_CONSUMED = 1 << 62
 #: Between the name of a dataset of a mixture and that of a fact about it, in the dictionary.
 _OF = ": "
 
@@ -80,7 +82,7 @@ class LoaderState:
         names = [key.removesuffix("token_count") for key in state if isinstance(key, str)]
         sources = [name.removesuffix(_OF) for name in names if name == "" or name.endswith(_OF)]
         values = {name: _value(state, name, kind) for name, kind in _KINDS.items()}
-        if not 0 <= values["consumed"] < 1 << 62:
+        if not 0 <= values["consumed"] < MAX_CONSUMED:
             raise DatasetError("the loader's state has no valid 'consumed'", found=str(values["consumed"]))
         return LoaderState(
             **values,

@@ -206,6 +206,11 @@ class _Loader(Generic[Batch]):
         """Go on where `state` stands, in no time, with any number of ranks."""
         self._feed.load_state(LoaderState.from_dict(state))
 
+    def skip(self, batches: int) -> None:
+        """Leave out the next `batches` of this loader, in no time: past data that does harm, say. Before the first
+        one."""
+        self._feed.skip(batches)
+
     def close(self) -> None:
         """Let go of the ring. The volume stays open: it is the caller's."""
         self._release_copied()
