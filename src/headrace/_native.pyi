@@ -122,6 +122,9 @@ def create_file(path: str, size_bytes: int) -> None:
     """A new sparse file; an existing one is an error."""
 
 def open_memory(size_bytes: int, *, block_bytes: int) -> Device: ...
+def flush(devices: Sequence[Device]) -> None:
+    """All at once; raises the first error when every flush has ended."""
+
 def submit_read(
     devices: Sequence[Device],
     member: U32,

@@ -146,6 +146,32 @@ def test_a_zombie_that_moves_the_log_destroys_nothing(world: World) -> None:
     assert set(state_of(world.open())) == {"old", "new", "newer"}
 
 
+@pytest.mark.parametrize("by", ["a table", "a move for a record", "a move for a window"])
+def test_a_zombie_that_makes_room_hears_that_it_is_lost(by: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is that it writes for that, the caller hears of the session, not of a status."""
+    zombie = stopped(world.open().session("run", heartbeat_s=BEAT))
+    put(zombie, "old", b"x" * 5000)
+    writer = zombie._writer
+    with world.open().session("run", heartbeat_s=BEAT) as session:
+        if by == "a table":
+            monkeypatch.setattr(writer, "_lacking", lambda *_: 1)
+            writer._recent_bytes = 0
+        else:
+            writer._log_blocks = 0
+        tx = zombie.transaction()
+        with pytest.raises(SessionLost, match="took the volume over"):
+            if by == "a move for a record":
+                tx.delete("old")
+                tx.commit()
+            else:
+                tx.put("late", b"x" * (5 if by == "a table" else 3 * MIB))
+        with pytest.raises(SessionLost):
+            zombie.transaction()
+        assert zombie._lost is not None
+        put(session, "new", b"y")
+    assert set(state_of(world.open())) == {"old", "new"}
+
+
 def test_a_living_session_finds_out_by_its_heart(world: World) -> None:
     zombie = world.open().session("run", heartbeat_s=BEAT)
     with world.open().session("other", takeover="now") as session:

@@ -95,9 +95,39 @@ def test_without_the_count_a_job_meets_a_full_volume_in_the_middle(monkeypatch: 
             put(session, "run/a", 900 * KIB)
 
     run()
-    monkeypatch.setattr(reserve.Reservations, "held", lambda self, name=None: 0)
+    monkeypatch.setattr(reserve.Reservations, "kept", lambda self, share, wanted: 0)
     with pytest.raises(pytest.fail.Exception):
         run()
+
+
+def test_objects_of_one_pack_count_each_for_its_own_reservation() -> None:
+    volume = small()
+    with writing(volume) as session:
+        one, two = session.reserve(1 * MIB, "one/"), session.reserve(1 * MIB, "two/")
+        names, lengths = ["one/a", "two/a", "else", "two/b"], [100 * KIB, 60 * KIB, 200 * KIB, 40 * KIB]
+
+        def held() -> tuple[int, int]:
+            return (1 * MIB - one.held_bytes) // KIB, (1 * MIB - two.held_bytes) // KIB
+
+        tx = session.transaction()
+        tx.put_many(names, bytes(400 * KIB), lengths, checksum_block_bytes=STRIPE)
+        assert held() == (100, 100)
+        # Who reserves now, sees what is under way.
+        other = session.reserve(1 * MIB, "el")
+        assert other.held_bytes == 1 * MIB - 200 * KIB
+        other.release()
+        tx.abort()
+        assert held() == (0, 0)
+        with session.transaction() as tx:
+            tx.put_many(names, bytes(400 * KIB), lengths, checksum_block_bytes=STRIPE)
+        assert held() == (100, 100)
+        # The rest is full: a pack has what is kept for its objects, and nothing for others.
+        put(session, "rest", session.free_bytes - session.reserved_bytes - 64 * KIB)
+        with pytest.raises(VolumeFull, match="reserved for others"), session.transaction() as tx:
+            tx.put_many(["one/c", "else/c"], bytes(600 * KIB), [300 * KIB] * 2, checksum_block_bytes=STRIPE)
+        with session.transaction() as tx:
+            tx.put_many(["one/c", "two/c"], bytes(600 * KIB), [300 * KIB] * 2, checksum_block_bytes=STRIPE)
+        assert held() == (400, 400)
 
 
 def test_reservations_that_cannot_be() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from headrace.device import BlockDevice
+from headrace.device.protocol import Buffer
 from headrace.errors import (
     DeviceGone,
     DeviceTimeout,
@@ -16,10 +19,14 @@ from headrace.errors import (
     SessionLost,
     UsageError,
     VolumeError,
+    VolumeFull,
 )
+from headrace.testing import MemoryDevice
+from headrace.units import MIB
 from headrace.volume import Grant, Receipt, Volume
 from headrace.volume.catalog import commit
-from tests.volume.support import KIB, content, new_volume, second, state_of, writing
+from headrace.volume.repair.scrub import scrub
+from tests.volume.support import KIB, STRIPE, content, new_volume, second, state_of, writing
 
 pytestmark_fast = pytest.mark.usefixtures("nobody_else")
 
@@ -189,3 +196,111 @@ def test_after_a_failed_write_to_the_log_nothing_more_is_written_there(
         with successor.transaction() as tx:
             tx.put("after", b"3")
     assert "later" not in Volume.open(volume.devices)
+
+
+# ---- several threads ----
+
+
+class Held(MemoryDevice):
+    """A write of data waits to be let go, once."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.hold = threading.Event()
+        self.held, self.go = threading.Event(), threading.Event()
+
+    def write(self, offset: int, data: Buffer, *, fua: bool = False) -> None:
+        if self.hold.is_set() and not fua:
+            self.hold.clear()
+            self.held.set()
+            assert self.go.wait(60)
+        super().write(offset, data, fua=fua)
+
+
+@pytestmark_fast
+@pytest.mark.parametrize("end", ["commit", "abort", "close"])
+def test_who_still_writes_when_it_ends_writes_to_nobody_elses_space(end: str) -> None:
+    """Its space is neither handed out while it writes, nor lost when it has."""
+    volume = Volume.create(devices=[Held(3 * MIB)], stripe_bytes=STRIPE)
+    (device,) = volume.devices
+    assert isinstance(device, Held)
+    with writing(volume) as session, ThreadPoolExecutor(1) as pool:
+        free = session.free_bytes
+        tx = session.transaction()
+        device.hold.set()
+        late = pool.submit(tx.put, "late", content(1, 300 * KIB))
+        assert device.held.wait(60)
+        taken = free - session.free_bytes
+        assert taken >= 300 * KIB
+        if end == "close":
+            session.close()
+        elif end == "abort":
+            tx.abort()
+        else:
+            with pytest.raises(UsageError, match="another thread still writes in this transaction: found 1 call"):
+                tx.commit()
+        with pytest.raises(UsageError, match="ended"):
+            tx.put("more", b"")
+        if end != "close":
+            # All that is left, and not that.
+            with session.transaction() as others:
+                others.put("all", content(2, session.free_bytes - 256 * KIB))
+            assert session.quarantined_bytes == 0
+            left = session.free_bytes
+        device.go.set()
+        late.result(60)
+        if end != "close":
+            assert volume.read("all") == content(2, volume.stat("all").length_bytes)
+            assert session.free_bytes == left + taken and session.quarantined_bytes == 0
+    with writing(second(volume)) as session:
+        assert "late" not in session.volume and (session.quarantined_bytes > 0) is (end == "close")
+    assert scrub(volume.devices).clean
+
+
+@pytestmark_fast
+def test_nothing_comes_into_a_transaction_that_is_being_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = new_volume()
+    with writing(volume) as session, ThreadPoolExecutor(1) as pool:
+        tx = session.transaction()
+        tx.put("x", b"1" * 5000)
+        left = session.free_bytes
+        flush, refused = tx._flush, []
+
+        def meanwhile() -> None:
+            for late in (lambda: tx.allocate("late", 5000), lambda: tx.put("late", b"2"), lambda: tx.delete("x")):
+                error = pool.submit(late).exception(60)
+                refused.append(isinstance(error, UsageError) and "ended" in str(error))
+            flush()
+
+        monkeypatch.setattr(tx, "_flush", meanwhile)
+        tx.commit()
+        assert refused == [True] * 3 and session.free_bytes == left
+        with pytest.raises(UsageError, match="ended"):
+            tx.allocate("later", 5000)
+        # An abort that comes too early to be too late.
+        tx = session.transaction()
+        tx.put("y", b"1" * 5000)
+        flush = tx._flush
+        monkeypatch.setattr(tx, "_flush", lambda: (flush(), pool.submit(tx.abort).result(60)))
+        with pytest.raises(UsageError, match="aborted while it was committed"):
+            tx.commit()
+        assert session.free_bytes == left
+    assert state_of(volume) == {"x": b"1" * 5000}
+
+
+@pytestmark_fast
+def test_what_found_no_space_counts_for_nothing() -> None:
+    volume = new_volume()
+    with writing(volume) as session, session.transaction() as tx:
+        tx.put("x", b"1")
+        before = tx._record_bytes
+        for late in (
+            lambda: tx.put("y", bytes(9 * MIB)),
+            lambda: tx.put_many(["a", "b"], bytes(9 * MIB), [1, 9 * MIB - 1]),
+            lambda: tx.allocate("z", 9 * MIB),
+        ):
+            with pytest.raises(VolumeFull):
+                late()
+            assert tx._record_bytes == before
+        tx.put("y", b"2")
+    assert state_of(volume) == {"x": b"1", "y": b"2"}

@@ -381,7 +381,7 @@ fn with_one_path_its_statuses_are_waited_out_as_long_as_a_loss_would_be() {
 
 // Loss.
 
-/// What "When is it durable" asks of a writer: the same bytes again whenever the counter moved.
+/// What "When is it durable" (ARCHITECTURE.md) asks of a writer: the same bytes again whenever the counter moved.
 #[test]
 fn the_loss_counter_guards_writes_that_two_volatile_caches_answered() {
     let (mut fakes, mut options, media) = subsystem(vec![Script::default(), Script::default()]);

@@ -7,6 +7,7 @@ mod crc32c;
 mod device;
 mod discover;
 mod errors;
+mod flush;
 mod memory;
 mod open_block;
 mod open_file;
@@ -35,6 +36,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(open_memory::open_memory, module)?)?;
     module.add_function(wrap_pyfunction!(open_nvme_tcp::open_nvme_tcp, module)?)?;
     module.add_function(wrap_pyfunction!(discover::discover, module)?)?;
+    module.add_function(wrap_pyfunction!(flush::flush, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_read, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_write, module)?)?;
     module.add_function(wrap_pyfunction!(ranges::submit_ranges, module)?)?;

@@ -50,7 +50,7 @@ pub struct Request {
 pub trait BlockDevice: Send + Sync {
     fn info(&self) -> DeviceInfo;
 
-    /// Associations lost since the device was opened; see "When is it durable".
+    /// Associations lost since the device was opened; see "When is it durable" in ARCHITECTURE.md.
     fn loss_count(&self) -> u64;
 
     /// Queue all requests and wake the I/O thread once. Never blocks for I/O; every request is completed through its

@@ -15,6 +15,7 @@ from headrace.device.address import (
 )
 from headrace.device.batch import Batch
 from headrace.device.beat import Beat, start_beat
+from headrace.device.flush import flush_all
 from headrace.device.kernel_reservations import KernelReservations
 from headrace.device.lock import FileLock, lock_file
 from headrace.device.native import NativeDevice
@@ -61,6 +62,7 @@ __all__ = [
     "Transfer",
     "UnsettledRange",
     "crc32c",
+    "flush_all",
     "lanes",
     "lock_file",
     "make_source",

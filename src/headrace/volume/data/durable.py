@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.device import BlockDevice
+from headrace.device import BlockDevice, flush_all
 from headrace.device.protocol import Buffer
 from headrace.errors import DeviceError
 
@@ -28,27 +28,6 @@ ATTEMPTS = 8
 def lost_since(devices: Sequence[BlockDevice], before: Sequence[int]) -> bool:
     """The loss rule: may a write since `before` be gone although it and the flush behind it succeeded?"""
     return [device.loss_count() for device in devices] != list(before)
-
-
-def flush_all(devices: Sequence[BlockDevice]) -> None:
-    """Flush all at once, and raise the first error when every flush has ended."""
-    errors: list[BaseException] = []
-
-    def flush(device: BlockDevice) -> None:
-        try:
-            device.flush()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=flush, args=(device,), name="headrace-flush") for device in devices[1:]]
-    for thread in threads:
-        thread.start()
-    for device in devices[:1]:
-        flush(device)
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def write_durably(devices: Sequence[BlockDevice], write: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from headrace.device import BlockDevice
 from headrace.errors import DeviceTimeout, HeadraceError
@@ -65,8 +65,11 @@ class Deallocator:
             self._condition.notify()
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="headrace-deallocate", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="headrace-deallocate", daemon=True)
+        # The next deletion tries again, where memory is too short for one now: the commit is a fact all the same.
+        with suppress(RuntimeError, MemoryError):
+            thread.start()
+            self._thread = thread
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -144,7 +144,8 @@ class Holdings(Tenure):
             self._writer.catalog.apply(record)
 
     def _room_for_window(self, ranges: int) -> None:
-        self._writer.ensure_room(layout.record_blocks(ranges * layout.EXTENT.itemsize))
+        with self.lost_if_fenced():
+            self._writer.ensure_room(layout.record_blocks(ranges * layout.EXTENT.itemsize))
 
     def _lose_space(self) -> None:
         """A write of a table failed, and may still land."""
@@ -182,7 +183,7 @@ class Holdings(Tenure):
 
     def _take(self, allocation: Allocation, length_bytes: int, block_bytes: int) -> Extents:
         def take() -> tuple[layout.Rows, layout.Rows]:
-            kept = self._reservations.held(allocation.name)
+            kept = self._reservations.kept(allocation.share, length_bytes)
             self._make_room(length_bytes + kept)
             return self._allocator.allocate(length_bytes, block_bytes, kept=kept)
 
@@ -265,7 +266,9 @@ class Holdings(Tenure):
             # A volume that was made before tables stood twice stays readable by what could read it.
             return [self._take(allocation, length, page)]
         pair = self._when_there_is_space(
-            lambda: self._allocator.allocate_pair(length, page, kept=self._reservations.held(allocation.name))
+            lambda: self._allocator.allocate_pair(
+                length, page, kept=self._reservations.kept(allocation.share, 2 * layout.align_up(length))
+            )
         )
         return [
             Extents(runs, columns, length_bytes=length, block_bytes=page, stripe_bytes=superblock.stripe_bytes)
@@ -274,7 +277,7 @@ class Holdings(Tenure):
 
     def _hand_out(self, allocation: Allocation, space: list[Range]) -> None:
         allocation.space.extend(space)
-        self._reservations.under_way(allocation.name, sum(length for _, _, length in space))
+        self._reservations.under_way(allocation.share, sum(length for _, _, length in space))
 
     def reserve(self, length_bytes: int, prefix: str) -> Reservation:
         """Keep space for objects whose names begin with `prefix`: `length_bytes` for all of them together, those that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import islice
 from operator import lt
@@ -29,6 +30,22 @@ assert _ONE_SLICE.itemsize == OBJECT_BYTES + layout.SLICE.itemsize
 
 _FRONT = b"\0" + layout.OBJECT_KEY
 _JOIN = _FRONT.decode()
+
+
+class Packed(NamedTuple):
+    """The objects of one blob: ascending keys, and the length of each."""
+
+    keys: list[bytes]
+    lengths: I64
+
+    def share(self, prefix: str, taken: int) -> int:
+        """Of `taken` bytes for all of them, those for names that begin with `prefix`: as their lengths are."""
+        key = layout.object_key(prefix)
+        first = bisect_left(self.keys, key)
+        # Names are UTF-8: nothing in them is as high as this.
+        end = bisect_left(self.keys, key + b"\xff", first)
+        # Ranges may overlap: of the lengths' sum, not of the bytes that are written.
+        return taken * int(self.lengths[first:end].sum()) // max(1, int(self.lengths.sum()))
 
 
 class Pack(NamedTuple):

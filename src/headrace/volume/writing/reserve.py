@@ -7,8 +7,8 @@ exists meanwhile, and the next one reserves again, with what was saved until the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import UsageError, VolumeFull
 from headrace.units import format_bytes
@@ -18,6 +18,9 @@ from headrace.volume.data.objects import Values, objects_of
 
 if TYPE_CHECKING:
     from headrace.volume.writing.holdings import Holdings
+
+#: Prefix, and bytes of an allocation -> how many of them are for names that begin so.
+Share: TypeAlias = Callable[[str, int], int]
 
 
 def space_taken(value: bytes) -> int:
@@ -66,13 +69,19 @@ class Reservations:
     def __init__(self) -> None:
         self.by_prefix: dict[str, Reservation] = {}
 
-    def held(self, name: str | None = None) -> int:
-        """Bytes kept for others than object `name`."""
-        return sum(
-            reservation.held()
-            for prefix, reservation in self.by_prefix.items()
-            if name is None or not name.startswith(prefix)
-        )
+    def held(self) -> int:
+        """Bytes kept, for whom they are."""
+        return sum(reservation.held() for reservation in self.by_prefix.values())
+
+    def kept(self, share: Share, wanted: int) -> int:
+        """Bytes that are not for an allocation of `wanted` bytes."""
+        kept = 0
+        for prefix, reservation in self.by_prefix.items():
+            part = share(prefix, wanted)
+            if part < wanted:
+                # Of objects with other names, too: what it takes for those is not out of this.
+                kept += max(0, reservation.held() - part)
+        return kept
 
     def reserve(
         self, session: Holdings, catalog: Values, prefix: str, length_bytes: int, available: int
@@ -90,8 +99,8 @@ class Reservations:
             reservation.committed = sum(space_taken(value) for _, value in objects_of(catalog, prefix))
             for transaction in session.open_transactions:
                 for allocation in transaction.allocations.values():
-                    if allocation.name.startswith(prefix):
-                        reservation.under_way += sum(length for _, _, length in allocation.space)
+                    taken = sum(length for _, _, length in allocation.space)
+                    reservation.under_way += allocation.share(prefix, taken)
         need = max(0, wanted - reservation.committed - reservation.under_way)
         room = available - self.held() + reservation.held()
         if need > room:
@@ -106,11 +115,11 @@ class Reservations:
         self.by_prefix[prefix] = reservation
         return reservation
 
-    def under_way(self, name: str, taken: int) -> None:
-        """So many bytes were handed out for object `name`, or (less than 0) are no longer under way."""
+    def under_way(self, share: Share, taken: int) -> None:
+        """So many bytes were handed out for an allocation, or (less than 0) are no longer under way."""
         for prefix, reservation in self.by_prefix.items():
-            if name.startswith(prefix):
-                reservation.under_way = max(0, reservation.under_way + taken)
+            part = share(prefix, abs(taken))
+            reservation.under_way = max(0, reservation.under_way + (part if taken > 0 else -part))
 
     def changes(self, catalog: Values, changes: Mapping[bytes, bytes | None]) -> dict[str, int]:
         """Prefix -> what the committed objects below it will take more after these; asked before they are applied."""

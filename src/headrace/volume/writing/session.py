@@ -108,7 +108,8 @@ class Session(Holdings):
             self._writer.with_tables(space, self.new_birth, self.volume.lock)
             if self._outstanding:
                 self._allocator.log_reach()
-            self._writer.compact_now(self.number)
+            with self.lost_if_fenced():
+                self._writer.compact_now(self.number)
             if self._writer.stands_once() and self._allocator.members_with(self.catalog.table_bytes) > 1:
                 # A member that was missing is here again: the loss of another must not take the catalogue along.
                 with self.lost_if_fenced():
@@ -259,7 +260,8 @@ class Session(Holdings):
             self._writer.close()
             half = self._half_way
             outstanding = self._outstanding or self._writer.broken is not None or self._fence.unsettled
-            outstanding = outstanding or half is not None
+            # Where another thread is still writing, its transaction is left, too.
+            outstanding = outstanding or half is not None or bool(self._transactions)
             self.volume.end_session(self._writer)
         try:
             self._beat.stop(None if self._lost is not None else CLOSED_OUTSTANDING if outstanding else CLOSED)
@@ -304,19 +306,21 @@ class Session(Holdings):
         return transaction
 
     def _room_for_commit(self, payload_bytes: int, *, growing: bool) -> None:
-        """VolumeFull where the log, or the tables, have no room for a commit of so many bytes. Nothing was written."""
+        """VolumeFull where the log, or the tables, have no room for a commit of so many bytes: nothing of it was
+        written. To make room the log may move, and recent changes become a table."""
         writer = self._writer
-        if growing:
-            # Sooner or later they are in a table; and as much again stays free, to merge it, or to delete it all.
-            need = 2 * writer.table_bytes(payload_bytes)
-            self._make_room(need)
-            self._allocator.check(need)
-        try:
-            writer.check_room(payload_bytes, growing=growing)
-        except VolumeFull:
-            if not self._gather():
-                raise
-            writer.check_room(payload_bytes, growing=growing)
+        with self.lost_if_fenced():
+            if growing:
+                # Sooner or later they are in a table; and as much again stays free, to merge it, or to delete it all.
+                need = 2 * writer.table_bytes(payload_bytes)
+                self._make_room(need)
+                self._allocator.check(need)
+            try:
+                writer.check_room(payload_bytes, growing=growing)
+            except VolumeFull:
+                if not self._gather():
+                    raise
+                writer.check_room(payload_bytes, growing=growing)
 
     def _record(self, outcome: Outcome, sequence: int) -> layout.Record:
         """The commit in the log. Where there is no space for its table, nothing was written: merges give back what they
@@ -336,6 +340,7 @@ class Session(Holdings):
     def check_room(self, record_bytes: int) -> None:
         """VolumeFull where a commit record of this size would not fit into the log."""
         with self._lock:
+            self.check()
             self._room_for_commit(record_bytes, growing=True)
 
     def allocate(self, transaction: Transaction, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
@@ -366,6 +371,7 @@ class Session(Holdings):
     def commit(self, transaction: Transaction) -> int:
         with self._lock:
             self.look()
+            transaction.check_not_aborted()
             catalog = self._writer.catalog
             sequence = self._writer.cursor.sequence + 1
             changes = Changes(catalog, self._counts, catalog.totals, sequence, self._pins)
@@ -415,7 +421,7 @@ class Session(Holdings):
                 raise
             self._confirm()
             # The commit is a fact, whatever becomes of a merge. Where that broke the log, the next commit says so.
-            with suppress(HeadraceError):
+            with suppress(HeadraceError), self.lost_if_fenced():
                 self._writer.compact(payload_bytes, self.number)
             self._allocator.reserve_bytes = self._writer.reserve_bytes
             return sequence
@@ -437,17 +443,14 @@ class Session(Holdings):
                     self._allocator.free(space)
 
     def ended(self, transaction: Transaction) -> None:
+        """It is committed, or not, and no thread does anything more in it: what becomes of its space."""
         with self._lock:
-            if self._transactions.pop(transaction.number, None) is not None:
-                self._unpin(transaction.sources)
-                for allocation in transaction.allocations.values():
-                    taken = sum(length for _, _, length in allocation.space)
-                    self._reservations.under_way(allocation.name, -taken)
-
-    def settle(self, allocations: Iterable[Allocation]) -> None:
-        """What becomes of the space of an aborted transaction."""
-        with self._lock:
-            for allocation in allocations:
+            if self._transactions.pop(transaction.number, None) is None:
+                return
+            self._unpin(transaction.sources)
+            for allocation in transaction.allocations.values():
+                taken = sum(length for _, _, length in allocation.space)
+                self._reservations.under_way(allocation.share, -taken)
                 if allocation.state == COMMITTED:
                     continue
                 if may_still_be_written(allocation):

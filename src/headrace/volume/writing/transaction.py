@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,13 @@ from headrace.errors import ObjectNotFound, UsageError, VolumeError
 from headrace.volume import layout
 from headrace.volume.catalog.changes import Changes, already_exists, check_none_exists
 from headrace.volume.data.durable import Unflushed, write_durably
-from headrace.volume.data.extents import Extents
+from headrace.volume.data.extents import I64, Extents
 from headrace.volume.data.names import check_checksum_block, check_length, check_name
 from headrace.volume.data.objects import ObjectInfo, Range, StoredObject, objects_of
 from headrace.volume.layout import Blob, Rows
 from headrace.volume.writing.compose import Composition, Part
 from headrace.volume.writing.grant import Grant, Receipt
-from headrace.volume.writing.pack import Pack, keys_of, ranges_of
+from headrace.volume.writing.pack import Pack, Packed, keys_of, ranges_of
 from headrace.volume.writing.stream import write_stream
 from headrace.volume.writing.write import BlobWriter, contiguous, members_of
 
@@ -54,11 +55,19 @@ class Allocation:
     birth: int
     #: All of it is the object `name`; else objects get slices of it.
     own: bool = True
+    #: The objects that get slices of it, where they are many.
+    pack: Packed | None = None
     space: list[Range] = field(default_factory=list)
     state: str = QUIET
     blob: Blob | None = None
     created_ns: int = 0
     grant: Grant | None = None
+
+    def share(self, prefix: str, taken: int) -> int:
+        """Of `taken` bytes of its space, those for objects whose names begin with `prefix`."""
+        if self.pack is not None:
+            return self.pack.share(prefix, taken)
+        return taken if self.name.startswith(prefix) else 0
 
     def begin(self) -> None:
         """Commands go there from now on."""
@@ -98,7 +107,9 @@ def may_still_be_written(allocation: Allocation) -> bool:
 
 
 class Transaction:
-    """Made by `Session.transaction`. Thread-safe where several threads put objects at once."""
+    """Made by `Session.transaction`. Several threads may put objects at once. Its end is one thread's: from then on the
+    others are refused, and what becomes of the space that they write to is settled when the last of them has come back.
+    """
 
     def __init__(self, session: Session, number: int) -> None:
         self._session = session
@@ -114,7 +125,15 @@ class Transaction:
         self._packs: list[Pack] = []
         self._unflushed = Unflushed()
         self.committing = False
+        #: Its end has begun: nothing more is taken.
         self._ended = False
+        #: It is committed, or will not be.
+        self._decided = False
+        self._settled = False
+        #: Calls of threads that are under way.
+        self._calls = 0
+        #: Guards these four. Nothing else is taken while it is held; its own thread may come again (a collected file).
+        self._gate = threading.RLock()
         self._sequence: int | None = None
         self._lock = threading.Lock()
         self._names: set[str] = set()
@@ -147,6 +166,25 @@ class Transaction:
         if self._ended:
             raise UsageError("the transaction has ended")
 
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Something that changes it, on whichever thread: until that has come back, its space is nobody else's."""
+        with self._gate:
+            self._open()
+            self._calls += 1
+        try:
+            yield
+        finally:
+            self._leave(1)
+
+    def _leave(self, calls: int) -> None:
+        with self._gate:
+            self._calls -= calls
+            last = self._decided and not self._calls and not self._settled
+            self._settled |= last
+        if last:
+            self._settle()
+
     # ---- what it does ----
 
     def allocate(self, name: str, length_bytes: int, *, checksum_block_bytes: int = DEFAULT_CHECKSUM_BLOCK) -> Grant:
@@ -154,34 +192,38 @@ class Transaction:
 
         VolumeFull before anything is written; ObjectExists; UsageError for a bad name or checksum block.
         """
-        allocation = self._reserve(name, length_bytes, checksum_block_bytes)
-        assert allocation.grant is not None
-        return allocation.grant
-
-    def _reserve(self, name: str, length_bytes: int, checksum_block_bytes: int) -> Allocation:
         check_name(name)
         self.check_block(checksum_block_bytes)
         length_bytes = check_length(length_bytes)
-        with self._lock:
+        with self._call(), self._lock:
             self._check_new(name)
             allocation = self._session.allocate(self, name, length_bytes, checksum_block_bytes)
             grant = allocation.grant
             assert grant is not None
             self._register(allocation, 4 * grant.root_count + len(grant.runs) + len(grant.columns))
-        return allocation
+        return grant
 
     def check_block(self, checksum_block_bytes: int) -> None:
         """UsageError where blobs of this volume cannot have such checksum blocks."""
         check_checksum_block(checksum_block_bytes, self._session.volume.superblock.stripe_bytes)
 
-    def begin(self, name: str, *, own: bool = True) -> Allocation:
-        """A blob without space yet. `own`: it is all of a new object; else objects get slices of it."""
+    def begin(self, name: str, *, own: bool = True, pack: Packed | None = None) -> Allocation:
+        """A blob without space yet. `own`: it is all of a new object; else objects get slices of it: `pack`, or `name`
+        alone."""
         with self._lock:
             if own:
                 self._check_new(name)
-            allocation = Allocation(name, self._session.new_birth(), own)
+            allocation = Allocation(name, self._session.new_birth(), own, pack)
             self._register(allocation, 0)
         return allocation
+
+    def _take_back(self, allocation: Allocation) -> None:
+        """A blob that got no space: the transaction is as it was before `begin`."""
+        with self._lock:
+            del self.allocations[allocation.birth]
+            if allocation.own:
+                self._names.discard(allocation.name)
+            self._record_bytes -= _entry_bytes(allocation.name)
 
     def _check_new(self, name: str, *, replace: bool = False) -> None:
         self._open()
@@ -195,7 +237,7 @@ class Transaction:
         self.allocations[allocation.birth] = allocation
         if allocation.own:
             self._names.add(allocation.name)
-        self._record_bytes += 128 + len(allocation.name.encode()) + entry_bytes
+        self._record_bytes += _entry_bytes(allocation.name) + entry_bytes
 
     def write(self, allocation: Allocation, data: U8, checksum_block_bytes: int, *, keep: Buffer | None = None) -> None:
         """All of a blob from this process's memory. It is flushed with others, until when its bytes are kept: `keep`,
@@ -205,11 +247,7 @@ class Transaction:
         try:
             extents, tables = session.take_blob(allocation, len(data), checksum_block_bytes)
         except BaseException:
-            # Nothing was taken: the transaction is as it was before.
-            with self._lock:
-                del self.allocations[allocation.birth]
-                if allocation.own:
-                    self._names.discard(allocation.name)
+            self._take_back(allocation)
             raise
         kept = contiguous(keep, "") if keep is not None else data.copy() if len(data) <= KEPT_BYTES else data
         volume_id = session.volume.superblock.volume_id
@@ -246,8 +284,7 @@ class Transaction:
 
     def accept(self, receipt: Receipt) -> None:
         """A rank's answer: the bytes of its grant are durable. UsageError where it does not belong here."""
-        with self._lock:
-            self._open()
+        with self._call(), self._lock:
             allocation = self.allocations.get(receipt.birth)
             grant = None if allocation is None else allocation.grant
             if (
@@ -275,7 +312,8 @@ class Transaction:
         self.check_block(checksum_block_bytes)
         view = contiguous(data, f"object {name!r}")
         keep = data if isinstance(data, bytes) else None
-        self.write(self.begin(name), view, checksum_block_bytes, keep=keep)
+        with self._call():
+            self.write(self.begin(name), view, checksum_block_bytes, keep=keep)
 
     def put_many(
         self,
@@ -308,19 +346,25 @@ class Transaction:
             order = sorted(range(len(keys)), key=keys.__getitem__)
             keys = [keys[i] for i in order]
             starts, sizes = starts[order], sizes[order]
+        with self._call():
+            self._put_pack(listed, Packed(keys, sizes), starts, data, view, checksum_block_bytes)
+
+    def _put_pack(
+        self, listed: list[str], packed: Packed, starts: I64, data: Buffer, view: U8, checksum_block_bytes: int
+    ) -> None:
+        keys, sizes = packed
+        record_bytes = 72 * len(keys) + sum(map(len, keys))
         with self._lock:
-            self._open()
             for name in self._names.intersection(listed):
                 raise UsageError("the transaction has this object already", where=f"object {name!r}")
             with self._session.lock:
                 gone = {layout.object_key(name) for name in self._gone}
                 check_none_exists(self._session.catalog, [key for key in keys if key not in gone] if gone else keys)
-            record_bytes = 72 * len(keys) + sum(map(len, keys))
             self._session.check_room(self._record_bytes + record_bytes)
             self._names.update(listed)
             self._record_bytes += record_bytes
         try:
-            allocation = self.begin(f"{listed[0]} and {len(listed) - 1} more", own=False)
+            allocation = self.begin(f"{listed[0]} and {len(listed) - 1} more", own=False, pack=packed)
             self.write(allocation, view, checksum_block_bytes, keep=data if isinstance(data, bytes) else None)
         except BaseException:
             with self._lock:
@@ -350,21 +394,22 @@ class Transaction:
         check_name(name)
         self.check_block(checksum_block_bytes)
         composition = Composition(self, name, checksum_block_bytes)
-        with self._lock:
-            self._check_new(name, replace=replace)
-            self._names.add(name)
-        try:
-            slices = composition.resolve(parts)
-        except BaseException:
+        with self._call():
             with self._lock:
-                self._names.discard(name)
-            raise
-        with self._lock:
-            if name not in self._gone and name in self._session.volume:
-                self._let_go(name, "replace")
-                self._deleted.append(name)
-            self._composed[name] = slices, time.time_ns()
-            self._record_bytes += 128 + len(name.encode()) + slices.nbytes
+                self._check_new(name, replace=replace)
+                self._names.add(name)
+            try:
+                slices = composition.resolve(parts)
+            except BaseException:
+                with self._lock:
+                    self._names.discard(name)
+                raise
+            with self._lock:
+                if name not in self._gone and name in self._session.volume:
+                    self._let_go(name, "replace")
+                    self._deleted.append(name)
+                self._composed[name] = slices, time.time_ns()
+                self._record_bytes += _entry_bytes(name) + slices.nbytes
         return sum(slices["length"].tolist())
 
     def find(self, what: str | ObjectInfo) -> StoredObject:
@@ -395,14 +440,15 @@ class Transaction:
         self.check_block(checksum_block_bytes)
         if length_bytes is not None:
             length_bytes = check_length(length_bytes)
-        allocation = self.begin(name)
-        return write_stream(self, allocation, buffers, length_bytes=length_bytes, block_bytes=checksum_block_bytes)
+        with self._call():
+            allocation = self.begin(name)
+            return write_stream(self, allocation, buffers, length_bytes=length_bytes, block_bytes=checksum_block_bytes)
 
     def delete(self, name: str) -> None:
         """The object ends with this transaction; its space is used again, last, once that is durable, unless other
         objects share it.
         """
-        with self._lock:
+        with self._call(), self._lock:
             self._let_go(name, "delete")
             self._deleted.append(name)
 
@@ -410,8 +456,7 @@ class Transaction:
         """Delete every object whose name begins with `prefix`; returns how many. UsageError for an empty one."""
         if not prefix:
             raise UsageError("the prefix of what is to be deleted is empty", next_step="name what to delete")
-        with self._lock:
-            self._open()
+        with self._call(), self._lock:
             with self._session.lock:
                 found = [name for name, _ in objects_of(self._session.catalog, prefix) if name not in self._gone]
             self._gone.update(found)
@@ -424,7 +469,7 @@ class Transaction:
         (where `new` is not deleted before).
         """
         check_name(new)
-        with self._lock:
+        with self._call(), self._lock:
             self._check_new(new)
             self._let_go(old, "rename")
             self._names.add(new)
@@ -432,7 +477,6 @@ class Transaction:
             self._record_bytes += 256 + len(new.encode())
 
     def _let_go(self, name: str, what: str) -> None:
-        self._open()
         if name in self._gone or name not in self._session.volume:
             raise ObjectNotFound(
                 f"there is no object {name!r} to {what}", next_step="`headrace volume ls` lists what is there"
@@ -466,35 +510,57 @@ class Transaction:
             changes.put_packed(pack.bulk(sequence), pack.birth, pack.slice_count)
 
     def commit(self) -> int:
-        """Everything becomes visible and durable, or nothing does; returns the sequence. Aborts where it raises."""
-        with self._lock:
+        """Everything becomes visible and durable, or nothing does; returns the sequence. Aborts where it raises.
+
+        UsageError where another thread still puts something: what that would be part of, nobody could say.
+        """
+        with self._gate:
             self._open()
+            self._ended = True
+            others = self._calls
+            self._calls += 1
         try:
+            if others:
+                raise UsageError(
+                    "another thread still writes in this transaction",
+                    found=f"{others} call{'s' if others > 1 else ''} under way",
+                    next_step="commit when all of them have come back",
+                )
             self._flush()
             self._sequence = self._session.commit(self)
-        except BaseException:
-            self.abort()
-            raise
-        self._finish()
+        finally:
+            with self._gate:
+                self._decided = True
+            self._leave(1)
         return self._sequence
 
     def abort(self) -> None:
         """Nothing of it is ever visible. Space that a command may still reach is not used again by this session."""
-        if self._ended:
-            return
-        self._finish()
-        if self.committing:
+        with self._gate:
+            self._ended = self._decided = True
+        self._leave(0)
+
+    def check_not_aborted(self) -> None:
+        """UsageError where another thread has ended it meanwhile. For the session, before it commits."""
+        with self._gate:
+            if self._decided:
+                raise UsageError("the transaction was aborted while it was committed")
+
+    def _settle(self) -> None:
+        """Nobody does anything more in it."""
+        if self._sequence is None and self.committing:
             # The record may be durable: its space belongs to whoever reads the log next.
             for allocation in self.allocations.values():
                 if allocation.state != COMMITTED:
                     allocation.state = GRANTED
-        self._session.settle(self.allocations.values())
+        self._session.ended(self)
 
     @property
     def growing(self) -> bool:
         """It adds to the catalogue."""
         return bool(self.allocations or self._renamed or self._composed)
 
-    def _finish(self) -> None:
-        self._ended = True
-        self._session.ended(self)
+
+def _entry_bytes(name: str) -> int:
+    """What an object takes in the record, about, besides its slices or checksums."""
+    return 128 + len(name.encode())
