@@ -69,3 +69,18 @@ def test_every_command_and_the_options_that_are_told_are_there() -> None:
     known = {option for command in volume.commands.values() for given in command.params for option in given.opts}
     told = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", text))
     assert len(told) > 15 and told <= known
+
+
+def test_the_python_that_follows_a_volume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
+    shorter = re.sub(r"timeout_s=\d+", "timeout_s=0.1", first)
+    assert shorter.count("timeout_s=0.1") == 2
+    with Volume.create(f"file:{tmp_path}/a.img?create=16MiB") as volume, volume.session() as session:
+        with session.transaction() as tx:
+            tx.put("shards/00017.bin", b"tokens")
+        names = {"uris": volume.uris, "volume": volume}
+        exec(compile(shorter, str(GUIDE), "exec"), names)
+        assert names["info"].length_bytes == 6 and capsys.readouterr().out == ""  # type: ignore[attr-defined]
+        names["volume"] = volume
+        exec(compile(second, str(GUIDE), "exec"), names)
+        assert names["sequence"] == volume.sequence

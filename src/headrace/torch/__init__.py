@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.torch.export import ExportReport as ExportReport
     from headrace.torch.export import export_model as export_model
+    from headrace.torch.follow import Follower as Follower
     from headrace.torch.loader import DocumentLoader as DocumentLoader
     from headrace.torch.loader import Documents as Documents
     from headrace.torch.loader import TokenLoader as TokenLoader
@@ -24,6 +25,7 @@ _HOMES = {
     "DocumentLoader": "loader",
     "Documents": "loader",
     "ExportReport": "export",
+    "Follower": "follow",
     "LoadReport": "reader",
     "SaveReport": "writer",
     "TokenLoader": "loader",

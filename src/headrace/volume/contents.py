@@ -23,6 +23,7 @@ from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.data.absent import present
 from headrace.volume.data.checksums import ChecksumCache
 from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
+from headrace.volume.follow import INTERVAL_S, LONGEST_S, Deadline, Pace, Watch, follow, wait_for
 from headrace.volume.layout import ObjectValue, Superblock
 from headrace.volume.media import epochs, members
 
@@ -63,6 +64,7 @@ class Contents:
         self.lagging = epochs.lagging(found.superblock, found.blocks)
         self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
         self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
+        self._watch = Watch()
         #: By birth, so not stale as long as there is one history.
         self._blobs: OrderedDict[int, StoredBlob] = OrderedDict()
         #: Dropped without `close`, it ends: so nothing here keeps it.
@@ -112,6 +114,37 @@ class Contents:
             if changed:
                 self._decoded.clear()
             return changed
+
+    def poll(self) -> bool:
+        """`refresh`, for who looks often: as long as nothing happens it costs two small reads."""
+        self._check_open()
+        with self.lock:
+            if self._session is None and self._watch.quiet(self.log, self._cursor, self._catalog.session):
+                return False
+            return self.refresh()
+
+    def follow(
+        self, *, timeout_s: float | None = None, interval_s: float = INTERVAL_S, longest_s: float = LONGEST_S
+    ) -> Iterator[int]:
+        """The sequence of each state that this reader comes to, as they come: `for sequence in volume.follow(): ...`.
+
+        Looks after about `interval_s`, ever more rarely while nothing happens, up to about `longest_s`; each wait is up
+        to half shorter or longer, by chance, so that many readers do not come at once. States in between may be passed
+        over. Ends when nothing came for `timeout_s` (None: never), and raises what `refresh` does; it may be called
+        again then, and misses nothing.
+        """
+        return follow(self, self.sequence, Pace(interval_s, longest_s), Deadline(timeout_s))
+
+    def wait_for(
+        self,
+        name: str,
+        *,
+        timeout_s: float | None = None,
+        interval_s: float = INTERVAL_S,
+        longest_s: float = LONGEST_S,
+    ) -> ObjectInfo:
+        """The object `name`, once it is committed: looks as `follow` does. ObjectNotFound after `timeout_s`."""
+        return wait_for(self, name, Pace(interval_s, longest_s), Deadline(timeout_s))
 
     def _load(self) -> tuple[Catalog, Cursor]:
         """The log from its snapshot on. Where it is of an epoch that this reader does not know, the superblocks say
