@@ -22,11 +22,10 @@ import numpy.typing as npt
 
 from benchmarks.figures import Figure
 from benchmarks.pairs import Pairs, interleaved
-from headrace.device import Batch, BlockDevice, open_device, read_batch, submit_read, write_batch
+from headrace.device import Batch, BlockDevice, flush_all, open_device, read_batch, submit_read, write_batch
 from headrace.testing.serve import ServeProcess, serving
 from headrace.units import GIB, KIB, MIB
 from headrace.volume import Session, Volume
-from headrace.volume.data.durable import flush_all
 
 SUITE = "volume"
 NQN = "nqn.2024-01.headrace:benchmark-volume"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.device import crc32c
+from headrace.device import crc32c, flush_all
 from headrace.device.reference import U8
 from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, ObjectNotFound, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.copy.files import ItemError
 from headrace.volume.copy.plan import CopyOptions, CopyReport, Item, Plan
-from headrace.volume.data.durable import ATTEMPTS, flush_all, lost_since
+from headrace.volume.data.durable import ATTEMPTS, lost_since
 from headrace.volume.many import read_many
 from headrace.volume.writing.grant import Receipt
 from headrace.volume.writing.write import members_of, write_extents, write_table
