@@ -18,6 +18,7 @@ SUITES = {
     "volume": "objects beside the same bytes moved raw, over NVMe/TCP",
     "volume-scale": "what a volume of a million objects costs to open, to load and to commit to",
     "volume-copy": "a folder of files into a volume and out of it, beside cp -r",
+    "feed": "batches of tokens for a training loop, beside the loaders of PyPI (makes .venv-peers when first run)",
     "soak": "whether memory or descriptors grow over many connects and half an hour of verified traffic",
 }
 

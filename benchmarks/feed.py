@@ -1,0 +1,351 @@
+"""Suite `feed`: token samples to a training loop, beside the loaders of PyPI (`benchmarks/peers.txt`).
+
+The same tokens, the same batch (torch int64 [8, 8193]), each loader in a process of its own, on the same cores. The
+peers read local files in the page cache, their best case; ours reads over NVMe/TCP from a target in memory, and
+verifies every block. A peer with worker processes is measured with none and with one, and counts with the better.
+
+Loaders take turns of a second or two, in an order that turns from round to round; each figure is the median of what the
+rounds say.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import peers
+from benchmarks.cores import layout
+from benchmarks.feed_loaders import BATCH, LOADERS, SEED, SEQUENCE
+from benchmarks.figures import Figure
+from benchmarks.pairs import interleaved
+from benchmarks.programs import Program
+from headrace.dataset import Feed, FeedOptions, GlobalOrder, TokenStream, open_samples
+from headrace.dataset.idx import encode_idx
+from headrace.dataset.state import current_state
+from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+from headrace.device import Batch, open_device, submit_read
+from headrace.testing.serve import ServeProcess, serving
+from headrace.units import MIB
+from headrace.volume import Volume
+
+SUITE = "feed"
+NQN = "nqn.2026-01.io.headrace:benchmark-feed"
+MEMBERS = 2
+#: Those whose worker processes are asked for by a number.
+WORKERS = ("streaming", "litdata", "webdataset", "grain")
+#: What a step of training is emulated to take.
+STEPS_S = (0.005, 0.02, 0.1)
+#: Batches that each end keeps under way where reads are compared.
+AHEAD = 8
+
+
+@dataclass(frozen=True)
+class Scale:
+    samples: int
+    rounds: int
+    turn_s: float
+    steps: int
+    #: Of the stream that is never read but at its end, in copies of the real one.
+    copies: int
+
+
+FULL = Scale(samples=16_384, rounds=9, turn_s=1.5, steps=400, copies=7_500)
+QUICK = Scale(samples=1_024, rounds=3, turn_s=0.5, steps=40, copies=100)
+
+
+class Rig:
+    """Tokens in a folder, and the same in a volume behind a target."""
+
+    def __init__(self, scale: Scale) -> None:
+        self.scale = scale
+        self.stack = ExitStack()
+        self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-benchmark-")))
+        self.tokens: npt.NDArray[np.int32] = np.random.default_rng(1).integers(
+            1, 128_000, scale.samples * SEQUENCE + 1, np.int32
+        )
+        self.tokens.tofile(self.folder / "tokens.bin")
+        half = self.tokens.nbytes // MEMBERS
+        size = _up(half + half // 8) + 96 * MIB
+        raw = _up(self.tokens.nbytes)
+        self.target: ServeProcess = self.stack.enter_context(serving(NQN, *[f"mem:{size}"] * MEMBERS, f"mem:{raw}"))
+        self.uris = [self.target.uri(nsid) for nsid in range(1, MEMBERS + 1)]
+        lengths = np.full(scale.samples, SEQUENCE, np.int32)
+        lengths[-1] += 1
+        with Volume.create(self.uris) as volume, volume.session() as session, session.transaction() as transaction:
+            transaction.put("tokens.bin", self.tokens, checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
+            transaction.put("tokens.idx", b"".join(encode_idx(np.dtype("<i4"), lengths)))
+        self.programs: dict[str, Program] = {}
+
+    def loader(self, name: str, workers: int = 0) -> Program:
+        """The process of a loader, started when it is first asked for."""
+        key = f"{name} {workers}"
+        if key not in self.programs:
+            python = sys.executable if name == "headrace" else peers.python()
+            where = [str(self.folder), " ".join(self.uris), str(workers)]
+            program = Program([python, "-m", "benchmarks.feed_loaders", name, *where], set(layout().usable))
+            self.stack.callback(program.close)
+            self.programs[key] = program
+        return self.programs[key]
+
+    @cached_property
+    def turns(self) -> dict[str, list[dict[str, Any]]]:
+        """Each loader's answers, one a round."""
+        names = [(name, workers) for name in LOADERS for workers in ((0, 1) if name in WORKERS else (0,))]
+        got: dict[str, list[dict[str, Any]]] = {f"{name} {workers}": [] for name, workers in names}
+        for name, workers in names:
+            self.loader(name, workers).ask(seconds=0.2)
+        for turn in range(self.scale.rounds):
+            at = turn % len(names)
+            for name, workers in names[at:] + names[:at]:
+                got[f"{name} {workers}"].append(self.loader(name, workers).ask(seconds=self.scale.turn_s))
+        best: dict[str, list[dict[str, Any]]] = {}
+        for name in LOADERS:
+            ways = [rows for key, rows in got.items() if key.split()[0] == name]
+            best[name] = max(ways, key=lambda rows: statistics.median(map(_rate, rows)))
+        return best
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+def _up(size: int) -> int:
+    """To whole MiB."""
+    return -(-size // MIB) * MIB
+
+
+def _rate(row: dict[str, Any]) -> float:
+    return float(row["samples"] / row["seconds"])
+
+
+def _cpu_per_gb(row: dict[str, Any]) -> float:
+    return float(row["cpu_s"] / (row["samples"] * SEQUENCE * 4 / 1e9))
+
+
+def _beside(
+    rig: Rig,
+    figure: str,
+    of: Callable[[dict[str, Any]], float],
+    unit: str,
+    best: Any,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Figure:
+    """Ours over the peer for which `best` finds the best median, round by round."""
+    medians = {name: statistics.median(map(of, rows)) for name, rows in rig.turns.items() if name != "headrace"}
+    peer = best(medians, key=lambda name: medians[name])
+    ratios = [of(a) / of(b) for a, b in zip(rig.turns["headrace"], rig.turns[peer], strict=True)]
+    return Figure(
+        suite=SUITE, figure=figure, value=statistics.median(ratios), unit=f"of {peer}", samples=ratios,
+        ours=statistics.median(map(of, rig.turns["headrace"])), peer=medians[peer], measured_in=unit,
+        at_least=at_least, at_most=at_most,
+    )  # fmt: skip
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def samples(rig: Rig) -> Iterator[Figure]:
+    """Samples a second, beside the fastest peer; and each loader's own."""
+    yield _beside(rig, "samples", _rate, "samples/s", max, at_least=1.5)
+    for name, rows in rig.turns.items():
+        rates = [_rate(row) for row in rows]
+        yield Figure(
+            suite=SUITE, figure=f"samples_{name}", value=statistics.median(rates), unit="samples/s", samples=rates
+        )
+
+
+def cpu(rig: Rig) -> Iterator[Figure]:
+    """CPU of the process that gets the batches, and its workers, beside the thriftiest peer."""
+    yield _beside(rig, "cpu", _cpu_per_gb, "s/GB", min, at_most=1.0)
+
+
+def first(rig: Rig) -> Iterator[Figure]:
+    """From nothing but an imported module to the first batch."""
+    for name in LOADERS:
+        took = rig.loader(name).ask(first=3)["first_s"]
+        yield Figure(suite=SUITE, figure=f"first_{name}", value=statistics.median(took), unit="s", samples=took)
+
+
+def verified(rig: Rig) -> Iterator[Figure]:
+    """Bytes of verified batches in the order of training, over raw scatter reads of the same ranges."""
+    raw_uri = rig.target.uri(MEMBERS + 1)
+    padded = np.zeros(_up(rig.tokens.nbytes), np.uint8)
+    padded[: rig.tokens.nbytes] = rig.tokens.view(np.uint8)
+    count = min(rig.scale.samples, 4096) // BATCH
+    with open_device(raw_uri) as device, Volume.open(rig.uris) as volume:
+        for at in range(0, len(padded), 16 * MIB):
+            device.write(at, padded[at : at + 16 * MIB])
+        stream = TokenStream.open(volume, "tokens")
+        made = {"tokens": open_samples(stream, "windows", SEQUENCE)}
+        options = FeedOptions(sequence_length=SEQUENCE, global_batch=BATCH, seed=SEED, prefetch=AHEAD)
+        order = np.random.default_rng(2).permutation(rig.scale.samples)[: count * BATCH]
+        block = device.block_bytes
+        window = SEQUENCE * 4 + block
+        slots = np.arange(BATCH, dtype=np.uint64) * np.uint64(window)
+        rings = [np.zeros(BATCH * window, np.uint8) for _ in range(AHEAD)]
+
+        def ours() -> float:
+            feed = Feed(made, options)
+            feed.begin()
+            began = time.perf_counter()
+            for _ in range(count):
+                batch = feed.acquire()
+                assert batch is not None
+                feed.release(batch)
+            took = time.perf_counter() - began
+            feed.close()
+            return count * BATCH / took
+
+        def raw() -> float:
+            began = time.perf_counter()
+            under_way: list[Any] = []
+            for number in range(count):
+                if len(under_way) == AHEAD:
+                    under_way.pop(0).wait()
+                at = order[number * BATCH : (number + 1) * BATCH].astype(np.uint64) * np.uint64(SEQUENCE * 4)
+                batch = Batch(
+                    member=np.zeros(BATCH, np.uint32),
+                    offset=at // np.uint64(block) * np.uint64(block),
+                    length=np.minimum(np.full(BATCH, window, np.uint64), np.uint64(len(padded)) - at),
+                    buffer_offset=slots,
+                )
+                under_way.append(submit_read([device], batch, [rings[number % AHEAD]]))
+            for transfer in under_way:
+                transfer.wait()
+            return count * BATCH / (time.perf_counter() - began)
+
+        pairs = interleaved(ours, raw, rig.scale.rounds)
+    yield Figure(
+        suite=SUITE, figure="verified", value=pairs.median_ratio, unit="ratio", at_least=0.7, samples=pairs.ratios,
+        noise=pairs.noise, ours=statistics.median(pairs.ours), peer=statistics.median(pairs.peer),
+        measured_in="samples/s",
+    )  # fmt: skip
+
+
+def wait(rig: Rig) -> Iterator[Figure]:
+    """How long a step waits for its batch while steps take their time: the 99th percentile, of the worst length."""
+    from headrace.torch import TokenLoader
+
+    worst = []
+    with Volume.open(rig.uris) as volume:
+        for step_s in STEPS_S:
+            steps = max(20, int(rig.scale.steps * min(1.0, 0.02 / step_s)))
+            with TokenLoader(volume, "tokens", sequence_length=SEQUENCE, global_batch=BATCH, seed=SEED) as loader:
+                batches = iter(loader)
+                next(batches)
+                waits = []
+                for _ in range(steps):
+                    time.sleep(step_s)
+                    began = time.perf_counter()
+                    next(batches)
+                    waits.append(time.perf_counter() - began)
+            worst.append(float(np.quantile(waits, 0.99)))
+    yield Figure(suite=SUITE, figure="wait_p99", value=max(worst), unit="s", at_most=0.001, samples=worst)
+
+
+def busy(rig: Rig) -> Iterator[Figure]:
+    """Steps whose main thread computes in Python without a pause, over steps that sleep as long."""
+    from headrace.torch import TokenLoader
+
+    step_s = 0.004
+    with Volume.open(rig.uris) as volume, ExitStack() as stack:
+        loader = stack.enter_context(
+            TokenLoader(volume, "tokens", sequence_length=SEQUENCE, global_batch=BATCH, seed=SEED, prefetch=AHEAD)
+        )
+        batches = iter(loader)
+
+        def steps(pause: Callable[[], None]) -> float:
+            began = time.perf_counter()
+            for _ in range(rig.scale.steps):
+                next(batches)
+                pause()
+            return rig.scale.steps / (time.perf_counter() - began)
+
+        def compute() -> None:
+            end = time.perf_counter() + step_s
+            while time.perf_counter() < end:
+                pass
+
+        pairs = interleaved(lambda: steps(compute), lambda: steps(lambda: time.sleep(step_s)), rig.scale.rounds)
+    yield Figure(
+        suite=SUITE, figure="busy", value=pairs.median_ratio, unit="ratio", at_least=0.9, samples=pairs.ratios,
+        noise=pairs.noise, ours=statistics.median(pairs.ours), peer=statistics.median(pairs.peer),
+        measured_in="steps/s",
+    )  # fmt: skip
+
+
+#: What each of eight ranks does, all at once: from a state to the first batch.
+_RANK = """
+import json, sys, time
+from headrace.torch import TokenLoader
+from headrace.volume import Volume
+uris, rank, options, state = json.loads(sys.argv[1])
+with Volume.open(uris) as volume:
+    print("ready", flush=True)
+    for line in sys.stdin:
+        began = time.perf_counter()
+        with TokenLoader(volume, "huge", rank=rank, world=8, **options) as loader:
+            loader.load_state_dict(state)
+            next(iter(loader))
+            print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+"""
+
+
+def state(rig: Rig) -> Iterator[Figure]:
+    """From a state at 90 % of an epoch to the first batch, eight ranks at once, of a stream that is made of copies
+    without copying: the slowest rank."""
+    with Volume.open(rig.uris, write=True) as volume:
+        with volume.session() as session, session.transaction() as transaction:
+            part = ("tokens.bin", 0, rig.scale.samples * SEQUENCE * 4)
+            transaction.compose("huge.bin", [part] * rig.scale.copies)
+            lengths = np.full(rig.scale.copies, rig.scale.samples * SEQUENCE, np.int32)
+            transaction.put("huge.idx", b"".join(encode_idx(np.dtype("<i4"), lengths)))
+        made = {"huge": open_samples(TokenStream.open(volume, "huge"), "windows", SEQUENCE)}
+        count = made["huge"].sample_count
+        order = GlobalOrder({"huge": count}, [1], SEED)
+        at = count * 9 // 10 // 64 * 64
+        saved = current_state(made, order, global_batch=64, consumed=at).to_dict()
+    options = {"sequence_length": SEQUENCE, "global_batch": 64, "seed": SEED}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(8):
+            job = json.dumps([rig.uris, rank, options, saved])
+            ranks.append(Program([sys.executable, "-c", _RANK, job], set(layout().usable)))
+            stack.callback(ranks[-1].close)
+        slowest = []
+        for turn in range(rig.scale.rounds + 1):
+            for program in ranks:
+                program.send()
+            # The first turn has loaded the modules.
+            took = [float(program.answer()["seconds"]) for program in ranks]
+            if turn:
+                slowest.append(max(took))
+    yield Figure(suite=SUITE, figure="state", value=statistics.median(slowest), unit="s", at_most=0.1, samples=slowest)
+
+
+FIGURES: dict[str, Callable[[Rig], Iterator[Figure]]] = {
+    "samples": samples, "cpu": cpu, "first": first, "verified": verified, "wait": wait, "busy": busy, "state": state,
+}  # fmt: skip
+
+
+def run(quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
+    rig = Rig(QUICK if quick else FULL)
+    try:
+        for name, measure in FIGURES.items():
+            if not only or name in only:
+                yield from measure(rig)
+    finally:
+        rig.close()
