@@ -87,6 +87,12 @@ def _commands() -> Any:
     return typer.main.get_command(app)
 
 
+class _Ended(KeyboardInterrupt):
+    """By another signal than SIGINT. Not a KeyboardInterrupt itself: where one goes through an `exec` of text (a
+    dataclass is made), Python ends the process by SIGINT at last, whatever its exit status was to be.
+    """
+
+
 @contextmanager
 def _ended_in_order() -> Iterator[list[int]]:
     """SIGTERM and SIGHUP end a command as Ctrl-C does: nothing half-made stays. Gives the signals that came."""
@@ -94,7 +100,7 @@ def _ended_in_order() -> Iterator[list[int]]:
 
     def interrupt(number: int, _: FrameType | None) -> None:
         came.append(number)
-        raise KeyboardInterrupt
+        raise _Ended
 
     numbers = (signal.SIGTERM, signal.SIGHUP)
     if threading.current_thread() is not threading.main_thread():
