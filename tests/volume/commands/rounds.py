@@ -49,7 +49,9 @@ def _quick_heart() -> None:
 
 
 def command(arguments: list[str]) -> int:
-    """`headrace`, from where its imports are done. Before it can be ended in order, and after, no signal comes."""
+    """`headrace`, from where its imports are done. Before it can be ended in order no signal comes, and after that no
+    Ctrl-C, which would go on in this function.
+    """
     _quick_heart()
     ended_in_order = {signal.SIGINT, signal.SIGTERM}
     run = cli._run
@@ -59,7 +61,7 @@ def command(arguments: list[str]) -> int:
         try:
             return run(*how)
         finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ended_in_order)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     cli._run = interrupted
     signal.pthread_sigmask(signal.SIG_BLOCK, ended_in_order)
@@ -151,11 +153,9 @@ class Run(Process):
         self.done = self.status == 0
         # Where Python runs something that cannot raise, it says that it was interrupted there, and goes on.
         assert "Traceback" not in self.err or "Exception ignored in" in self.err, self.err
-        ends = [] if ended_by is None else [-ended_by] if ended_by == signal.SIGKILL else [128 + ended_by]
-        if ended_by == signal.SIGINT:
-            # As what Python ends itself where that came within an `exec` of text (a dataclass is made): shells see no
-            # difference.
-            ends.append(-signal.SIGINT)
+        # By the signal itself: SIGTERM behind the end of the command; and SIGINT where it came within an `exec` of text
+        # (a dataclass is made), which shells see no difference in.
+        ends = [] if ended_by is None else [128 + ended_by, -ended_by]
         assert self.status in (0, 1, *ends), (self.status, self.err)
 
 
@@ -183,7 +183,7 @@ class Rounds:
         Volume.create(made, stripe_bytes=64 * KIB, log_bytes=128 * KIB).close()
 
     def _serve(self) -> list[str]:
-        served = self._stack.enter_context(serving(NQN, *(f"file:{path}:96MiB" for path in self._media)))
+        served = self._stack.enter_context(serving(NQN, *(f"{path}:96MiB" for path in self._media)))
         return [served.uri(nsid, loss_timeout=60) for nsid in (1, 2)]
 
     def __enter__(self) -> Rounds:
@@ -229,7 +229,7 @@ class Rounds:
 
     # ---- copies ----
 
-    def _copy_in(self, how: Callable[[str, list[str]], Run] | None = None) -> None:
+    def _copy_in(self) -> None:
         folders = sorted({name.partition("/")[0] for name in self.state})
         replace = bool(folders) and self.chance.random() < 0.4
         folder = self.chance.choice(folders) if replace else f"in-{self._numbers}"
@@ -245,7 +245,7 @@ class Rounds:
         options += ["--existing", "replace"] if replace else []
         options += ["--verify"] if self.chance.random() < 0.3 else []
         arguments = ["volume", "cp", "-r", f"{source}/.", f":{folder}", *options, "--takeover", *self._volume()]
-        run = (how or self._end)("copy_in", arguments)
+        run = self._end("copy_in", arguments)
         self._flies(planned, apart=apart, acknowledged=run.done)
 
     def _copy_out(self) -> None:
@@ -324,8 +324,15 @@ class Rounds:
     # ---- what must hold ----
 
     def _fill(self) -> None:
-        self._copy_in(self._whole)
-        self._settle()
+        new = {f"in-{self._numbers}/{i}": content(i, _LARGE_BYTES if i < 3 else 1000 * i) for i in range(20)}
+        with (
+            Volume.open(self.uris, write=True) as volume,
+            volume.session("fill", heartbeat_s=BEAT_S) as session,
+            session.transaction() as tx,
+        ):
+            for name, data in new.items():
+                tx.put(name, data)
+        self.state |= new
 
     def _flies(self, planned: dict[str, bytes], *, apart: bool = False, acknowledged: bool = False) -> None:
         """A command that planned these objects has ended: in one commit, unless `apart`. Where it was not acknowledged,
