@@ -3,8 +3,11 @@
 corpus.py              documents out of files, as a stream
 places.py readers.py columns.py    files and URLs; text, lines, Parquet, Arrow
 tokenizer.py           text to tokens
-ingest_text.py         a corpus into a volume
-slices.py work.py      what is read at a time; what of it is in the volume already
+ingest_text.py         a corpus into a volume, as tokens
+ingest_megatron.py     a pair of Megatron's files, as it is
+records_ingest.py archives.py    files and tars into a volume, as records
+records.py records_index.py      records, found by number and key, read in batches
+ingest_run.py slices.py work.py    what is read at a time; what of it is in the volume already
 pool.py worker.py output.py progress.py    who reads it, on all cores
 idx.py stream.py       the token stream: Megatron's index, windows of tokens
 packing.py packs.py    documents that share a sample: which, and stored beside the stream
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from headrace.dataset.feed import FeedOptions as FeedOptions
     from headrace.dataset.feed import WindowFeed as WindowFeed
     from headrace.dataset.idx import Index as Index
+    from headrace.dataset.ingest_megatron import ImportReport as ImportReport
+    from headrace.dataset.ingest_megatron import import_megatron as import_megatron
+    from headrace.dataset.ingest_megatron import megatron_prefix as megatron_prefix
+    from headrace.dataset.ingest_run import WorkOptions as WorkOptions
     from headrace.dataset.ingest_text import IngestOptions as IngestOptions
     from headrace.dataset.ingest_text import IngestReport as IngestReport
     from headrace.dataset.ingest_text import ingest as ingest
@@ -41,6 +48,11 @@ if TYPE_CHECKING:
     from headrace.dataset.packs import PackOptions as PackOptions
     from headrace.dataset.packs import pack_stream as pack_stream
     from headrace.dataset.progress import IngestProgress as IngestProgress
+    from headrace.dataset.records import RecordBatch as RecordBatch
+    from headrace.dataset.records import Records as Records
+    from headrace.dataset.records_ingest import RecordsReport as RecordsReport
+    from headrace.dataset.records_ingest import ingest_records as ingest_records
+    from headrace.dataset.records_ingest import open_records as open_records
     from headrace.dataset.sampler import Sampler as Sampler
     from headrace.dataset.samples import open_samples as open_samples
     from headrace.dataset.segments import Segments as Segments
@@ -58,6 +70,7 @@ _HOMES = {
     "FeedMetrics": "feed",
     "FeedOptions": "feed",
     "GlobalOrder": "mixture",
+    "ImportReport": "ingest_megatron",
     "Index": "idx",
     "IngestOptions": "ingest_text",
     "IngestProgress": "progress",
@@ -68,13 +81,21 @@ _HOMES = {
     "PackManifest": "packs",
     "PackOptions": "packs",
     "Packing": "packs",
+    "RecordBatch": "records",
+    "Records": "records",
+    "RecordsReport": "records_ingest",
     "Sampler": "sampler",
     "Segments": "segments",
     "TextTokenizer": "tokenizer",
     "TokenStream": "stream",
     "WindowFeed": "feed",
+    "WorkOptions": "ingest_run",
+    "import_megatron": "ingest_megatron",
     "ingest": "ingest_text",
+    "ingest_records": "records_ingest",
+    "megatron_prefix": "ingest_megatron",
     "open_corpus": "corpus",
+    "open_records": "records_ingest",
     "open_samples": "samples",
     "pack_stream": "packs",
 }

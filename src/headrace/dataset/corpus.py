@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headrace.dataset import places
-from headrace.dataset.readers import Piece, Portion, Source, read
+from headrace.dataset.readers import Bad, Piece, Portion, Source, read
 from headrace.errors import DatasetError, UsageError
 from headrace.units import MIB, format_bytes
 
@@ -154,12 +154,7 @@ def pieces(
 ) -> Iterator[Piece]:
     """The documents of these portions, as `Corpus.pieces` gives them; `limit`: bytes of text."""
 
-    def fail(error: DatasetError) -> None:
-        if error.next_step is None:
-            error.next_step = "mend it, or leave what is bad out: --bad skip"
-        raise error
-
-    bad = counts.skip if options.bad == "skip" else fail
+    bad = bad_of(options, counts)
     document_empty = True
     document_replaced = False
     for portion in portions:
@@ -182,6 +177,17 @@ def pieces(
                 document_empty, document_replaced = True, False
             if counts.limited:
                 return
+
+
+def bad_of(options: CorpusOptions, counts: CorpusCounts) -> Bad:
+    """What becomes of bad records."""
+
+    def fail(error: DatasetError) -> None:
+        if error.next_step is None:
+            error.next_step = "mend it, or leave what is bad out: --bad skip"
+        raise error
+
+    return counts.skip if options.bad == "skip" else fail
 
 
 def open_corpus(path: str | os.PathLike[str] | None, options: CorpusOptions | None = None) -> Corpus:
@@ -218,11 +224,12 @@ def open_corpus(path: str | os.PathLike[str] | None, options: CorpusOptions | No
                 where=where,
                 expected="files with " + ", ".join(known),
                 found=f"{ignored} other files",
+                next_step="files of other kinds are kept as records: --records",
             )
     else:
         # Named by itself a file is text unless its suffix says otherwise.
         kind, packed = _kind(found[0].name, text_suffixes) or ("text", _packed(found[0].name.lower())[1])
-        sources, ignored = (_source(found[0], kind, packed),), 0
+        sources, ignored = (source_of(found[0], kind, packed),), 0
     if not any(source.size_bytes for source in sources):
         raise DatasetError("the corpus is empty", where=where, expected="text", found=f"{len(sources)} empty files")
     return Corpus(description=printable(where), sources=sources, options=options, ignored_files=ignored)
@@ -252,7 +259,7 @@ def _kind(name: str, text_suffixes: tuple[str, ...]) -> tuple[str, str] | None:
     return ("text", packed) if lowered.endswith(text_suffixes) else None
 
 
-def _source(found: places.Found, kind: str, packed: str) -> Source:
+def source_of(found: places.Found, kind: str, packed: str) -> Source:
     return Source(
         location=found.location, name=found.name, kind=kind, size_bytes=found.size_bytes, stamp=found.stamp,
         packed=packed,
@@ -265,12 +272,12 @@ def _folder(
     """Sources of a folder, and how many files are of no known kind."""
     saved = _saved_dataset(where, {each.name: each for each in found})
     if saved is not None:
-        return tuple(_source(each, "arrow", "") for each in saved), 0
+        return tuple(source_of(each, "arrow", "") for each in saved), 0
     sources = []
     for each in found:
         kind = _kind(each.name, text_suffixes)
         if kind is not None:
-            sources.append(_source(each, *kind))
+            sources.append(source_of(each, *kind))
     return tuple(sources), len(found) - len(sources)
 
 
@@ -319,7 +326,7 @@ def _python_text() -> tuple[Source, ...]:
 
 
 def _text_of(found: Sequence[places.Found]) -> tuple[Source, ...]:
-    return tuple(_source(each, "text", "") for each in found if _kind(each.name, TEXT_SUFFIXES) == ("text", ""))
+    return tuple(source_of(each, "text", "") for each in found if _kind(each.name, TEXT_SUFFIXES) == ("text", ""))
 
 
 def _cut(piece: Piece, room: int) -> tuple[Piece, int]:

@@ -15,7 +15,9 @@ class IngestProgress:
 
     #: "tokenizer" (training), "tokens", "records" or "commit".
     phase: str
+    #: Or records.
     documents: int
+    #: Of records: bytes.
     tokens: int
     text_bytes: int
     #: Since the phase began.
@@ -27,6 +29,8 @@ class IngestProgress:
     tokens_before: int = 0
     fraction_before: float = 0.0
     bad_records: int = 0
+    #: "tokens", or "records".
+    unit: str = "tokens"
 
     @property
     def tokens_per_s(self) -> float:
@@ -55,11 +59,14 @@ class Teller:
         self._last = 0.0
         self._before = (0, 0, 0.0)
         self._fraction = 0.0
+        self._unit = "tokens"
 
     def begin(self, phase: str, documents: int = 0, tokens: int = 0, fraction: float = 0.0) -> None:
         """A phase begins, with what was done before."""
         self._phase, self._began, self._last = phase, time.monotonic(), 0.0
         self._before = documents, tokens, fraction
+        if phase in ("tokens", "records"):
+            self._unit = phase
         self._fraction = fraction
 
     def due(self) -> bool:
@@ -83,6 +90,7 @@ class Teller:
                     tokens_before=tokens_before,
                     fraction_before=fraction_before,
                     bad_records=bad_records,
+                    unit=self._unit,
                 )
             )
 
@@ -92,10 +100,13 @@ def describe_progress(now: IngestProgress) -> str:
     if now.phase == "tokenizer":
         return f"training a tokenizer: {now.documents:,} documents, {format_bytes(now.text_bytes)} read"
     if now.phase == "commit":
-        return f"committing {now.tokens:,} tokens"
+        return f"committing {now.tokens:,} tokens" if now.unit == "tokens" else f"committing {now.documents:,} records"
     left = now.left_s
     text = (
-        f"{now.documents:,} documents, {now.tokens:,} tokens, "
+        f"{now.documents:,} records, {format_bytes(now.tokens)}, "
+        f"{now.documents_per_s:,.0f} records/s, {format_bytes(round(now.tokens_per_s))}/s, "
+        if now.unit == "records"
+        else f"{now.documents:,} documents, {now.tokens:,} tokens, "
         f"{now.documents_per_s:,.0f} documents/s, {now.tokens_per_s:,.0f} tokens/s, "
     )
     if now.bad_records:

@@ -57,7 +57,7 @@ class Source:
     location: str
     #: Its path below the corpus.
     name: str
-    #: "text", "jsonl", "parquet" or "arrow".
+    #: "text", "jsonl", "parquet" or "arrow"; of records "tar" or "file"; "raw" for tokens.
     kind: str
     size_bytes: int
     #: Changes when the content does: time of the last change, or what an object store calls it.
@@ -72,7 +72,7 @@ class Source:
     @property
     def divisible(self) -> bool:
         """Its portions can be read without what lies before them."""
-        return self.kind == "parquet" or (self.kind == "jsonl" and not self.packed)
+        return self.kind in ("parquet", "raw") or (self.kind == "jsonl" and not self.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +105,17 @@ def read(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
     except DatasetError:
         raise
     except Exception as error:
-        wrong = _wrong(source, error)
-        if wrong is None:
+        damage = wrong(source, error)
+        if damage is None:
             raise
         if inside:
             # Half of this document is out already.
-            raise wrong from error
-        bad(wrong)
+            raise damage from error
+        bad(damage)
 
 
-def _wrong(source: Source, error: Exception) -> DatasetError | None:
+def wrong(source: Source, error: Exception) -> DatasetError | None:
+    """What an error while this file was read means; None: a defect of ours."""
     if isinstance(error, (EOFError, zlib.error)) or (source.packed and isinstance(error, OSError) and not error.errno):
         return DatasetError("a packed file is damaged or cut off", where=source.location, found=reason(error))
     if isinstance(error, OSError) or (is_url(source.location) and not isinstance(error, HeadraceError)):
