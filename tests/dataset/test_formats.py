@@ -151,6 +151,16 @@ def test_portions_give_each_document_once(tmp_path: Path) -> None:
             assert found == whole, (source.name, size)
 
 
+def test_a_line_that_begins_at_a_cut(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["a", "", "bc", "d"])
+    source = open_corpus(path).sources[0]
+    for place in range(1, source.size_bytes):
+        found = [
+            piece.text for cuts in ((0, place), (place, None)) for piece in read(Portion(source, *cuts), "text", _raise)
+        ]
+        assert found == ["a", "", "bc", "d"], place
+
+
 def _raise(error: DatasetError) -> None:
     raise error
 

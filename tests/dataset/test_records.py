@@ -187,6 +187,12 @@ def _member(name: str, data: bytes = b"x", **more: object) -> bytes:
     return member.tobuf() + data + bytes(-len(data) % 512)
 
 
+def _header(kind: bytes) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type = kind
+    return member.tobuf()
+
+
 END = bytes(1024)
 GOOD = _member("good.txt", b"good")
 
@@ -195,6 +201,8 @@ def _cases() -> dict[str, tuple[bytes, str, list[str]]]:
     """Name -> the tar, what the error must say, and keys that are left when what is bad is left out."""
     huge = tarfile.TarInfo("x")
     huge.type, huge.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    long = tarfile.TarInfo("x")
+    long.type, long.size = tarfile.GNUTYPE_LONGNAME, 2 << 20
     negative = bytearray(_member("n.txt"))
     negative[124:136] = b"\xff" * 12
     negative[148:156] = b"%06o\0 " % sum((*negative[:148], *b" " * 8, *negative[156:512]))
@@ -210,7 +218,8 @@ def _cases() -> dict[str, tuple[bytes, str, list[str]]]:
         "twice": (GOOD + GOOD + END, "name twice", ["good"]),
         "twice, apart": (GOOD + _member("b.txt") + GOOD + END, "one key.*good|good.*one key", ["good", "b"]),
         "a long name": (GOOD + huge.tobuf() + END, "damaged", []),
-        "many long names": (GOOD + (huge.tobuf()[:124] + huge.tobuf()[124:]) * 1, "damaged", []),
+        "a long name that is there": (GOOD + long.tobuf() + b"n" * long.size + _member("x") + END, "damaged", []),
+        "ever more headers": (GOOD + _header(tarfile.XHDTYPE) * 5000 + END, "damaged", []),
         "negative": (GOOD + bytes(negative) + END, "damaged", []),
         "a kind that is too long": (GOOD + _member("k." + "k" * 80) + END, "not a name", ["good"]),
     }
