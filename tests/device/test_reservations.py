@@ -62,7 +62,7 @@ def connect(target: _Target) -> Iterator[Open]:
     opened: list[NativeDevice] = []
 
     def open_one(hostid: uuid.UUID | None = None) -> NativeDevice:
-        uri = target.process.uri(loss_timeout=60, keepalive=1)
+        uri = target.process.uri(loss_timeout=60, keepalive=5)
         opened.append(open_device(uri, hostid=hostid or uuid.uuid4()))
         return opened[-1]
 
@@ -259,7 +259,7 @@ def test_every_path_is_asked(target: _Target, connect: Open) -> None:
     taker = connect()
     with Relay(target.process.port) as relay:
         port = target.process.port
-        uri = target.process.uri(loss_timeout=60, keepalive=1).replace(f":{port}/", f":{port},127.0.0.1:{relay.port}/")
+        uri = target.process.uri(loss_timeout=60, keepalive=5).replace(f":{port}/", f":{port},127.0.0.1:{relay.port}/")
         holder = open_device(uri, hostid=uuid.uuid4())
         try:
             key = new_key()
@@ -345,7 +345,7 @@ def test_admin_commands_pass_through(target: _Target, connect: Open) -> None:
     assert identify.ok and len(identify.data) == 4096
     assert identify.data[768:].startswith(NQN.encode() + b"\0")
     # Keep Alive Timer: an answer in DW0.
-    assert device.admin(0x0A, cdw10=0x0F).dw0 == 1000
+    assert device.admin(0x0A, cdw10=0x0F).dw0 == 5000
     # Host behaviour support: data that go out, and come back.
     behaviour = bytes([1]) + bytes(511)
     assert device.admin(0x09, cdw10=0x16, data_out=behaviour).ok

@@ -73,7 +73,7 @@ class TargetRig:
 
     def connect(self, hostid: uuid.UUID | None = None) -> NativeDevice:
         relay = self._opened.enter_context(Relay(self._port))
-        uri = self.process.uri(loss_timeout=60, keepalive=1).replace(f":{self._port}/", f":{relay.port}/")
+        uri = self.process.uri(loss_timeout=60, keepalive=5).replace(f":{self._port}/", f":{relay.port}/")
         device = self._opened.enter_context(open_device(uri, hostid=hostid or uuid.uuid4()))
         self._relays[id(device)] = relay
         return device
