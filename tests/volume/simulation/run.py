@@ -72,6 +72,7 @@ def determined(seed: int) -> Iterator[Threads]:
                 (one, "threading", module)
                 for one in (heartbeat, deallocate, tenure, holdings, transaction, volume, table)
             ),
+            *((one, "Worker", module.Worker) for one in (heartbeat, deallocate)),
             (checksums, "threading", module),
             (heartbeat, "time", clock),
             (deallocate, "time", clock),

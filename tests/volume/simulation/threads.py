@@ -51,6 +51,9 @@ class Threads:
         class Thread(_Thread):
             threads = here
 
+        class Worker(_Worker):
+            threads = here
+
         class Lock(_Lock):
             threads = here
 
@@ -60,7 +63,7 @@ class Threads:
         class Condition(_Condition):
             threads = here
 
-        made = {"Thread": Thread, "Lock": Lock, "RLock": Lock, "Event": Event, "Condition": Condition}
+        made = {"Thread": Thread, "Worker": Worker, "Lock": Lock, "RLock": Lock, "Event": Event, "Condition": Condition}
         return SimpleNamespace(**{**vars(threading), **made})
 
     def clock(self, ticks: Callable[[], int]) -> SimpleNamespace:
@@ -88,6 +91,15 @@ class _Thread:
 
     def is_alive(self) -> bool:
         return self._actor is not None and not self._actor.done
+
+
+class _Worker(_Thread):
+    @property
+    def current(self) -> bool:
+        return self._actor is not None and self._actor is self.threads.actor()
+
+    def stillborn(self) -> bool:
+        return False
 
 
 class _Lock:

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from headrace.device import BlockDevice
 from headrace.errors import DeviceTimeout, HeadraceError
 from headrace.volume.data.objects import Range
+from headrace.volume.space.worker import Worker
 
 #: How long a renewal waits for a device that is being told.
 _PATIENCE_S = 60.0
@@ -46,7 +47,7 @@ class Deallocator:
         self._begin, self._end = weakref.WeakMethod(begin), weakref.WeakMethod(end)
         self._condition = threading.Condition()
         self._due: deque[tuple[float, list[Range]]] = deque()
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
         self._stopped = self._closed = False
         #: Held while a device is told: the session becomes another host between two commands, not during one.
         self._telling = threading.Lock()
@@ -60,14 +61,14 @@ class Deallocator:
             if self._stopped or not ranges:
                 return
             self._due.append((time.monotonic() + AFTER_S, ranges))
-            if self._thread is None:
+            if self._thread is None or self._thread.stillborn():
                 self._start()
             self._condition.notify()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="headrace-deallocate", daemon=True)
+        thread = Worker(self._run, name="headrace-deallocate")
         # The next deletion tries again, where memory is too short for one now: the commit is a fact all the same.
-        with suppress(RuntimeError, MemoryError):
+        with suppress(HeadraceError, MemoryError):
             thread.start()
             self._thread = thread
 

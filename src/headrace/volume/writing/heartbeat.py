@@ -30,6 +30,7 @@ from headrace.device import Beat, BlockDevice, start_beat
 from headrace.errors import DeviceError, DeviceTimeout, ReservationConflict, SessionLost, WriterActive
 from headrace.volume.data.durable import write_through
 from headrace.volume.layout import ACTIVE, ALIGN, CLOSED, LOG_COPIES, Heartbeat, Superblock
+from headrace.volume.space.worker import Worker
 from headrace.volume.writing.fence import lost as fenced_off
 from headrace.volume.writing.fence import lost_if_fenced
 
@@ -313,7 +314,7 @@ class HeartbeatThread(Heart):
     def __init__(self, block: HeartbeatBlock, mine: Heartbeat, watch: Watch) -> None:
         super().__init__(block, mine, watch)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headrace-heartbeat", daemon=True)
+        self._thread = Worker(self._run, name="headrace-heartbeat")
         self._thread.start()
 
     def _run(self) -> None:
@@ -341,7 +342,7 @@ class HeartbeatThread(Heart):
 
     def halt(self) -> None:
         self._stop.set()
-        if self._thread is not threading.current_thread():
+        if not self._thread.current:
             self._thread.join()
 
 
@@ -353,7 +354,7 @@ class NativeHeart(Heart):
         self._beat = beat
         self._fed = mine.beat
         self._feed()
-        self._thread = threading.Thread(target=self._tend, name="headrace-heartbeat", daemon=True)
+        self._thread = Worker(self._tend, name="headrace-heartbeat")
         self._thread.start()
 
     def _feed(self) -> None:
@@ -408,7 +409,7 @@ class NativeHeart(Heart):
         # The device has a deadline, so the beat under way ends.
         while not self._beat.stop(60.0):
             pass
-        if self._thread is not threading.current_thread():
+        if not self._thread.current:
             self._thread.join()
 
 
