@@ -18,6 +18,7 @@ from headrace.volume.catalog import commit, compact
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.tables.merge import Batch
 from headrace.volume.repair.scrub import scrub
+from headrace.volume.writing import names as writing_names
 from headrace.volume.writing.session import Session
 from tests.volume.support import KIB, STRIPE, content, state_of, writing
 
@@ -305,8 +306,11 @@ def test_in_a_full_volume_deletions_work_and_their_space_comes_back(seed: int) -
     assert scrub(devices).clean
 
 
-def test_packed_objects_among_others_in_one_commit() -> None:
-    """A commit that is a table: loose changes before, between and behind the packed ones, and what was recent."""
+@pytest.mark.parametrize("large", [8192, 1000])
+def test_packed_objects_among_others_in_one_commit(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that is a table: loose changes before, between and behind the packed ones, and what was recent. Names of
+    a large pack are looked for in another way."""
+    monkeypatch.setattr(writing_names, "_MANY", large)
     devices = [MemoryDevice(32 * MIB) for _ in range(2)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE)
     expected: dict[str, bytes] = {}
@@ -323,10 +327,16 @@ def test_packed_objects_among_others_in_one_commit() -> None:
             lengths = [0 if i % 7 == 0 else i % 50 for i in range(2000)]
             names = [f"p/{i:04}" for i in range(2000)]
             data = content(1, sum(lengths))
+            with pytest.raises(VolumeFull):
+                tx.put_many(names, bytes(100 * MIB), 1)
             tx.put_many(names, data, lengths)
             tx.put_many(["more/1", "more/0"], b"10", 1)
             with pytest.raises(UsageError, match="already"):
                 tx.put("p/0001", b"")
+            more = [f"p/{i:04}" for i in range(2000, 4000)]
+            for again in (["p/1999", "x"], ["x", *more[:500], "p/0333x"], ["p/1999", *more], [*more, "zz"]):
+                with pytest.raises(UsageError, match="already"):
+                    tx.put_many(again, b"", 0)
         del expected["a"]
         expected |= {"p/0333x": b"between", "zz": b"behind", "more/0": b"0", "more/1": b"1"}
         at = 0

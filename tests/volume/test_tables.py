@@ -15,7 +15,7 @@ from headrace.device.protocol import Buffer
 from headrace.errors import CommandFailed, DeviceError, VolumeDamaged, VolumeFull
 from headrace.testing import MemoryDevice
 from headrace.units import KIB, MIB
-from headrace.volume.catalog.bulk import Bulk
+from headrace.volume.catalog.bulk import Bulk, Keys
 from headrace.volume.catalog.tables import Builder, Merge, NodeStore, Table, TableDamaged, merged
 from headrace.volume.catalog.tables.build import Range
 from headrace.volume.catalog.tables.merge import batches
@@ -360,7 +360,7 @@ def test_a_bulk_becomes_the_same_table_as_its_entries(seed: int) -> None:
     content[b"nbig"] = bytes(20_000)
     keys = sorted(content)
     values = [content[key] for key in keys]
-    bulk = Bulk(keys, b"".join(values), np.cumsum([len(value) for value in values]))
+    bulk = Bulk(Keys.of(keys), b"".join(values), np.cumsum([len(value) for value in values]))
     assert [bulk.value(bulk.find(key) or 0) for key in keys] == values and bulk.find(b"none") is None
     cuts = [0, *sorted(chance.sample(range(1, len(keys)), 3)), len(keys)]
     made = []

@@ -19,13 +19,34 @@ from headrace.volume.data.extents import I64
 Loose = dict[bytes, bytes | None]
 
 
+class Keys(NamedTuple):
+    """Keys as objects, to look one up, and as one text, to write whole leaves of them: key i is
+    `text[ends[i - 1]:ends[i]]`."""
+
+    each: Sequence[bytes]
+    text: bytes
+    ends: I64
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes]) -> Keys:
+        return cls(keys, b"".join(keys), np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys))))
+
+
 class Bulk(NamedTuple):
     """Value i of `keys`, which ascend, is `data[ends[i - 1]:ends[i]]`."""
 
-    keys: Sequence[bytes]
+    all_keys: Keys
     data: bytes
     #: int64.
     ends: I64
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        return self.all_keys.each
+
+    def starts(self, index: int) -> tuple[int, int]:
+        """Where key and value of an entry begin."""
+        return (int(self.all_keys.ends[index - 1]), int(self.ends[index - 1])) if index else (0, 0)
 
     def value(self, index: int) -> bytes:
         return self.data[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
@@ -40,7 +61,7 @@ class Bulk(NamedTuple):
         return index if index < len(self.keys) and self.keys[index] == key else None
 
 
-NOTHING = Bulk((), b"", np.zeros(0, np.int64))
+NOTHING = Bulk(Keys.of(()), b"", np.zeros(0, np.int64))
 
 
 class Changed(Mapping[bytes, bytes | None]):
@@ -71,5 +92,5 @@ class Changed(Mapping[bytes, bytes | None]):
 
     def size_bytes(self) -> int:
         """Of all keys and values together."""
-        values = sum(map(len, filter(None, self.loose.values()))) + len(self.bulk.data)
-        return sum(map(len, self.loose)) + sum(map(len, self.bulk.keys)) + values
+        values = sum(map(len, filter(None, self.loose.values())))
+        return sum(map(len, self.loose)) + len(self.bulk.all_keys.text) + values + len(self.bulk.data)

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.device import crc32c
 from headrace.errors import VolumeDamaged
 from headrace.volume.layout.base import ALIGN, EXTENT, U32, Rows, align_up, place_seed
-
-Ends = npt.NDArray[np.int64]
 
 # ---- node ------------------------------------------------------------------------------------------------------------
 #
@@ -41,6 +38,7 @@ assert _CHILD.size == 16
 _END = struct.Struct("<I")
 _TWO_ENDS = struct.Struct("<II")
 DELETED = 1 << 31
+_ZEROS = bytes(ALIGN)
 #: A single large value makes a node larger than others, up to this.
 MAX_NODE_BYTES = 1 << 20
 MAX_HEIGHT = 16
@@ -68,21 +66,22 @@ def encode_node(level: int, keys: Sequence[bytes], values: Sequence[bytes | None
         value_ends = [
             end if value is not None else end | DELETED for end, value in zip(value_ends, values, strict=True)
         ]
-    return _joined(level, keys, key_ends[-1], position, np.array([key_ends, value_ends], "<u4"), filter(None, values))
+    ends = np.array(key_ends + value_ends, "<u4").tobytes()
+    return _joined(level, len(keys), ends, key_ends[-1], position, [*keys, *filter(None, values)])
 
 
-def join_node(level: int, keys: Sequence[bytes], key_ends: Ends, value_ends: Ends, values: Iterable[bytes]) -> bytes:
-    """The same where ends are known, of keys and of values, and nothing is deleted; `values`: in any pieces."""
-    ends = np.stack([key_ends, value_ends]).astype("<u4")
-    return _joined(level, keys, int(key_ends[-1]), int(value_ends[-1]), ends, values)
+def join_node(level: int, key_ends: U32, value_ends: U32, keys: bytes, values: bytes) -> bytes:
+    """The same where keys lie one after another, and values too, with their ends ("<u4"), and nothing is deleted."""
+    ends = key_ends.tobytes() + value_ends.tobytes()
+    return _joined(level, len(key_ends), ends, len(keys), len(values), [keys, values])
 
 
 def _joined(
-    level: int, keys: Sequence[bytes], key_bytes: int, value_bytes: int, ends: U32, values: Iterable[bytes]
+    level: int, count: int, ends: bytes, key_bytes: int, value_bytes: int, keys_and_values: list[bytes]
 ) -> bytes:
-    head = _NODE.pack(_NODE_MAGIC, level, 0, len(keys), key_bytes, value_bytes)
-    body = b"".join([head, ends.tobytes(), *keys, *values])
-    return body.ljust(align_up(len(body)), b"\0")
+    head = _NODE.pack(_NODE_MAGIC, level, 0, count, key_bytes, value_bytes)
+    size = NODE_BYTES + len(ends) + key_bytes + value_bytes
+    return b"".join([head, ends, *keys_and_values, _ZEROS[: -size % ALIGN]])
 
 
 def encode_child(child: Child) -> bytes:

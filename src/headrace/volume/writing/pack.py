@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headrace.errors import UsageError
 from headrace.volume import layout
-from headrace.volume.catalog.bulk import Bulk
+from headrace.volume.catalog.bulk import Bulk, Keys
 from headrace.volume.data.extents import I64
 from headrace.volume.data.names import check_name
 from headrace.volume.layout import MAX_NAME_BYTES, OBJECT_BYTES
@@ -35,7 +35,7 @@ _JOIN = _FRONT.decode()
 class Packed(NamedTuple):
     """The objects of one blob: ascending keys, and the length of each."""
 
-    keys: list[bytes]
+    keys: Sequence[bytes]
     lengths: I64
 
     def share(self, prefix: str, taken: int) -> int:
@@ -51,7 +51,7 @@ class Packed(NamedTuple):
 class Pack(NamedTuple):
     """Objects that are slices of one blob; `keys` ascend, `starts` and `lengths` belong to them."""
 
-    keys: list[bytes]
+    keys: Keys
     starts: I64
     lengths: I64
     birth: int
@@ -59,7 +59,7 @@ class Pack(NamedTuple):
 
     def bulk(self, sequence: int) -> Bulk:
         """What the catalogue gets of the objects in the commit `sequence`."""
-        rows = np.zeros(len(self.keys), _ONE_SLICE)
+        rows = np.zeros(len(self.keys.each), _ONE_SLICE)
         rows["slice_count"] = 1
         rows["sequence"], rows["created_ns"], rows["birth"] = sequence, self.created_ns, self.birth
         rows["length_bytes"] = rows["length"] = self.lengths
@@ -79,16 +79,19 @@ class Pack(NamedTuple):
         return int(np.count_nonzero(self.lengths))
 
 
-def keys_of(names: Sequence[str]) -> tuple[list[bytes], bool]:
+def keys_of(names: Sequence[str]) -> tuple[Keys, bool]:
     """The key of each name, and whether they ascend. UsageError for the first name that no object can have, or that is
     there twice."""
+    zeros = np.zeros(0, np.int64)
     try:
         # With what a key begins with in front of each, so that splitting gives keys.
         text = _JOIN.join(["", *names]).encode() + b"\0"
         keys = text[1:-1].split(b"\0")
+        zeros = np.flatnonzero(np.frombuffer(text, np.uint8) == 0)
     except (UnicodeEncodeError, TypeError):
         text, keys = b"", []
-    if len(keys) != len(names) or _has_bad_part(text) or max(map(len, keys)) > MAX_NAME_BYTES + len(layout.OBJECT_KEY):
+    longest = MAX_NAME_BYTES + len(layout.OBJECT_KEY)
+    if len(keys) != len(names) or _has_bad_part(text, zeros) or int(np.diff(zeros).max()) - 1 > longest:
         for name in names:
             if not isinstance(name, str):
                 raise UsageError("not a name for an object", expected="text", found=repr(name)[:80])
@@ -100,15 +103,17 @@ def keys_of(names: Sequence[str]) -> tuple[list[bytes], bool]:
             if name in seen:
                 raise UsageError("two of the objects have one name", found=repr(name))
             seen.add(name)
-    return keys, ordered
+    # Each end has so many zeros before it, and that of the text's begin.
+    ends = zeros[1:] - np.arange(1, len(zeros))
+    return Keys(keys, text.replace(b"\0", b""), ends), ordered
 
 
-def _has_bad_part(text: bytes) -> bool:
+def _has_bad_part(text: bytes, zeros: I64) -> bool:
     """Is a name empty, or a part of one between slashes? `text`: keys, with zeros between them and at both ends."""
     letters = np.frombuffer(text, np.uint8)
-    zero, slash = letters == 0, letters == ord("/")
-    # A zero, what keys begin with, and then: the next zero, or a slash.
-    return bool(np.any(zero[:-2] & (zero | slash)[2:]) or np.any(slash[:-1] & (zero | slash)[1:]))
+    # Behind a zero and what keys begin with, and behind a slash: the next zero, or a slash. The last one is a zero.
+    behind = letters[np.concatenate([zeros[:-1] + len(_FRONT), np.flatnonzero(letters == ord("/")) + 1])]
+    return bool(np.any((behind == 0) | (behind == ord("/"))))
 
 
 def ascending(keys: Sequence[bytes]) -> bool:

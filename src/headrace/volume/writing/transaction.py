@@ -17,6 +17,7 @@ from headrace.device.protocol import Buffer
 from headrace.device.reference import U8
 from headrace.errors import ObjectNotFound, UsageError, VolumeError
 from headrace.volume import layout
+from headrace.volume.catalog.bulk import Keys
 from headrace.volume.catalog.changes import Changes, already_exists, check_none_exists
 from headrace.volume.data.durable import Unflushed, write_durably
 from headrace.volume.data.extents import I64, Extents
@@ -25,6 +26,7 @@ from headrace.volume.data.objects import ObjectInfo, Range, StoredObject, object
 from headrace.volume.layout import Blob, Rows
 from headrace.volume.writing.compose import Composition, Part
 from headrace.volume.writing.grant import Grant, Receipt
+from headrace.volume.writing.names import Names
 from headrace.volume.writing.pack import Pack, Packed, keys_of, ranges_of
 from headrace.volume.writing.stream import write_stream
 from headrace.volume.writing.write import BlobWriter, contiguous, members_of
@@ -136,7 +138,7 @@ class Transaction:
         self._gate = threading.RLock()
         self._sequence: int | None = None
         self._lock = threading.Lock()
-        self._names: set[str] = set()
+        self._names = Names()
         #: Names that have no object any more, unless one is put.
         self._gone: set[str] = set()
         #: Bytes of the commit record so far.
@@ -343,32 +345,33 @@ class Transaction:
             view = contiguous(data, "")
         keys, ordered = keys_of(listed)
         if not ordered:
-            order = sorted(range(len(keys)), key=keys.__getitem__)
-            keys = [keys[i] for i in order]
+            order = sorted(range(len(keys.each)), key=keys.each.__getitem__)
+            keys = Keys.of([keys.each[i] for i in order])
             starts, sizes = starts[order], sizes[order]
         with self._call():
-            self._put_pack(listed, Packed(keys, sizes), starts, data, view, checksum_block_bytes)
+            self._put_pack(listed, keys, sizes, starts, data, view, checksum_block_bytes)
 
     def _put_pack(
-        self, listed: list[str], packed: Packed, starts: I64, data: Buffer, view: U8, checksum_block_bytes: int
+        self, listed: list[str], keys: Keys, sizes: I64, starts: I64, data: Buffer, view: U8, checksum_block_bytes: int
     ) -> None:
-        keys, sizes = packed
-        record_bytes = 72 * len(keys) + sum(map(len, keys))
+        packed = Packed(keys.each, sizes)
+        record_bytes = 72 * len(keys.each) + len(keys.text)
         with self._lock:
-            for name in self._names.intersection(listed):
+            for name in self._names.shared_with(listed, keys.each):
                 raise UsageError("the transaction has this object already", where=f"object {name!r}")
             with self._session.lock:
                 gone = {layout.object_key(name) for name in self._gone}
-                check_none_exists(self._session.catalog, [key for key in keys if key not in gone] if gone else keys)
+                new = [key for key in keys.each if key not in gone] if gone else keys.each
+                check_none_exists(self._session.catalog, new)
             self._session.check_room(self._record_bytes + record_bytes)
-            self._names.update(listed)
+            self._names.add_many(listed, keys.each)
             self._record_bytes += record_bytes
         try:
             allocation = self.begin(f"{listed[0]} and {len(listed) - 1} more", own=False, pack=packed)
             self.write(allocation, view, checksum_block_bytes, keep=data if isinstance(data, bytes) else None)
         except BaseException:
             with self._lock:
-                self._names.difference_update(listed)
+                self._names.discard_many(listed, keys.each)
                 self._record_bytes -= record_bytes
             raise
         self._packs.append(Pack(keys, starts, sizes, allocation.birth, time.time_ns()))

@@ -38,6 +38,7 @@ WRITE_BYTES = 256 << 10
 #: Extents of a table whose length is not known double from the first to the second.
 FIRST_EXTENT = 256 << 10
 LAST_EXTENT = 64 << 20
+_WRAP = 1 << 32
 
 #: (member, offset, bytes)
 Range = tuple[int, int, int]
@@ -125,36 +126,38 @@ class Builder:
             return
         self._open(0)
         keys = bulk.keys[start:end]
-        first_value = int(bulk.ends[start - 1]) if start else 0
-        key_ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
-        value_ends = bulk.ends[start:end] - first_value
-        ends = key_ends + value_ends + 8 * np.arange(1, len(keys) + 1)
+        key_start, value_start = bulk.starts(start)
+        key_ends, value_ends = bulk.all_keys.ends[start:end], bulk.ends[start:end]
+        # What they would take as one leaf, up to each.
+        ends = key_ends + value_ends + np.arange(8, 8 * len(keys) + 8, 8) - (key_start + value_start)
+        # As a node has them; a difference of two is right, also where these wrap round.
+        short_key_ends, short_value_ends = key_ends.astype("<u4"), value_ends.astype("<u4")
         self._entries += len(keys)
         at = before = 0
         while at < len(keys):
-            stop = int(np.searchsorted(ends, before + TARGET_BYTES - self._sizes[0], side="right"))
+            stop = int(ends.searchsorted(before + TARGET_BYTES - self._sizes[0], side="right"))
             if stop == at:
                 if self._keys[0]:
                     self._close_node(0)
                     continue
                 stop += 1
+            key_end, value_end = int(key_ends[stop - 1]), int(value_ends[stop - 1])
             if stop == len(keys) or self._keys[0]:
                 # Not a whole leaf: others come, or came, into it.
                 self._keys[0] += keys[at:stop]
                 self._values[0] += bulk.values(start + at, start + stop)
                 self._sizes[0] += int(ends[stop - 1]) - before
             else:
-                key_base, base = (int(key_ends[at - 1]), int(value_ends[at - 1])) if at else (0, 0)
-                last = int(value_ends[stop - 1])
                 node = join_node(
                     0,
-                    keys[at:stop],
-                    key_ends[at:stop] - key_base,
-                    value_ends[at:stop] - base,
-                    [bulk.data[first_value + base : first_value + last]],
+                    short_key_ends[at:stop] - np.uint32(key_start % _WRAP),
+                    short_value_ends[at:stop] - np.uint32(value_start % _WRAP),
+                    bulk.all_keys.text[key_start:key_end],
+                    bulk.data[value_start:value_end],
                 )
                 self._push(1, keys[at], encode_child(self._put_node(node)))
             at, before = stop, int(ends[stop - 1])
+            key_start, value_start = key_end, value_end
 
     def _open(self, level: int) -> None:
         if level == len(self._keys):
