@@ -92,7 +92,7 @@ def put_stream(
         for end, data in objects.items():
             if f"{name}.{end}" in volume:
                 transaction.delete(f"{name}.{end}")
-            transaction.put(f"{name}.{end}", data)
+            transaction.put(f"{name}.{end}", data, checksum_block_bytes=4096)
     return tokens
 
 
