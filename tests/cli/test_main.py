@@ -298,3 +298,15 @@ def test_volume_commands_over_nvme_tcp() -> None:
         assert run("volume", "rm", "a/2", "never/was", *options).returncode == 1
         assert [line.split("\t")[2] for line in run("volume", "ls", *members).stdout.splitlines()] == ["a/2"]
         assert "two" in run("volume", "info", *members).stdout
+
+
+def test_sigterm_within_an_exec_of_text_is_no_ctrl_c() -> None:
+    """Python would end itself by SIGINT at last, had a KeyboardInterrupt gone through there, whoever caught it."""
+    script = (
+        "import sys\nfrom headrace import cli\n"
+        "def commands():\n"
+        "    exec('import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)')\n"
+        "cli._commands = commands\nsys.exit(cli.main(['volume']))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (143, "headrace: error: interrupted\n")
