@@ -300,13 +300,14 @@ def test_volume_commands_over_nvme_tcp() -> None:
         assert "two" in run("volume", "info", *members).stdout
 
 
-def test_sigterm_within_an_exec_of_text_is_no_ctrl_c() -> None:
-    """Python would end itself by SIGINT at last, had a KeyboardInterrupt gone through there, whoever caught it."""
-    script = (
+def test_sigterm_within_an_exec_of_text_is_no_ctrl_c(tmp_path: Path) -> None:
+    """`python -m` would end itself by SIGINT at last, had a KeyboardInterrupt gone through there, whoever caught it."""
+    (tmp_path / "interrupted_exec.py").write_text(
         "import sys\nfrom headrace import cli\n"
         "def commands():\n"
         "    exec('import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)')\n"
         "cli._commands = commands\nsys.exit(cli.main(['volume']))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "interrupted_exec"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (143, "headrace: error: interrupted\n")
