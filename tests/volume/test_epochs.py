@@ -341,6 +341,23 @@ def test_a_member_whose_superblock_cannot_be_read_any_more_is_left_behind() -> N
         Volume.open(devices)
 
 
+def test_a_reader_never_goes_back_to_a_copy_that_was_left_behind() -> None:
+    devices = made(2)
+    bad = Unread(2 * MIB)
+    bad.data[:] = devices[1].data
+    reader = Volume.open([devices[0], bad])
+    go_on([bad], "without 0")
+    before = bytes(devices[0].data)
+    # It meets a log that went on, and whose superblock, which would say so, has just gone.
+    bad.fails = True
+    for _ in range(2):
+        with pytest.raises(MemberMissing, match="went on"):
+            reader.refresh()
+    bad.fails = False
+    assert reader.refresh() and "without 0" in reader and reader.log.copies == (1,)
+    assert bytes(devices[0].data) == before
+
+
 def test_who_is_given_up_is_named_once_however_many_they_are() -> None:
     [block, *_] = epochs_of(made(3))
     other = Epoch(7, 2, 0, 1, b"o" * 16)

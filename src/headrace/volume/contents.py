@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from headrace.device import BlockDevice
-from headrace.errors import ObjectNotFound, UsageError, VolumeDamaged
+from headrace.errors import MemberMissing, ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.commit import LogWriter
@@ -151,7 +151,7 @@ class Contents:
         which copies count now."""
         catalog, cursor = self.log.load()
         if cursor.header.epoch > self.superblock.log_epoch:
-            self.look_again(self.devices, degraded=True)
+            self.look_again(self.devices, degraded=True, epoch=cursor.header.epoch)
             # Where this was the side that is given up, the numbers of blobs and tables are those of others now.
             self._blobs.clear()
             self._checksums.clear()
@@ -304,10 +304,21 @@ class Contents:
             members.mend_superblocks(devices)
             self._warnings = []
 
-    def look_again(self, devices: Sequence[BlockDevice], *, degraded: bool | None = None) -> members.Members:
-        """Read the superblocks again: which copies of the log count now?"""
+    def look_again(
+        self, devices: Sequence[BlockDevice], *, degraded: bool | None = None, epoch: int = 0
+    ) -> members.Members:
+        """Read the superblocks again: which copies of the log count now? MemberMissing where none is of `epoch` or
+        later: those that can be read were left behind, and so was their log."""
         degraded = self.degraded if degraded is None else degraded
         found = members.recognise(devices, degraded=degraded, keep=self.keep)
+        if found.superblock.log_epoch < epoch:
+            raise MemberMissing(
+                "the log went on without those members that can be read now",
+                where=", ".join(self.uris),
+                expected=f"a superblock of epoch {epoch}, as the log is",
+                found="; ".join([f"epoch {found.superblock.log_epoch}", *found.notes]),
+                next_step="look again when the others are back",
+            )
         with self.lock:
             self.superblock, self.lagging = found.superblock, epochs.lagging(found.superblock, found.blocks)
             self._warnings, self._notes = found.warnings, found.notes
