@@ -20,6 +20,10 @@ for transport in rdma tcp; do
   echo $transport > $d/addr_trtype; echo ipv4 > $d/addr_adrfam; echo 10.0.2.15 > $d/addr_traddr; echo $((4419 + i)) > $d/addr_trsvcid
   ln -s $PWD/$sub $d/subsystems/ || exit 1
 done
+grep -q tracefs /proc/mounts || mount -t tracefs trace /sys/kernel/tracing || exit 1
+cd /sys/kernel/tracing/events/nvmet/nvmet_req_complete
+# Commands that the kernel's target answers with Reservation Conflict, with Do Not Retry and More, and without.
+echo 'status == 0x83 || status == 0x2083 || status == 0x4083 || status == 0x6083' > filter && echo 1 > enable || exit 1
 cd /
 machine_python "$CASES"
 echo "---- kernel messages"; dmesg | tail -40

@@ -6,6 +6,7 @@ Each prints `CASE name ok`, or what went wrong. `OUTSIDE name` has something don
 from __future__ import annotations
 
 import hashlib
+import mmap
 import multiprocessing
 import os
 import subprocess
@@ -82,7 +83,7 @@ def connect(transport: str, address: str, port: str, nqn: str) -> str:
                 found[:] = [f"/dev/{disk.name}" for disk in folder.glob("nvme*n1") if "c" not in disk.name]
         return bool(found) and Path(found[0]).is_block_device()
 
-    until(look, 20, f"no disk of {nqn}")
+    until(look, 60, f"no disk of {nqn}")
     return found[0]
 
 
@@ -129,6 +130,27 @@ def clear(device: NativeDevice) -> None:
     kept.register(key, replace=own.key if own else None)
     kept.clear(key)
     assert kept.report().registered == 0
+
+
+def medium() -> mmap.mmap:
+    """What lies behind the kernel's target, past the page cache, which it does not write through."""
+    disk = os.open("/dev/nullb1", os.O_RDONLY | os.O_DIRECT)
+    size = os.lseek(disk, 0, os.SEEK_END)
+    found = mmap.mmap(-1, size)
+    assert sum(os.preadv(disk, [memoryview(found)[at : at + (8 << 20)]], at) for at in range(0, size, 8 << 20)) == size
+    os.close(disk)
+    return found
+
+
+def same(before: mmap.mmap, after: mmap.mmap) -> None:
+    if not np.array_equal(np.frombuffer(before, np.uint64), np.frombuffer(after, np.uint64)):
+        moved = np.flatnonzero(np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8))
+        raise AssertionError(f"{len(moved)} bytes, from {moved[0]} to {moved[-1]}")
+
+
+def conflicts() -> int:
+    """Commands that the kernel's target has refused so, as its trace tells."""
+    return run("cat", "/sys/kernel/tracing/trace").count("nvmet_req_complete:")
 
 
 def stays_failed(device: NativeDevice, kind: type[Exception], says: str) -> None:
@@ -316,6 +338,63 @@ def fenced_over_rdma() -> None:
         assert bytes_of(device, 0, BLOCK) == b"1" * BLOCK
         rival.write(0, b"4" * BLOCK)
         rival.reservations.clear(other)
+
+
+@case
+def volume_taken_over_rdma() -> None:
+    """A session of this node over RDMA, and one of another host over TCP, at one namespace of the kernel's target: each
+    takes the volume from the other, and what the loser still sends is refused."""
+    path = connect("rdma", "10.0.2.15", "4420", RDMA_NQN)
+    uri = f"nvme+tcp://10.0.2.15:4421/{RDMA_NQN}"
+    data, late = DATA.tobytes(), np.full(BLOCK, 0xEE, np.uint8)
+    Volume.create(path, force=True).close()
+    with Volume.open(path, write=True) as node, Volume.open(uri, write=True) as host:
+        first = node.session(run_id="node", heartbeat_s=60)
+        with first.transaction() as tx:
+            tx.put("over-rdma", data)
+        open_tx = first.transaction()
+        open_tx.put("late", data)
+
+        second = host.session(run_id="host", heartbeat_s=60, takeover="now")
+        assert (first.fence, second.fence) == ("node", "until-restart")
+        assert host.read("over-rdma") == data
+        with second.transaction() as tx:
+            tx.put("over-tcp", data)
+        # No heart beats while the medium is looked at, however slow the guest is.
+        second._beat.halt()
+        before, refused = medium(), conflicts()
+        with pytest.raises(SessionLost):
+            open_tx.commit()
+        # A rank of it that asks nobody.
+        with pytest.raises(ReservationConflict):
+            first.writing[0].write(32 << 20, late)
+        same(before, medium())
+        assert conflicts() > refused
+        with suppress(HeadraceError):
+            first.close()
+
+        open_tx = second.transaction()
+        open_tx.put("late", data)
+        third = node.session(run_id="node", heartbeat_s=60, takeover="now")
+        assert third.fence == "node" and node.read("over-tcp") == data
+        with third.transaction() as tx:
+            tx.put("over-rdma-again", data)
+        # It holds all the same, and beats no more.
+        third.close()
+        before, refused = medium(), conflicts()
+        with pytest.raises(SessionLost):
+            open_tx.commit()
+        assert conflicts() > refused
+        assert sum(device.describe()["counters"]["conflicts"] for device in second.writing) > 0
+        with suppress(HeadraceError):
+            second.close()
+        same(before, medium())
+        with Volume.open(path) as volume:
+            assert [info.name for info in volume.list("over-")] == ["over-rdma", "over-rdma-again", "over-tcp"]
+            assert all(volume.read(info.name) == data for info in volume.list("over-"))
+            assert "late" not in volume
+    with open_device(path) as device:
+        clear(device)
 
 
 @case
