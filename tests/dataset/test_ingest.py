@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -291,15 +290,13 @@ def test_ctrl_c_leaves_nothing_visible(tmp_path: Path, image: str) -> None:
     line = child.stderr.readline()
     assert "tokens" in line, line
     child.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, error = child.communicate(timeout=30)
+    # Had it gone on to its end instead, the status would be another one.
+    _, error = child.communicate(timeout=200)
     assert child.returncode == 130, error
-    assert time.monotonic() - began < 10
     assert error.splitlines()[-1] == "headrace: error: interrupted"
     with Volume.open([image], write=True) as volume:
         assert all(info.name.startswith("corpus.ingest/") for info in volume.list())
-        # The session was closed in order: the next one opens at once.
-        began = time.monotonic()
-        with volume.session(run_id="another"):
-            # Of a session that did not end five beats are waited for, a second each.
-            assert time.monotonic() - began < 4.5
+        # The session was closed in order, with nothing under way: the next one opens at once, and may use all space.
+        found = volume.info()
+        assert found.writer is not None and found.writer.state == "closed"
+        assert found.quarantined_bytes == 0

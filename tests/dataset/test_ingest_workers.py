@@ -20,6 +20,7 @@ from headrace.dataset.pool import MOST_DEATHS, Pool
 from headrace.dataset.slices import Done, Order, Slice, Task, slice_bytes
 from headrace.dataset.work import Work
 from headrace.errors import DatasetError, UsageError
+from headrace.testing.serve import serving
 from headrace.units import MIB
 from headrace.volume import Session, Volume
 from tests.dataset.corpora import memory_volume, texts, write_jsonl, write_parquet
@@ -79,11 +80,8 @@ def only_the_dataset(volume: Volume) -> bool:
     return [info.name for info in volume.list()] == ["a.bin", "a.idx", "a.json", "a.tokenizer.json"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_same_bytes_whatever_the_number_of_workers(
-    corpus: Path, tokenizer: Path, plainly: dict[str, bytes], image: str, workers: int
-) -> None:
-    with Volume.open([image], write=True) as volume, volume.session(run_id="test") as session:
+def _check_the_same(where: list[str], corpus: Path, tokenizer: Path, plainly: dict[str, bytes], workers: int) -> None:
+    with Volume.open(where, write=True) as volume, volume.session(run_id="test") as session:
         report = ingest(corpus, session, "a", options(tokenizer, workers))
         assert report.slices >= 15 and report.resumed == 0
         assert (report.workers, report.direct) == (workers, True)
@@ -91,6 +89,20 @@ def test_the_same_bytes_whatever_the_number_of_workers(
         assert only_the_dataset(volume)
         # And nothing waits to be freed, as it would behind a writer of unknown fate.
         assert volume.info().quarantined_bytes == 0
+
+
+def test_the_same_bytes_out_of_many_slices(
+    corpus: Path, tokenizer: Path, plainly: dict[str, bytes], image: str
+) -> None:
+    _check_the_same([image], corpus, tokenizer, plainly, 1)
+
+
+def test_the_same_bytes_from_workers_over_the_fabric(corpus: Path, tokenizer: Path, plainly: dict[str, bytes]) -> None:
+    """Each of them writes as the host that the session is, which the target lets in and nobody else."""
+    with serving("nqn.2026-01.io.headrace:test-ingest", "mem:16MiB", "mem:16MiB") as target:
+        where = [target.uri(nsid=1), target.uri(nsid=2)]
+        Volume.create(where).close()
+        _check_the_same(where, corpus, tokenizer, plainly, 2)
 
 
 def test_workers_without_a_way_to_the_volume(corpus: Path, tokenizer: Path, plainly: dict[str, bytes]) -> None:
@@ -240,7 +252,7 @@ def test_the_whole_that_is_killed(corpus: Path, tokenizer: Path, plainly: dict[s
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
     pids = [int(word) for word in child.stdout.split()]
