@@ -52,7 +52,7 @@ def counted(device, offset, data):
 print("ready", flush=True)
 sys.stdin.readline()
 volume, rank = Volume.open(uris, write=True), Volume.open(uris, write=True)
-session = volume.session("run", takeover="if-dead", heartbeat_s=0.2)
+session = volume.session("run", takeover="now", heartbeat_s=0.2)
 with session.transaction() as tx:
     tx.put(f"first-{number}", bytes([number]) * 5000)
 try:
@@ -126,7 +126,7 @@ def test_a_takeover_in_each_phase_of_a_save(tmp_path: Path) -> None:
             assert state_of(reader) == expected, phase
             if phase in ("committing 1", "committing 2"):
                 expected[f"save-{number}"] = bytes([number]) * 300_000
-        with volume.session("run", takeover="if-dead", heartbeat_s=0.2) as session:
+        with volume.session("run", takeover="now", heartbeat_s=0.2) as session:
             # All that is free, whoever it was given to before.
             expected["all"] = content(1, session.free_bytes - 1 * MIB)
             with session.transaction() as tx:
@@ -227,7 +227,7 @@ def test_a_member_a_hundred_times_slower_and_then_away(tmp_path: Path) -> None:
                 session.close()
         with Volume.open(uris, write=True) as volume:
             assert state_of(volume) == expected
-            with volume.session("run", takeover="if-dead") as session:
+            with volume.session("run", takeover="now") as session:
                 put(session, "after", content(4, 200 * KIB))
             assert state_of(volume) == {**expected, "after": content(4, 200 * KIB)}
             assert scrub(volume.devices).clean
