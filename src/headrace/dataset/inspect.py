@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.idx import HEADER_BYTES
 from headrace.dataset.packing import LAYOUTS
 from headrace.dataset.packs import Packer, Packing, PackManifest, PackOptions
 from headrace.dataset.stream import TokenStream
@@ -157,12 +158,26 @@ def _checked(what: str, steps: Iterator[float]) -> Iterator[Checked]:
 
 
 def _verify_documents(stream: TokenStream) -> Iterator[float]:
+    count, behind = stream.header.sequence_count, 0
+    for first in range(0, count, DOCUMENTS):
+        here = min(DOCUMENTS, count - first)
+        lengths, pointers = np.empty(here, "<i4"), np.empty(here, "<i8")
+        places = [HEADER_BYTES + 4 * first, HEADER_BYTES + 4 * count + 8 * first]
+        sizes = [lengths.nbytes, pointers.nbytes]
+        stream.volume.submit_read(stream.idx_info, places, sizes, [lengths, pointers], [0, 0], [0, 1]).wait()
+        ends = behind + np.cumsum(lengths, dtype=np.int64) * stream.dtype.itemsize
+        wrong = np.flatnonzero(pointers != np.append(behind, ends[:-1]))
+        if wrong.size or int(lengths.min()) < 0:
+            place = first + int(wrong[0] if wrong.size else np.argmin(lengths))
+            raise _wrong(stream.idx_info.name, "lengths that fit the pointers", f"others, sequence {place}")
+        behind = int(ends[-1])
+        yield (first + here) / count / 2
     end, documents = 0, 0
     for first, starts in document_lengths(stream):
         if int(starts[0]) != end:
             raise _wrong(stream.idx_info.name, f"document {first} at token {end}", f"at {int(starts[0])}")
         end, documents = int(starts[-1]), first + len(starts) - 1
-        yield documents / stream.document_count
+        yield (1 + documents / stream.document_count) / 2
     if end != stream.token_count:
         raise _wrong(stream.idx_info.name, f"documents up to token {stream.token_count}", f"up to {end}")
 
