@@ -22,6 +22,9 @@ SUITES = {
     "soak": "whether memory or descriptors grow over many connects and half an hour of verified traffic",
 }
 
+#: Not in `all`: what it compares with is installed from the network first.
+ALONE = ("feed",)
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
@@ -32,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-bounds", action="store_true", help="a missed bound is shown, and is no failure")
     options = parser.parse_args(arguments)
     got: list[figures.Figure] = []
-    for suite in SUITES if options.suite == "all" else [options.suite]:
+    for suite in [name for name in SUITES if name not in ALONE] if options.suite == "all" else [options.suite]:
         module = importlib.import_module(f"benchmarks.{suite.replace('-', '_')}")
         names = getattr(module, "FIGURES", {})
         if unknown := [name for name in options.only if name not in names]:
