@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.dataset import archives
+from headrace.dataset import archives, records_ingest
 from headrace.dataset.ingest_run import WorkOptions
 from headrace.dataset.records import Records
 from headrace.dataset.records_index import bucket_bits, buckets_of
@@ -242,6 +242,20 @@ def test_hostile_tars(tmp_path: Path, case: str) -> None:
         assert found[-1] == ("z", {"txt": b"z"})
         keys = [key for key, _ in found[:-1]]
         assert keys == left or (not left and keys in ([], ["good"])), keys
+
+
+def test_a_record_of_one_kind_too_many_leaves_the_others_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_ingest, "MOST_KINDS", 2)
+    good: list[Sample] = [("a", {"x": b"ax", "y": b"ay"}), ("c", {"y": b"cy"}), ("d", {"x": b"dx", "y": b"dy"})]
+    path = write_tar(tmp_path / "a.tar", [good[0], ("b", {"x": b"bx", "z": b"bz"}), *good[1:]])
+    with memory_volume() as volume:
+        with pytest.raises(DatasetError, match="too many kinds of fields at b"):
+            keep(volume, path, workers=1)
+        report = keep(volume, path, bad="skip", workers=1, restart=True)
+        assert report.manifest["corpus"]["bad_records"] == 1
+        assert all_of(volume) == good
 
 
 def test_a_damaged_index_is_refused(tmp_path: Path) -> None:

@@ -306,10 +306,13 @@ class _Records:
         if key is None or broken or not found:
             return
         side = self.side
+        # Before a row of it is kept: rows without their record would shift those of all others.
+        if len(self._kinds) + sum(kind not in self._kinds for kind, _, _ in found) > MOST_KINDS:
+            where, expected = printable(os.fsdecode(key)), f"at most {MOST_KINDS}"
+            self._bad(DatasetError("the records have too many kinds of fields", where=where, expected=expected))
+            return
         for kind, offset, length in found:
             if kind not in self._kinds:
-                if len(self._kinds) >= MOST_KINDS:
-                    raise DatasetError("the records have too many kinds of fields", expected=f"at most {MOST_KINDS}")
                 self._kinds[kind] = len(self._kinds)
                 side.names.append(kind)
             side.offsets.append(offset)
