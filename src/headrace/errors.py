@@ -228,6 +228,12 @@ class DatasetError(HeadraceError):
     fault = "caller"
 
 
+class CorpusUnreadable(DatasetError):
+    """The bytes of a file could not be had; nothing says that they are wrong, so it is never left out as damaged."""
+
+    fault = "host"
+
+
 class CheckpointFailed(HeadraceError):
     """A save or restore did not happen; what was committed before is untouched."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import json
 import os
 import random
@@ -17,7 +19,7 @@ import pytest
 
 from headrace.dataset import CorpusOptions, open_corpus, readers
 from headrace.dataset.readers import Portion, read
-from headrace.errors import DatasetError
+from headrace.errors import CorpusUnreadable, DatasetError
 from tests.dataset.corpora import texts, write_jsonl, write_parquet
 from tests.dataset.test_corpus import documents
 
@@ -203,3 +205,22 @@ def test_bad_records_are_left_out_where_that_is_asked_for(tmp_path: Path, monkey
         assert say in counts.bad_shown[place]
     with pytest.raises(DatasetError, match=r"a\.txt.*binary data|binary data.*a\.txt"):
         documents(open_corpus(tmp_path))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no luck"), FileNotFoundError("gone"), ConnectionError("reset")])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow"])
+def test_a_file_that_cannot_be_had_is_never_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: OSError
+) -> None:
+    (tmp_path / name).write_bytes(bytes(100))
+
+    class Broken(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise error
+
+        read1 = readline = read  # type: ignore[assignment]
+
+    monkeypatch.setattr(readers, "open_binary", lambda _: Broken(bytes(100)))
+    with pytest.raises(CorpusUnreadable, match=r"cannot be read at .*/a\..*found (no luck|gone|reset)") as caught:
+        documents(open_corpus(tmp_path, CorpusOptions(bad="skip")))
+    assert "--bad skip" not in str(caught.value)

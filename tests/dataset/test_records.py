@@ -17,7 +17,7 @@ from headrace.dataset.ingest_run import WorkOptions
 from headrace.dataset.records import Records
 from headrace.dataset.records_index import bucket_bits, buckets_of
 from headrace.dataset.records_ingest import RecordsReport, ingest_records, open_records
-from headrace.errors import DatasetError, ObjectNotFound, UsageError
+from headrace.errors import CorpusUnreadable, DatasetError, ObjectNotFound, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, native_volume
 from tests.dataset.test_ingest_workers import interrupt
@@ -256,6 +256,18 @@ def test_a_record_of_one_kind_too_many_leaves_the_others_as_they_are(
         report = keep(volume, path, bad="skip", workers=1, restart=True)
         assert report.manifest["corpus"]["bad_records"] == 1
         assert all_of(volume) == good
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tar.zst", "a.txt"])
+def test_a_file_that_cannot_be_had_is_never_left_out(tmp_path: Path, name: str) -> None:
+    for each in (name, name.replace("a", "b", 1)):
+        write_tar(tmp_path / each, [("z", {"txt": b"z"})])
+    corpus = open_records(tmp_path, bad="skip")
+    (tmp_path / name).unlink()
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+        with pytest.raises(CorpusUnreadable, match="No such file"):
+            ingest_records(corpus, session, "a", WorkOptions(workers=1))
+        assert volume.list() == []
 
 
 def test_a_damaged_index_is_refused(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ def _check_column(schema: Any, text_field: str, source: Source) -> None:
 
 
 def _refuse(what: str, source: Source, error: BaseException, bad: Bad) -> None:
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
         raise error
-    # pyarrow calls damage an OSError, too, one without a number.
+    # pyarrow calls damage an OSError, too, a plain one without a number.
     bad(DatasetError(what, where=source.location, found=reason(error)))
 
 

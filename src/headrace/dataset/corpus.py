@@ -32,7 +32,7 @@ from pathlib import Path
 
 from headrace.dataset import places
 from headrace.dataset.readers import Bad, Piece, Portion, Source, read
-from headrace.errors import DatasetError, UsageError
+from headrace.errors import CorpusUnreadable, DatasetError, UsageError
 from headrace.units import MIB, format_bytes
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
@@ -187,7 +187,12 @@ def bad_of(options: CorpusOptions, counts: CorpusCounts) -> Bad:
             error.next_step = "mend it, or leave what is bad out: --bad skip"
         raise error
 
-    return counts.skip if options.bad == "skip" else fail
+    def skip(error: DatasetError) -> None:
+        if isinstance(error, CorpusUnreadable):
+            raise error
+        counts.skip(error)
+
+    return skip if options.bad == "skip" else fail
 
 
 def open_corpus(path: str | os.PathLike[str] | None, options: CorpusOptions | None = None) -> Corpus:

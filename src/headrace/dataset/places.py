@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from headrace.errors import DatasetError, HeadraceError
+from headrace.errors import CorpusUnreadable, DatasetError, HeadraceError
+
+#: What to do where bytes could not be had.
+AGAIN = "see that it can be read, and ingest again"
 
 
 class Found(NamedTuple):
@@ -136,4 +139,5 @@ def _remote(location: str) -> Iterator[None]:
     except (HeadraceError, OSError):
         raise
     except Exception as error:
-        raise DatasetError("the URL cannot be read", where=location, found=reason(error)) from error
+        said = reason(error)
+        raise CorpusUnreadable("the URL cannot be read", where=location, found=said, next_step=AGAIN) from error

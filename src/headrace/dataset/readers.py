@@ -9,7 +9,8 @@ to the one that their share of the file begins in; everything else is read whole
 give each document once, in order, wherever they are cut.
 
 What is wrong with a record (a line that is not JSON), or with a file from some place on (a gzip file that was cut off),
-goes to `bad`, which raises it, or counts it and lets the reading go on behind it.
+goes to `bad`, which raises it, or counts it and lets the reading go on behind it. A file whose bytes could not be had
+(a disk's or a network's error) is no such thing: `CorpusUnreadable` always ends the reading.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
-from headrace.dataset.places import is_url, open_binary, reason
-from headrace.errors import DatasetError, HeadraceError
+from headrace.dataset.places import AGAIN, is_url, open_binary, reason
+from headrace.errors import CorpusUnreadable, DatasetError, HeadraceError
 from headrace.units import KIB, MIB, format_bytes
 
 PIECE_CHARACTERS = 256 * KIB
@@ -116,11 +117,23 @@ def read(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
 
 def wrong(source: Source, error: Exception) -> DatasetError | None:
     """What an error while this file was read means; None: a defect of ours."""
-    if isinstance(error, (EOFError, zlib.error)) or (source.packed and isinstance(error, OSError) and not error.errno):
+    if _damaged(source, error):
         return DatasetError("a packed file is damaged or cut off", where=source.location, found=reason(error))
     if isinstance(error, OSError) or (is_url(source.location) and not isinstance(error, HeadraceError)):
-        return DatasetError("a file of the corpus cannot be read", where=source.location, found=reason(error))
+        return CorpusUnreadable(
+            "a file of the corpus cannot be read", where=source.location, found=reason(error), next_step=AGAIN
+        )
     return None
+
+
+def _damaged(source: Source, error: Exception) -> bool:
+    """Are the bytes wrong, whenever they are read? Else only this reading failed."""
+    if not source.packed:
+        return False
+    if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)):
+        return True
+    # pyarrow calls damage a plain OSError without a number; what networks and disks raise has one, or is a kind of it.
+    return source.packed == "zst" and type(error) is OSError and error.errno is None
 
 
 class Opened:
@@ -156,7 +169,7 @@ class _Zstandard(io.RawIOBase):
         try:
             import pyarrow
         except ImportError:
-            raise DatasetError(
+            raise CorpusUnreadable(
                 "reading .zst needs pyarrow", where=where, next_step="pip install 'headrace[dataset]'"
             ) from None
         self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(cast("io.IOBase", raw), mode="r"), "zstd")
