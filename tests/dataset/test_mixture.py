@@ -232,3 +232,29 @@ def test_a_state_within_a_step(volume: Volume) -> None:
     for accumulation in (1, 3):
         with pytest.raises(DatasetError, match="within a step"):
             feed(volume, {"web": 3, "code": 2}, global_batch=12, accumulation=accumulation).load_state(state)
+
+
+def test_steps_are_counted_from_the_change_of_the_global_batch(volume: Volume) -> None:
+    def after(steps: int, saved: LoaderState | None, **options: Any) -> LoaderState:
+        running = feed(volume, {"web": 3, "code": 2}, **options)
+        if saved is not None:
+            running.load_state(LoaderState.from_dict(saved.to_dict()))
+        for _ in range(steps):
+            batch = running.acquire()
+            assert batch is not None
+            running.release(batch)
+        return running.state()
+
+    first = after(3, None, global_batch=4)
+    # 12 is no multiple of 32: a step of the new batch begins there all the same, and the next ones behind it.
+    second = after(2, first, global_batch=32, allow_global_batch_change=True)
+    assert (second.consumed, second.steps_from) == (76, 12)
+    third = after(3, second, global_batch=32, accumulation=2)
+    assert (third.consumed, third.steps_from) == (124, 12)
+    with pytest.raises(DatasetError, match=r"within a step.*found 16 of 32"):
+        after(0, third, global_batch=32)
+    assert after(1, third, global_batch=32, accumulation=4).consumed == 132
+    # Without a change nothing counts anew, and one from before this was kept is as one that never changed.
+    old = {name: value for name, value in first.to_dict().items() if name != "steps_from"}
+    assert LoaderState.from_dict(old) == first
+    assert after(1, first, global_batch=4, allow_global_batch_change=True).steps_from == 0

@@ -229,6 +229,8 @@ class Feed:
         #: Slots that the caller has.
         self._lent: set[int] = set()
         self._consumed = 0
+        #: Where steps are counted from.
+        self._steps_from = 0
         #: Position of the batch that is planned next.
         self._ahead = 0
         self._begun = False
@@ -333,8 +335,9 @@ class Feed:
             )
         allow = self.options.allow_global_batch_change
         check_state(saved, self._state_at(saved.consumed), allow_global_batch_change=allow)
-        within = saved.consumed % saved.global_batch
-        if saved.global_batch == self.options.global_batch and within % self.options.joint_batch:
+        same = saved.global_batch == self.options.global_batch
+        within = (saved.consumed - saved.steps_from) % saved.global_batch
+        if same and within % self.options.joint_batch:
             raise DatasetError(
                 "the loader's state was saved within a step, where no batch of this loader begins",
                 where=self.where,
@@ -343,6 +346,7 @@ class Feed:
                 next_step="resume with the accumulation that it was saved with, or more",
             )
         self._consumed = self._ahead = saved.consumed
+        self._steps_from = saved.steps_from if same else saved.consumed
 
     def skip(self, batches: int) -> None:
         """Leave out the next `batches`, in O(1), before the first one is read."""
@@ -389,7 +393,10 @@ class Feed:
             )
 
     def _state_at(self, consumed: int) -> LoaderState:
-        return current_state(self.sources, self.order, global_batch=self.options.global_batch, consumed=consumed)
+        return current_state(
+            self.sources, self.order, global_batch=self.options.global_batch, consumed=consumed,
+            steps_from=self._steps_from,
+        )  # fmt: skip
 
     def _fill(self) -> None:
         end, batch = self.end, self.options.joint_batch

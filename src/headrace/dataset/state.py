@@ -53,6 +53,8 @@ class LoaderState:
     consumed: int
     #: Samples a step. It does not change the order, but it changes the training, so it may not change by accident.
     global_batch: int
+    #: Where steps are counted from: `consumed` when the global batch was changed last, else 0.
+    steps_from: int
     sequence_length: int
     #: Samples in which the shares of a mixture hold; 1 for a single dataset.
     window: int
@@ -81,9 +83,13 @@ class LoaderState:
             raise DatasetError("not a loader's state", expected=f"version {STATE_VERSION}", found=found)
         names = [key.removesuffix("token_count") for key in state if isinstance(key, str)]
         sources = [name.removesuffix(_OF) for name in names if name == "" or name.endswith(_OF)]
+        state = {"steps_from": 0, **state}
         values = {name: _value(state, name, kind) for name, kind in _KINDS.items()}
-        if not 0 <= values["consumed"] < MAX_CONSUMED:
-            raise DatasetError("the loader's state has no valid 'consumed'", found=str(values["consumed"]))
+        for name, end in (("consumed", MAX_CONSUMED), ("steps_from", values["consumed"] + 1)):
+            if not 0 <= values[name] < end:
+                raise DatasetError(f"the loader's state has no valid {name!r}", found=str(values[name]))
+        if values["global_batch"] < 1:
+            raise DatasetError("the loader's state has no valid 'global_batch'", found=str(values["global_batch"]))
         return LoaderState(
             **values,
             sources={
@@ -114,13 +120,14 @@ def _value(state: dict[str, Any], name: str, kind: str) -> Any:
 
 
 def current_state(
-    sources: Mapping[str, Samples], order: GlobalOrder, *, global_batch: int, consumed: int
+    sources: Mapping[str, Samples], order: GlobalOrder, *, global_batch: int, consumed: int, steps_from: int = 0
 ) -> LoaderState:
     """The state of a loader of these samples after `consumed` of them."""
     return LoaderState(
         seed=order.seed,
         consumed=consumed,
         global_batch=global_batch,
+        steps_from=steps_from,
         sequence_length=next(iter(sources.values())).sequence_length,
         window=order.window,
         order=order.name,
@@ -143,7 +150,7 @@ def current_state(
 def check_state(saved: LoaderState, ours: LoaderState, *, allow_global_batch_change: bool = False) -> None:
     """`ours` is the loader's own state at `saved.consumed`. `DatasetError` names every difference."""
     theirs, mine = saved._facts(), ours._facts()
-    ignored = {"global_batch"} if allow_global_batch_change else set()
+    ignored = {"steps_from", "global_batch"} if allow_global_batch_change else {"steps_from"}
     for source in {*saved.sources, *ours.sources}:
         sha = _key(source, "tokens_sha256")
         ignored.add(_key(source, "object") if theirs.get(sha) and mine.get(sha) else sha)
