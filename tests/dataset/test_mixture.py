@@ -11,7 +11,7 @@ import pytest
 
 from headrace.dataset import Feed, FeedOptions, GlobalOrder, LoaderState, Mixture, Sampler, TokenStream, open_samples
 from headrace.dataset.mixture import even_pattern, shares_of
-from headrace.errors import DatasetError, UsageError
+from headrace.errors import DatasetError, DeviceTimeout, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import native_volume, put_stream
 
@@ -258,3 +258,46 @@ def test_steps_are_counted_from_the_change_of_the_global_batch(volume: Volume) -
     old = {name: value for name, value in first.to_dict().items() if name != "steps_from"}
     assert LoaderState.from_dict(old) == first
     assert after(1, first, global_batch=4, allow_global_batch_change=True).steps_from == 0
+
+
+def test_a_read_in_flight_is_not_forgotten_where_the_next_cannot_begin(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held:
+        """Reads until it is waited for."""
+
+        def __init__(self, transfer: Any) -> None:
+            self._transfer, self.ended = transfer, False
+
+        def done(self) -> bool:
+            return self.ended
+
+        def wait(self, timeout_s: float) -> None:
+            self._transfer.wait(timeout_s)
+            self.ended = True
+
+    mixed = feed(volume, {"web": 2, "code": 2}, prefetch=1)
+    first, second = (samples.stream for samples in mixed.sources.values())
+    begin, begin_second = first.submit_pieces, second.submit_pieces
+    held: list[Held] = []
+    attempts: list[int] = []
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        assert all(each.ended for each in held), "two reads into one buffer"
+        held.append(Held(begin(*arguments, **more)))
+        return held[-1]
+
+    def fails_twice(*arguments: Any, **more: Any) -> Any:
+        attempts.append(len(held))
+        if len(attempts) <= 2:
+            raise DeviceTimeout("no way to it")
+        return begin_second(*arguments, **more)
+
+    monkeypatch.setattr(first, "submit_pieces", slow)
+    monkeypatch.setattr(second, "submit_pieces", fails_twice)
+    for _ in range(2):
+        with pytest.raises(DeviceTimeout, match="no way to it"):
+            mixed.acquire()
+    batch = mixed.acquire()
+    assert batch is not None and batch.position == 0
+    assert attempts == [1, 2, 3]

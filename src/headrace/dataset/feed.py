@@ -476,6 +476,12 @@ class Feed:
 
     def _submit(self, flight: _Flight) -> None:
         width = self.options.sequence_length + 1
+        # Those of an attempt that did not come to its end still read, into this very buffer.
+        try:
+            self._wait(flight.transfers, time.monotonic() + self.options.stall_timeout_s)
+        except HeadraceError:
+            if not flight.done():
+                raise
         flight.transfers, flight.token_count = [], 0
         for (source, _, _), found in zip(flight.plans, flight.pieces, strict=True):
             places = found.rows * width + found.places
