@@ -14,7 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.dataset import CorpusOptions, IngestOptions, IngestProgress, ingest, open_corpus, progress
+from headrace.dataset import (
+    CorpusOptions,
+    IngestOptions,
+    IngestProgress,
+    WorkOptions,
+    ingest,
+    ingest_records,
+    open_corpus,
+    progress,
+    slices,
+)
 from headrace.dataset.output import Output
 from headrace.dataset.pool import MOST_DEATHS, Pool
 from headrace.dataset.slices import Done, Order, Slice, Task, slice_bytes
@@ -23,7 +33,7 @@ from headrace.errors import DatasetError, UsageError
 from headrace.testing.serve import serving
 from headrace.units import MIB
 from headrace.volume import Session, Volume
-from tests.dataset.corpora import memory_volume, texts, write_jsonl, write_parquet
+from tests.dataset.corpora import memory_volume, texts, write_folder, write_jsonl, write_parquet
 from tests.dataset.test_ingest import objects
 
 #: Some twenty of them in the corpus.
@@ -168,6 +178,21 @@ def test_slices_are_bounded_in_number() -> None:
         size = slice_bytes(total)
         assert total / size <= 12_000
     assert slice_bytes(1 << 30) == 16 * MIB
+
+
+@pytest.mark.parametrize("kind", ["text", "records"])
+def test_many_small_files_are_bounded_in_number(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(slices, "LEAST_BYTES", 1)
+    monkeypatch.setattr(slices, "MOST_COUNT", 3)
+    folder = write_folder(tmp_path / "texts", "abcdefghij")
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+        if kind == "text":
+            count = ingest(folder, session, "a", IngestOptions(tokenizer=tokenizer, workers=1)).slices
+        else:
+            count = ingest_records(folder, session, "a", WorkOptions(workers=1)).slices
+        assert 1 < count <= 3
 
 
 def test_a_dataset_of_too_many_parts_is_refused(corpus: Path) -> None:

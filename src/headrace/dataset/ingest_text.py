@@ -121,7 +121,7 @@ class _Ingest:
         self.began = time.monotonic()
         self.corpus, self.session, self.name, self.names = corpus, session, name, names
         self.options, self.tell = options, tell
-        self.slice_bytes = options.slice_bytes or slice_bytes(corpus.size_bytes)
+        self.slice_bytes = options.slice_bytes or slice_bytes(corpus.size_bytes, len(corpus.sources))
         slices = slices_of(corpus.sources, self.slice_bytes)
         self.slices = Run(corpus, session, name, slices, options, tell)
         self.work = self.slices.work

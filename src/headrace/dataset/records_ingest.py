@@ -42,16 +42,14 @@ from headrace.dataset.records_index import (
     encode_kinds,
     hash_key,
 )  # fmt: skip
-from headrace.dataset.slices import Done, Slice, Task, slice_bytes
+from headrace.dataset.slices import FILE_BYTES, Done, Slice, Task, slice_bytes
 from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
 from headrace.errors import DatasetError
-from headrace.units import KIB
 from headrace.volume import Session
 
 TAR_SUFFIXES = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.zst": "zst"}
 #: Of the plan: raised when the same plan gives other bytes.
 _PLAN_VERSION = 1
-_FILE_BYTES = 16 * KIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,7 @@ def ingest_records(
         corpus = open_records(corpus)
     names = free_names(session, name, ("records", "records.idx", "json"))
     tell = Teller(progress)
-    size = options.slice_bytes or slice_bytes(corpus.size_bytes)
+    size = options.slice_bytes or slice_bytes(corpus.size_bytes, len(corpus.sources))
     run = Run(corpus, session, name, _slices(corpus.sources, size), options, tell)
     if options.restart:
         run.drop()
@@ -173,7 +171,7 @@ def _slices(sources: Sequence[Source], size: int) -> list[Slice]:
             result.append(Slice(len(result), tuple(portions)))
             portions, weight = [], 0
         portions.append(Portion(source))
-        weight += source.size_bytes + _FILE_BYTES
+        weight += source.size_bytes + FILE_BYTES
     if portions:
         result.append(Slice(len(result), tuple(portions)))
     return result

@@ -27,7 +27,7 @@ USUAL_COUNT = 4096
 #: Whatever is the size of the corpus. Each is a part of one object, which may have 20,000.
 MOST_COUNT = 12_000
 #: Opening a file costs as much as reading some more of one.
-_FILE_BYTES = 16 * KIB
+FILE_BYTES = 16 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Done:
     counts: dict[str, Any] = field(default_factory=dict)
 
 
-def slice_bytes(total_bytes: int) -> int:
-    """Of a corpus of so many bytes."""
+def slice_bytes(total_bytes: int, files: int = 1) -> int:
+    """Of a corpus of so many bytes in so many files."""
     usual = min(max(total_bytes // USUAL_COUNT, LEAST_BYTES), MOST_BYTES)
-    return max(usual, -(-total_bytes // MOST_COUNT))
+    return max(usual, -(-(total_bytes + files * FILE_BYTES) // MOST_COUNT))
 
 
 def slices_of(sources: Sequence[Source], size: int) -> list[Slice]:
@@ -76,7 +76,7 @@ def slices_of(sources: Sequence[Source], size: int) -> list[Slice]:
     weight = 0
     for portion in _portions(sources, size):
         portions.append(portion)
-        weight += portion.size_bytes + _FILE_BYTES
+        weight += portion.size_bytes + FILE_BYTES
         if weight >= size:
             result.append(Slice(len(result), tuple(portions)))
             portions, weight = [], 0
