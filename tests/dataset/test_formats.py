@@ -10,6 +10,7 @@ import os
 import random
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import fsspec
 import pyarrow
@@ -173,6 +174,24 @@ def test_a_bad_line_far_behind_is_named_by_its_number(tmp_path: Path) -> None:
     source = open_corpus(path).sources[0]
     with pytest.raises(DatasetError, match=r"a\.jsonl:61"):
         list(read(Portion(source, source.size_bytes // 2, None), "text", _raise))
+
+
+def test_lines_before_a_bad_one_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n' * 60 + "no json\n" * 40)
+    source = open_corpus(path).sources[0]
+    opens: list[str] = []
+    plain = readers.open_binary
+
+    def counted(location: str) -> BinaryIO:
+        opens.append(location)
+        return plain(location)
+
+    monkeypatch.setattr(readers, "open_binary", counted)
+    found: list[DatasetError] = []
+    assert len(list(read(Portion(source, source.size_bytes // 2, None), "text", found.append))) > 0
+    assert [each.where for each in found] == [f"{path}:{number}" for number in range(61, 101)]
+    assert len(opens) == 2
 
 
 def test_bad_records_are_left_out_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

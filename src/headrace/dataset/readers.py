@@ -226,7 +226,8 @@ def _read_jsonl(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
             file.seek(portion.start - 1)
             content.taken()
             place = portion.start - 1 + _skip_line(file)
-        begin, number = place, 0
+        number = 0
+        line_of = _Lines(source, place)
         while portion.stop is None or place < portion.stop:
             line = file.readline(LINE_BYTES + 1)
             if not line:
@@ -234,7 +235,7 @@ def _read_jsonl(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
             number += 1
             place += len(line)
             if len(line) > LINE_BYTES:
-                where = _line(source, begin, number)
+                where = line_of(number)
                 place += _skip_line(file)
                 bad(DatasetError("a line is too long", where=where, expected=f"at most {format_bytes(LINE_BYTES)}"))
                 continue
@@ -247,7 +248,7 @@ def _read_jsonl(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
             try:
                 text = _member(encoded, text_field)
             except DatasetError as error:
-                error.where = _line(source, begin, number)
+                error.where = line_of(number)
                 bad(error)
                 continue
             yield from in_pieces(text, content.taken(), replaced)
@@ -263,15 +264,27 @@ def _skip_line(file: BinaryIO) -> int:
     return skipped
 
 
-def _line(source: Source, begin: int, number: int) -> str:
-    """Where the `number`-th line from byte `begin` on is. The lines before are only counted when that is asked."""
-    before = 0
-    if begin:
-        with open_binary(source.location) as file:
-            while begin > 0 and (block := file.read(min(_BLOCK_BYTES, begin))):
-                before += block.count(b"\n")
-                begin -= len(block)
-    return f"{source.location}:{before + number}"
+class _Lines:
+    """Where the `number`-th line from byte `begin` on is. The lines before are only counted when that is asked, and
+    once: there may be as many bad lines as good ones."""
+
+    def __init__(self, source: Source, begin: int) -> None:
+        self._source, self._begin = source, begin
+        self._before: int | None = None
+
+    def __call__(self, number: int) -> str:
+        if self._before is None:
+            self._before = self._count()
+        return f"{self._source.location}:{self._before + number}"
+
+    def _count(self) -> int:
+        before, left = 0, self._begin
+        if left:
+            with open_binary(self._source.location) as file:
+                while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
+                    before += block.count(b"\n")
+                    left -= len(block)
+        return before
 
 
 def _member(line: str, text_field: str) -> str:
