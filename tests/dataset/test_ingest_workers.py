@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -29,7 +31,7 @@ from headrace.dataset.output import Output
 from headrace.dataset.pool import MOST_DEATHS, Pool
 from headrace.dataset.slices import Done, Order, Slice, Task, slice_bytes
 from headrace.dataset.work import Work
-from headrace.errors import DatasetError, UsageError
+from headrace.errors import DatasetError, DeviceTimeout, UsageError
 from headrace.testing.serve import serving
 from headrace.units import MIB
 from headrace.volume import Session, Volume
@@ -329,6 +331,18 @@ class Fails:
         raise KeyError("a defect")
 
 
+class FailsToWrite:
+    """A job whose writes fail in the worker, behind the space that it was given."""
+
+    def run(self, task: Task, output: Output) -> Done:
+        def fails(self: Volume, *_: object) -> None:
+            raise DeviceTimeout("no way to the volume")
+
+        Volume.write_grant = fails  # type: ignore[method-assign, assignment]
+        output.write(np.zeros(8192, np.uint8))
+        raise AssertionError
+
+
 def _pool(session: Session, job: object) -> Pool:
     work = Work(session, "a")
     work.plan({}, {})
@@ -344,6 +358,20 @@ def test_a_slice_that_kills_its_workers_is_named() -> None:
             _pool(session, Fails()).run(1)
         assert volume.list() == []
         assert not _workers_of(os.getpid())
+
+
+def test_no_receipt_is_waited_for_where_a_write_failed(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[bool] = []
+
+    def ending(self: Pool, worker: Any, until: float) -> None:
+        waited.append(worker.writing)
+
+    monkeypatch.setattr(Pool, "_see_written", ending)
+    with Volume.open([image], write=True) as volume, volume.session(run_id="test") as session:
+        with pytest.raises(DeviceTimeout, match="no way to the volume"):
+            _pool(session, FailsToWrite()).run(1)
+        assert waited == [False]
+        assert volume.list() == []
 
 
 # ---- what is no continuation ----------------------------------------------------------------------------------------

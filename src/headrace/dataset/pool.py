@@ -195,6 +195,9 @@ class Pool:
             self._take(worker, *message)
 
     def _take(self, worker: _Worker, what: str, *rest: Any) -> None:
+        if what in ("failed", "defect"):
+            # No receipt comes: nobody waits for one.
+            worker.writing = False
         if what == "failed":
             raise rest[0]
         if what == "defect":
