@@ -206,6 +206,10 @@ def _cases() -> dict[str, tuple[bytes, str, list[str]]]:
     negative = bytearray(_member("n.txt"))
     negative[124:136] = b"\xff" * 12
     negative[148:156] = b"%06o\0 " % sum((*negative[:148], *b" " * 8, *negative[156:512]))
+    sparse = bytearray(_header(tarfile.GNUTYPE_SPARSE))
+    # More of it follows, it says.
+    sparse[482] = 1
+    sparse[148:156] = b"%06o\0 " % sum((*sparse[:148], *b" " * 8, *sparse[156:512]))
     garbage = bytes(range(256)) * 2
     return {
         "cut in a member": (GOOD + _member("cut.txt", b"y" * 4000)[:2000], "damaged or cut off", ["good"]),
@@ -215,6 +219,7 @@ def _cases() -> dict[str, tuple[bytes, str, list[str]]]:
         "empty": (b"", "damaged or cut off", []),
         "a link": (GOOD + _member("l.txt", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd") + END, "plain", ["good"]),
         "sparse": (GOOD + _member("s.txt", b"", type=tarfile.GNUTYPE_SPARSE) + END, "plain|damaged", []),
+        "sparse, cut off": (GOOD + bytes(sparse), "damaged", []),
         "twice": (GOOD + GOOD + END, "name twice", ["good"]),
         "twice, apart": (GOOD + _member("b.txt") + GOOD + END, "one key.*good|good.*one key", ["good", "b"]),
         "a long name": (GOOD + huge.tobuf() + END, "damaged", []),

@@ -84,7 +84,7 @@ def read_tar(portion: Portion, bad: Bad) -> Iterator[Field]:
                     field = _field(name, where, partial(_blocks, cast(BinaryIO, file), source), bad)
                     if field is not None:
                         yield field
-    except (tarfile.TarError, RecursionError, ValueError) as error:
+    except (tarfile.TarError, RecursionError, ValueError, IndexError) as error:
         raise _damage(source, error) from error
 
 
