@@ -21,7 +21,7 @@ from headrace.dataset import (
     ingest_megatron,
     megatron_prefix,
 )
-from headrace.errors import DatasetError, UsageError
+from headrace.errors import DatasetError, DeviceTimeout, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, texts, write_jsonl
 from tests.dataset.test_idx import written_plainly
@@ -126,3 +126,24 @@ def test_the_command_takes_pairs_and_records(tmp_path: Path, capsys: pytest.Capt
     assert "jpg 1" in capsys.readouterr().out
     assert main(["ingest", str(tmp_path / "in"), "text", "--volume", image]) == 1
     assert "--records" in capsys.readouterr().err
+
+
+def test_what_ended_the_ingest_is_told_where_the_volume_is_gone_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = f"file:{tmp_path}/a.img"
+    Volume.create([f"{image}?create=64MiB"]).close()
+    (tmp_path / "a.tar").write_bytes(b"no tar" * 1000)
+    asked: list[str] = []
+
+    def gone(self: Volume, prefix: str) -> bool:
+        asked.append(prefix)
+        if len(asked) == 1:
+            return False
+        raise DeviceTimeout("no answer")
+
+    monkeypatch.setattr(Volume, "any", gone)
+    assert main(["ingest", str(tmp_path / "a.tar"), "a", "--volume", image, "--records", "--workers", "1"]) == 1
+    assert asked == ["a.ingest/"] * 2
+    said = capsys.readouterr().err
+    assert "a tar is damaged or cut off" in said and "no answer" not in said

@@ -1,8 +1,9 @@
-"""`headrace ingest`: text into a volume, as tokens."""
+"""`headrace ingest`: text into a volume as tokens, Megatron's token streams as they are, and files as records."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,6 +114,7 @@ def ingest(
     """
     from headrace.dataset import CorpusOptions, IngestOptions, WorkOptions
     from headrace.dataset.work import prefix_of
+    from headrace.errors import HeadraceError
     from headrace.volume import Volume
 
     work = WorkOptions(workers=workers, restart=restart)
@@ -152,8 +154,10 @@ def ingest(
         try:
             show = begin(session, progress.show)
         except BaseException:
-            if progress.read and volume.any(prefix_of(name)):
-                progress.say(f"what was done is kept as {prefix_of(name)}: the same command goes on there")
+            # Where the volume cannot be read any more, what ended the ingest is still what is told.
+            with suppress(HeadraceError):
+                if progress.read and volume.any(prefix_of(name)):
+                    progress.say(f"what was done is kept as {prefix_of(name)}: the same command goes on there")
             raise
     show(json)
 
