@@ -124,6 +124,11 @@ def test_weights_become_whole_shares(weights: list[float], window: int, shares: 
     assert shares_of({str(i): weight for i, weight in enumerate(weights)}, window) == shares
 
 
+def test_equal_remainders_go_by_name_however_they_are_told() -> None:
+    assert shares_of({"a": 1, "b": 1, "c": 1}, 10) == [4, 3, 3]
+    assert shares_of({"c": 1, "a": 1, "b": 1}, 10) == [3, 4, 3]
+
+
 def test_without_weights_the_shares_are_those_of_the_samples() -> None:
     assert Mixture(weights={"a": None, "b": None}, window=10).shares([300, 100]) == [8, 2]
 

@@ -78,12 +78,13 @@ def shares_of(weights: Mapping[str, float], window: int) -> list[int]:
     total = math.fsum(weights.values())
     exact = [weight / total * window for weight in weights.values()]
     shares = [math.floor(share) for share in exact]
-    # The first of equal remainders: the same for the same weights, everywhere.
-    rest = sorted(range(len(exact)), key=lambda i: (shares[i] - exact[i], i))
+    # The first by name of equal remainders: the same for the same weights, in whatever order they are told.
+    names = list(weights)
+    rest = sorted(range(len(exact)), key=lambda i: (shares[i] - exact[i], names[i]))
     for i in rest[: window - sum(shares)]:
         shares[i] += 1
     if not all(shares):
-        name = list(weights)[shares.index(0)]
+        name = names[shares.index(0)]
         raise UsageError(
             "a weight is too small for the window",
             where=name,
@@ -112,8 +113,7 @@ def even_pattern(shares: Sequence[int]) -> I64:
         return max(0, -(-(k * bound - bound + 1) * window // (bound * shares[source])) - 1)
 
     def deadline(source: int, k: int) -> int:
-        """Last place at which k - 1 samples before it are not too few: place * share <= (k - 1 + (b - 1) / b) * window
-        ."""
+        """Last place where k - 1 samples before it are not too few: place * share <= (k - 1 + (b - 1) / b) * window"""
         return (k * bound - 1) * window // (bound * shares[source])
 
     waiting = [(release(source, 1), source, 1) for source in range(sources)]
