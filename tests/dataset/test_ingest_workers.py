@@ -171,6 +171,15 @@ def test_slices_finished_in_any_order_give_the_limited_text() -> None:
         assert sum(given[index] for index in range(order.settled)) == min(limit, 30)
 
 
+def test_a_slice_of_an_earlier_run_that_went_too_far_is_read_again_once() -> None:
+    order = Order([Slice(0, ()), Slice(1, ()), Slice(2, ())], 12, most_parts=9)
+    # Another run has read both whole. Of the second only 7 bytes belong to the dataset.
+    order.finish(0, _done(5, None, False))
+    order.finish(1, _done(10, None, False))
+    tasks = [order.take(), order.take(), order.take()]
+    assert [task and (task.index, task.limit_bytes) for task in tasks] == [(1, 7), (2, 7), None]
+
+
 def _done(text_bytes: int, limit: int | None, limited: bool) -> Done:
     return Done(parts=(), side_bytes=0, limit_bytes=limit, limited=limited, text_bytes=text_bytes)
 

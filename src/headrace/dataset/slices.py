@@ -143,6 +143,8 @@ class Order:
                 if not whole and not (first.limited and first.limit_bytes == self._left):
                     del self.done[self.settled]
                     self._again.insert(0, self.settled)
+                    # Where an earlier run has read it, none of this one has taken it yet.
+                    self._next = max(self._next, self.settled + 1)
                     return
                 self._left -= first.text_bytes
             self.settled += 1
