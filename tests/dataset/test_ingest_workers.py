@@ -417,6 +417,16 @@ def test_what_does_not_fit_together_is_refused(corpus: Path, tokenizer: Path) ->
             ingest(corpus, session, "a", options(tokenizer, 1))
 
 
+def test_what_is_kept_outlives_a_restart_without_its_tokenizer(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+        with pytest.raises(KeyboardInterrupt):
+            ingest(corpus, session, "a", options(tokenizer, 1), progress=when_kept(session, interrupt))
+        kept = volume.list()
+        with pytest.raises(DatasetError, match=r"none\.json"):
+            ingest(corpus, session, "a", options(tmp_path / "none.json", 1, restart=True))
+        assert volume.list() == kept != []
+
+
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"slice_bytes": 0}, {"part_bytes": 1}, {"part_bytes": 4097}])
 def test_wrong_options_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -127,10 +127,12 @@ class _Ingest:
         self.work = self.slices.work
 
     def run(self) -> IngestReport:
-        slices, corpus = self.slices, self.corpus
-        if self.options.restart:
+        slices, corpus, options = self.slices, self.corpus, self.options
+        # Before anything is dropped: it may not be there.
+        given = load_tokenizer(options.tokenizer, options.end_of_document) if options.tokenizer is not None else None
+        if options.restart:
             slices.drop()
-        tokenizer = self._tokenizer()
+        tokenizer = self._tokenizer(given)
         tokens_sha256 = slices.read(
             TextJob(tokenizer.json, tokenizer.end_of_document, corpus.options, corpus.description), "tokens"
         )
@@ -159,7 +161,7 @@ class _Ingest:
 
     # ---- the tokenizer and the plan ----
 
-    def _tokenizer(self) -> TextTokenizer:
+    def _tokenizer(self, given: TextTokenizer | None) -> TextTokenizer:
         """The one that is given, the one that an unfinished ingest has trained, or a new one; with the plan."""
         options, work = self.options, self.work
         plan: dict[str, Any] = {
@@ -172,11 +174,10 @@ class _Ingest:
             "limit_bytes": self.corpus.options.limit_bytes,
             "tokenizers": library_version(),
         }
-        if options.tokenizer is not None:
-            tokenizer = load_tokenizer(options.tokenizer, options.end_of_document)
-            plan.update(tokenizer=tokenizer.sha256, end_of_document=tokenizer.end_of_document)
+        if given is not None:
+            plan.update(tokenizer=given.sha256, end_of_document=given.end_of_document)
             work.plan(plan, {})
-            return tokenizer
+            return given
         plan.update(vocab_size=options.vocab_size, train_bytes=options.train_bytes)
         if work.plan(plan, {}):
             json = work.file("tokenizer.json")
