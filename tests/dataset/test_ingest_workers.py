@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -413,6 +414,34 @@ def test_what_does_not_fit_together_is_refused(corpus: Path, tokenizer: Path) ->
             ingest(corpus, session, "a", options(tokenizer, 1), progress=when_kept(session, interrupt))
         with session.transaction() as transaction:
             transaction.delete("a.ingest/000000.000")
+        with pytest.raises(DatasetError, match=r"does not fit together.*000000\.json.*--restart"):
+            ingest(corpus, session, "a", options(tokenizer, 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": {}},
+        {"counts": None},
+        {"counts": {**dict.fromkeys(slices.COUNTED, 0), "tokens": "7", "bad_shown": []}},
+        {"counts": {**dict.fromkeys(slices.COUNTED, 0), "tokens": -1, "bad_shown": []}},
+        {"counts": {**dict.fromkeys(slices.COUNTED, 0), "bad_shown": 1}},
+        {"text_bytes": None},
+        {"limit_bytes": "1"},
+        {"parts": 1},
+        {"more": 1},
+        [],
+    ],
+)
+def test_what_a_slice_says_of_itself_is_not_believed(tokenizer: Path, corpus: Path, change: Any) -> None:
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+        with pytest.raises(KeyboardInterrupt):
+            ingest(corpus, session, "a", options(tokenizer, 1), progress=when_kept(session, interrupt))
+        said = json.loads(volume.read("a.ingest/000000.json"))
+        with session.transaction() as transaction:
+            transaction.delete("a.ingest/000000.json")
+            changed = {**said, **change} if change else change
+            transaction.put("a.ingest/000000.json", json.dumps(changed).encode())
         with pytest.raises(DatasetError, match=r"does not fit together.*000000\.json.*--restart"):
             ingest(corpus, session, "a", options(tokenizer, 1))
 

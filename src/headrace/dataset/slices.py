@@ -28,6 +28,8 @@ USUAL_COUNT = 4096
 MOST_COUNT = 12_000
 #: Opening a file costs as much as reading some more of one.
 FILE_BYTES = 16 * KIB
+#: What every job counts of a slice, by `CorpusCounts`' names.
+COUNTED = ("documents", "tokens", "source_bytes", "replaced_documents", "empty_documents", "bad_records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,22 @@ class Done:
     limit_bytes: int | None
     limited: bool
     text_bytes: int
-    #: What was counted; whoever reads the slices knows the names.
+    #: What was counted: all of `COUNTED`, and the first bad records in words as `bad_shown`.
     counts: dict[str, Any] = field(default_factory=dict)
+
+    def plausible(self) -> bool:
+        """Are all facts of their types? Where it was read from a volume they may be anything."""
+        counts = self.counts if isinstance(self.counts, dict) else {}
+        numbers = [*self.parts, self.side_bytes, self.text_bytes, *(counts.get(name) for name in COUNTED)]
+        if self.limit_bytes is not None:
+            numbers.append(self.limit_bytes)
+        shown = counts.get("bad_shown")
+        return (
+            all(type(number) is int and number >= 0 for number in numbers)
+            and isinstance(self.limited, bool)
+            and isinstance(shown, list)
+            and all(isinstance(each, str) for each in shown)
+        )
 
 
 def slice_bytes(total_bytes: int, files: int = 1) -> int:

@@ -142,6 +142,8 @@ class Work:
         said = self._read(info)
         try:
             done = Done(**{**said, "parts": tuple(said["parts"])})
+            if not done.plausible():
+                raise ValueError
             stem = info.name[len(self.prefix) : -len("json")]
             lengths = [listed[f"{stem}{part:03}"].length_bytes for part in range(len(done.parts))]
             if [*done.parts] != lengths or listed[f"{stem}side"].length_bytes != done.side_bytes:
