@@ -68,6 +68,20 @@ def test_a_packed_file_that_is_cut_off_or_damaged(tmp_path: Path, packed: str) -
         )
 
 
+@pytest.mark.parametrize("packed", ["gz", "zst"])
+def test_a_packed_text_ends_at_its_damage(tmp_path: Path, packed: str) -> None:
+    chance = random.Random(1)
+    text = "".join(f"{chance.random()}\n" for _ in range(60_000))
+    whole = _pack(text.encode(), packed)
+    (tmp_path / f"a.txt.{packed}").write_bytes(whole[: len(whole) * 2 // 3])
+    (tmp_path / "b.txt").write_text("after")
+    with pytest.raises(DatasetError, match=r"damaged or cut off.*--bad skip"):
+        documents(open_corpus(tmp_path))
+    (begin, after), counts = documents(open_corpus(tmp_path, CorpusOptions(bad="skip")))
+    assert text.startswith(begin) and len(begin) >= readers.PIECE_CHARACTERS // 2
+    assert (after, counts.documents, counts.bad_records) == ("after", 2, 1)
+
+
 def test_arrow_files_and_saved_datasets(tmp_path: Path) -> None:
     import datasets
 

@@ -109,10 +109,10 @@ def read(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
         damage = wrong(source, error)
         if damage is None:
             raise
-        if inside:
-            # Half of this document is out already.
-            raise damage from error
         bad(damage)
+        if inside:
+            # A part of this document is out already: it ends here.
+            yield Piece(text="", last=True, source_bytes=0)
 
 
 def wrong(source: Source, error: Exception) -> DatasetError | None:
