@@ -19,6 +19,8 @@ from headrace.dataset import (
     import_megatron,
     ingest,
     ingest_megatron,
+    ingest_records,
+    ingest_run,
     megatron_prefix,
 )
 from headrace.errors import DatasetError, DeviceTimeout, UsageError
@@ -108,6 +110,28 @@ def test_an_index_that_lies_is_refused(
             import_megatron(str(prefix), session, "a")
         assert "p.idx" in str(caught.value) and "\n" not in str(caught.value)
         assert volume.list() == []
+
+
+@pytest.mark.parametrize("kind", ["tokens", "records"])
+def test_too_many_parts_are_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    prefix = write_pair(tmp_path)
+    parts = -(-Path(f"{prefix}.bin").stat().st_size // 4096)
+    told: list[object] = []
+    options = WorkOptions(workers=1, part_bytes=4096)
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+
+        def keep() -> None:
+            if kind == "tokens":
+                import_megatron(str(prefix), session, "a", options, progress=told.append)
+            else:
+                ingest_records(f"{prefix}.bin", session, "a", options, progress=told.append)
+
+        monkeypatch.setattr(ingest_run, "MAX_SLICES", parts - 1)
+        with pytest.raises(DatasetError, match=rf"too many parts.*at most {parts - 1}, found {parts} .*part_bytes"):
+            keep()
+        assert not told and volume.list() == []
+        monkeypatch.setattr(ingest_run, "MAX_SLICES", parts)
+        keep()
 
 
 def test_the_command_takes_pairs_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

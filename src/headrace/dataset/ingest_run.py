@@ -13,7 +13,7 @@ from headrace.dataset.corpus import Corpus, CorpusCounts
 from headrace.dataset.output import PART_BYTES, Job
 from headrace.dataset.pool import Pool, read_here
 from headrace.dataset.progress import Teller
-from headrace.dataset.slices import Done, Order, Slice
+from headrace.dataset.slices import Done, Order, Slice, known_parts, too_many_parts
 from headrace.dataset.work import Work
 from headrace.errors import ObjectExists, UsageError
 from headrace.units import KIB, MIB
@@ -85,6 +85,9 @@ class Run:
         self, corpus: Corpus, session: Session, name: str, slices: Sequence[Slice], options: WorkOptions, tell: Teller
     ) -> None:
         self.corpus, self.session, self.options, self.tell = corpus, session, options, tell
+        known = known_parts(slices, options.part_bytes)
+        if known > MAX_SLICES:
+            raise too_many_parts(MAX_SLICES, f"{known} or more")
         self.work = Work(session, name)
         self.order = Order(slices, corpus.options.limit_bytes, most_parts=MAX_SLICES)
         self.workers = self._workers(len(slices))

@@ -113,6 +113,23 @@ def _portions(sources: Sequence[Source], size: int) -> Iterator[Portion]:
             yield Portion(source, start, stop if stop < source.size_bytes else None)
 
 
+def known_parts(slices: Sequence[Slice], part_bytes: int) -> int:
+    """Parts that there will be at the least, of what is kept byte for byte: of nothing else it is known beforehand."""
+    kept = (
+        sum(portion.size_bytes for portion in each.portions if portion.source.kind in ("raw", "file"))
+        for each in slices
+    )
+    return sum(-(-size // part_bytes) for size in kept)
+
+
+def too_many_parts(most: int, found: str) -> DatasetError:
+    """The same before the work and behind it."""
+    return DatasetError(
+        "the dataset has too many parts", expected=f"at most {most}", found=found,
+        next_step="ingest the corpus as several datasets, or from Python with a larger part_bytes",
+    )  # fmt: skip
+
+
 class Order:
     """Which slice is next, and which of those that were read are the dataset. One thread's."""
 
@@ -167,7 +184,4 @@ class Order:
             self.complete = self.settled == len(self.slices) or first.limited
             self._parts += len(first.parts)
             if self._parts > self._most_parts:
-                raise DatasetError(
-                    "the dataset has too many parts", expected=f"at most {self._most_parts}",
-                    next_step="ingest the corpus as several datasets",
-                )  # fmt: skip
+                raise too_many_parts(self._most_parts, f"{self._parts} or more")
