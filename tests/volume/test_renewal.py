@@ -92,6 +92,36 @@ def test_grants_that_nobody_answered_are_free_after_a_renewal(world: World) -> N
     assert session.volume.info().writer.state == "closed"  # type: ignore[union-attr]
 
 
+def test_a_grant_that_is_being_written_keeps_the_host_that_it_is_written_by(world: World) -> None:
+    """In the session's own process no target refuses what comes late: its table would land in space of others."""
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(device: HostDevice, command: Command) -> None:
+        if command.verb == "write" and command.length >= 64 * KIB and not begun.is_set():
+            begun.set()
+            assert go.wait(20)
+
+    volume, data = world.open(), content(0, 300 * KIB)
+    with volume.session("run", heartbeat_s=60) as session:
+        tx = session.transaction()
+        grant = tx.allocate("x", len(data))
+        for namespace in world.namespaces:
+            namespace.observer = hold
+        rank = threading.Thread(target=volume.write_grant, args=(grant, data))
+        rank.start()
+        assert begun.wait(20)
+        tx.abort()
+        with pytest.raises(UsageError, match="open transactions"):
+            session.renew()
+        go.set()
+        rank.join(20)
+        assert session.renew() and session.quarantined_bytes == 0
+        put(session, "y", data)
+        with pytest.raises(UsageError, match="has ended"):
+            volume.write_grant(grant, bytes(len(data)))
+        assert volume.read("y") == data
+
+
 class Failing:
     """The n-th command about reservations fails, as `accident` says; None: its target is away from then on."""
 

@@ -331,8 +331,7 @@ class Volume(Contents):
             raise UsageError("the grant belongs to another volume", where=f"object {grant.name!r}")
         session = self._session
         if session is not None and session.number == grant.session:
-            with session.lost_if_fenced():
-                return write_grant(session.writing, grant, buffer)
+            return session.write_grant(grant, buffer)
         # What was joined is there for writing alone; else it goes beside what is read.
         devices = self._join(Ticket.from_json(grant.ticket)) if grant.ticket else lanes(self.devices, "checkpoint")
         with fence.lost_if_fenced():

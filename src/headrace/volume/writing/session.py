@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.device import lanes
-from headrace.errors import DeviceError, HeadraceError, SessionLost, VolumeError, VolumeFull
+from headrace.device.protocol import Buffer
+from headrace.errors import DeviceError, HeadraceError, SessionLost, UsageError, VolumeError, VolumeFull
 from headrace.volume import layout
 from headrace.volume.catalog.catalog import cover
 from headrace.volume.catalog.changes import Changes, Outcome
@@ -33,7 +34,7 @@ from headrace.volume.media.members import Members
 from headrace.volume.space.allocator import Allocator, TableSpace, count_space
 from headrace.volume.space.deallocate import Deallocator
 from headrace.volume.writing import copies, fence, heartbeat
-from headrace.volume.writing.grant import Grant
+from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.heartbeat import HeartbeatBlock
 from headrace.volume.writing.holdings import Holdings, window_ranges
 from headrace.volume.writing.transaction import COMMITTED, Allocation, Transaction, may_still_be_written
@@ -367,6 +368,18 @@ class Session(Holdings):
         )
         allocation.begin()
         return allocation
+
+    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+        """`Volume.write_grant`, by the session's own process. UsageError where the grant's transaction has ended."""
+        self.check()
+        transaction = self._transactions.get(grant.transaction)
+        if transaction is None:
+            raise UsageError(
+                "the transaction of this grant has ended",
+                where=f"object {grant.name!r}",
+                next_step="a grant is good for the transaction that gave it, once: allocate again in an open one",
+            )
+        return transaction.write_grant(grant, buffer)
 
     def commit(self, transaction: Transaction) -> int:
         with self._lock:

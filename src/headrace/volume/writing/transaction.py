@@ -29,7 +29,7 @@ from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.names import Names
 from headrace.volume.writing.pack import Pack, Packed, keys_of, ranges_of
 from headrace.volume.writing.stream import write_stream
-from headrace.volume.writing.write import BlobWriter, contiguous, members_of
+from headrace.volume.writing.write import BlobWriter, contiguous, members_of, write_grant
 
 if TYPE_CHECKING:
     from headrace.volume.writing.session import Session
@@ -283,6 +283,12 @@ class Transaction:
             allocation = self.allocations.get(grant.birth)
             if allocation is not None and allocation.state == GRANTED:
                 allocation.state = QUIET
+
+    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+        """On a thread of the session's own process. Nothing there refuses it when the session has become another host,
+        so it keeps the transaction, and with that the host, until it has come back."""
+        with self._call(), self._session.lost_if_fenced():
+            return write_grant(self._session.writing, grant, buffer)
 
     def accept(self, receipt: Receipt) -> None:
         """A rank's answer: the bytes of its grant are durable. UsageError where it does not belong here."""
