@@ -14,6 +14,7 @@ from headrace.device.protocol import Buffer
 from headrace.errors import (
     CommandFailed,
     DeviceError,
+    DeviceGone,
     HeadraceError,
     MemberMissing,
     NotAVolume,
@@ -24,6 +25,7 @@ from headrace.testing import CrashDevice, MemoryDevice, SharedNamespace, Timelin
 from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume import info as volume_info
+from headrace.volume.catalog.log import LogReader
 from headrace.volume.layout import ALIGN, Epoch, Superblock
 from headrace.volume.media import epochs
 from headrace.volume.media.members import read_superblock
@@ -235,19 +237,42 @@ def test_info_reads_no_large_catalogue_for_what_is_missing(monkeypatch: pytest.M
     assert Volume.open(devices[:2], degraded=True).info().unreachable_bytes == after.unreachable_bytes
 
 
-def test_a_reader_of_the_side_that_is_given_up_forgets_its_blobs() -> None:
-    """Both sides had a session of the same number, and so blobs of the same numbers."""
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_reader_of_the_side_that_is_given_up_forgets_its_blobs(
+    more: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides had a session of the same number, and so blobs of the same numbers. `more`: the side that is given up
+    has come as far as the other one will have. `fails`: the other log is known of, and cannot be read yet."""
     devices = made(2)
     births = set()
     for index in (0, 1):
         volume = Volume.open([devices[index]], write=True, degraded=True)
         with writing(volume) as session, session.transaction() as tx:
-            tx.put_many(["packed"], b"by %d" % index, 4)
+            tx.put_many(["packed", "with it"], b"by %d" % index, [4, 4], [0, 0])
         births.add(volume.stored("packed").blobs[0].entry.birth)
+    with writing(Volume.open([devices[1]], write=True, degraded=True)) as session:
+        if more:
+            commit(session.volume, session, "more")
     reader = Volume.open([devices[1]], degraded=True)
     assert reader.read("packed") == b"by 1" and len(births) == 1
     with writing(Volume.open(devices, keep=0, write=True)) as session:
         commit(session.volume, session, "together")
+        assert (session.volume.sequence == reader.sequence) is more
+    if fails:
+        load, calls = LogReader.load, [0]
+
+        def second(self: LogReader, **how: bool) -> Any:
+            calls[0] += 1
+            if calls[0] == 2:
+                raise DeviceGone("the target is away")
+            return load(self, **how)
+
+        monkeypatch.setattr(LogReader, "load", second)
+        with pytest.raises(DeviceGone):
+            reader.refresh()
+        # Until then it has what it had.
+        assert reader.stored("with it") and "together" not in reader
     assert reader.refresh() and "together" in reader
     with pytest.raises(MemberMissing, match="packed"):
         reader.read("packed")

@@ -65,6 +65,8 @@ class Contents:
         self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
         self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
         self._watch = Watch()
+        #: Another epoch was met, and its log could not be read yet: what this reader has may be of another history.
+        self._adrift = False
         #: By birth, so not stale as long as there is one history.
         self._blobs: OrderedDict[int, StoredBlob] = OrderedDict()
         #: Dropped without `close`, it ends: so nothing here keeps it.
@@ -105,12 +107,13 @@ class Contents:
         with self.lock:
             if self._session is not None:
                 return False  # This volume's own session is the only writer.
-            before = self._catalog.sequence
+            before = self._catalog.sequence, self._cursor.header.epoch
             self.log.forget_chunks()
-            followed = self.log.follow(self._cursor, self._catalog)
+            followed = Followed.MOVED if self._adrift else self.log.follow(self._cursor, self._catalog)
             if followed is Followed.MOVED:
                 self._catalog, self._cursor = self._load()
-            changed = self._catalog.sequence != before
+            # Another history may have come as far.
+            changed = (self._catalog.sequence, self._cursor.header.epoch) != before
             if changed:
                 self._decoded.clear()
             return changed
@@ -119,7 +122,8 @@ class Contents:
         """`refresh`, for who looks often: as long as nothing happens it costs two small reads."""
         self._check_open()
         with self.lock:
-            if self._session is None and self._watch.quiet(self.log, self._cursor, self._catalog.session):
+            quiet = self._session is None and not self._adrift
+            if quiet and self._watch.quiet(self.log, self._cursor, self._catalog.session):
                 return False
             return self.refresh()
 
@@ -150,13 +154,15 @@ class Contents:
         """The log from its snapshot on. Where it is of an epoch that this reader does not know, the superblocks say
         which copies count now."""
         catalog, cursor = self.log.load()
-        if cursor.header.epoch > self.superblock.log_epoch:
+        if self._adrift or cursor.header.epoch > self.superblock.log_epoch:
+            self._adrift = True
             self.look_again(self.devices, degraded=True, epoch=cursor.header.epoch)
             # Where this was the side that is given up, the numbers of blobs and tables are those of others now.
             self._blobs.clear()
             self._checksums.clear()
             self.log.nodes.clear()
             catalog, cursor = self.log.load()
+            self._adrift = False
         return catalog, cursor
 
     def list(self, prefix: str = "") -> ObjectList:
