@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,8 @@ from headrace.testing import Command, HostDevice, Quirks, SharedNamespace
 from headrace.units import MIB
 from headrace.volume import Session, Ticket, Volume, layout
 from headrace.volume.catalog.log import LogReader
-from headrace.volume.writing import fence
+from headrace.volume.copy import copy_in, run
+from headrace.volume.writing import fence, stream
 from tests.volume.fenced import SHARED, World, put, stopped
 from tests.volume.support import BEAT, KIB, STRIPE, content, state_of
 
@@ -170,6 +172,35 @@ def test_a_zombie_that_makes_room_hears_that_it_is_lost(by: str, world: World, m
         assert zombie._lost is not None
         put(session, "new", b"y")
     assert set(state_of(world.open())) == {"old", "new"}
+
+
+@pytest.mark.parametrize(("what", "verb"), [("stream", "write"), ("copy", "write"), ("copy", "flush")])
+def test_who_writes_much_hears_that_it_is_lost(
+    what: str, verb: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_STAGE_BYTES", 64 * KIB)
+    monkeypatch.setattr(run, "PACKED_BYTES", 64 * KIB)
+    taken: list[Session | None] = []
+
+    def take_over(device: HostDevice, command: Command) -> None:
+        if command.verb == verb and (verb == "flush" or command.length >= 32 * KIB) and not taken:
+            taken.append(None)
+            taken.append(world.open().session("other", takeover="now", heartbeat_s=60))
+
+    (tmp_path / "large").write_bytes(content(0, 500 * KIB))
+    with world.open().session("run", heartbeat_s=60) as session:
+        tx = session.transaction()
+        for namespace in world.namespaces:
+            namespace.observer = take_over
+        with pytest.raises(SessionLost, match="took the volume over"):
+            if what == "stream":
+                tx.write_stream("x", [content(0, 500 * KIB)])
+            else:
+                copy_in(session, [tmp_path / "large"], "x")
+        with pytest.raises(SessionLost):
+            session.check()
+        assert len(taken) == 2 and taken[1] is not None
+        taken[1].close()
 
 
 def test_a_living_session_finds_out_by_its_heart(world: World) -> None:

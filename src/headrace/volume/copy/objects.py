@@ -120,10 +120,11 @@ class ObjectWriter:
         count = -(-len(data) // self._grant.checksum_block_bytes)
         sums = self._checksums[first : first + count]
         try:
-            write_extents(
-                self._devices, self._data, data, sums,
-                birth=self._grant.birth, volume_id=self._grant.volume_id, start=offset,
-            )  # fmt: skip
+            with self._sink.session.lost_if_fenced():
+                write_extents(
+                    self._devices, self._data, data, sums,
+                    birth=self._grant.birth, volume_id=self._grant.volume_id, start=offset,
+                )  # fmt: skip
         except BaseException:
             self._failed = True
             raise
@@ -136,10 +137,11 @@ class ObjectWriter:
                 if attempt:
                     self._before = [device.loss_count() for device in self._members]
                     self._again(reader)
-                roots = write_table(
-                    self._devices, self._tables, self._checksums, birth=grant.birth, volume_id=grant.volume_id
-                )
-                flush_all(self._members)
+                with self._sink.session.lost_if_fenced():
+                    roots = write_table(
+                        self._devices, self._tables, self._checksums, birth=grant.birth, volume_id=grant.volume_id
+                    )
+                    flush_all(self._members)
                 if not lost_since(self._members, self._before):
                     break
             else:

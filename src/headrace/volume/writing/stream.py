@@ -112,7 +112,8 @@ def write_stream(
         if last:
             transaction.write_part(allocation, members_of(devices, part), write, len(piece))
         else:
-            allocation.run(members_of(devices, part), write)
+            with session.lost_if_fenced():
+                allocation.run(members_of(devices, part), write)
         checksums.append(sums)
         written += len(piece)
     if length_bytes is not None and written != length_bytes:
