@@ -15,6 +15,7 @@ from headrace.units import MIB
 from headrace.volume import Session, Volume, follow
 from headrace.volume.catalog import commit
 from headrace.volume.follow import Deadline, Pace
+from headrace.volume.layout import ALIGN
 from tests.volume.support import STRIPE, content, new_volume, second, silent, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -53,6 +54,31 @@ def test_a_look_at_a_quiet_log_is_two_small_reads() -> None:
     volume.devices[volume.superblock.log_member[0]].write(place, bytes(4096))
     before = reads(volume)
     assert not reader.poll() and reads(volume) - before > 2
+
+
+def test_a_record_that_was_met_half_written_is_seen_when_it_is_whole() -> None:
+    volume = new_volume()
+    superblock = volume.superblock
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put_many([f"many/{number:04}" for number in range(400)], bytes(400), 1)
+        reader = second(volume)
+        reader.poll()
+        assert not reader.poll()
+        cursor = reader._cursor
+        with session.transaction() as tx:
+            tx.delete_prefix("many/")
+        rest = [
+            (volume.devices[member], superblock.area_offset(copy, cursor.area) + (cursor.block + 1) * ALIGN)
+            for copy, member in enumerate(superblock.log_member)
+        ]
+        second_blocks = [device.data[offset : offset + ALIGN] for device, offset in rest]  # type: ignore[attr-defined]
+        for device, offset in rest:
+            device.write(offset, bytes(ALIGN))
+        assert not reader.poll() and not reader.poll() and len(reader.list()) == 400
+        for (device, offset), block in zip(rest, second_blocks, strict=True):
+            device.write(offset, bytes(block))
+        assert reader.poll() and not reader.list()
 
 
 def test_a_copy_that_cannot_be_read_is_no_reason_to_miss_anything() -> None:

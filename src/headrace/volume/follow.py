@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import DeviceError, ObjectNotFound, UsageError
 from headrace.volume.catalog.log import Cursor, LogReader
 from headrace.volume.data.objects import ObjectInfo
+from headrace.volume.layout import RecordHead
 from headrace.volume.writing.heartbeat import HeartbeatBlock
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class Watch:
         """
         before = self._seen
         try:
-            self._seen = (cursor.area, cursor.header, cursor.block), log.tail(cursor)
+            tail = log.tail(cursor)
+            self._seen = (cursor.area, cursor.header, cursor.block), tail
             held = HeartbeatBlock(log.superblock, log.devices, log.copies[:1]).read()
         except DeviceError:
             # There may be another copy.
@@ -54,6 +56,10 @@ class Watch:
             return False
         self._polls += 1
         if self._seen != before or held is None or held.session != session:
+            return False
+        head = RecordHead.decode(tail, log.superblock.volume_id, cursor.block)
+        if head is not None and (head.generation, head.previous) == (cursor.header.generation, cursor.previous):
+            # The next record has begun: its other blocks come later, and change nothing here.
             return False
         # What stands there may be wrong in a way that nobody thought of.
         return self._polls % _EVERYTHING != 0
