@@ -18,6 +18,7 @@ from headrace.volume.space import deallocate
 from headrace.volume.space.allocator import FreeSpace
 from headrace.volume.writing import reserve
 from headrace.volume.writing.holdings import window_ranges
+from headrace.volume.writing.transaction import Allocation
 from tests.volume.support import KIB, STRIPE, content, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -31,11 +32,11 @@ def small(**options: Any) -> Volume:
 class Forgetful(MemoryDevice):
     """Remembers what it was told to forget."""
 
-    fail = False
+    fail: BaseException | None = None
 
     def deallocate(self, offset: int, length: int) -> None:
-        if self.fail:
-            raise DeviceError("no answer came in time", where=self.uri)
+        if self.fail is not None:
+            raise self.fail
         self.forgotten = [*getattr(self, "forgotten", []), (offset, length)]
         super().deallocate(offset, length)
 
@@ -98,6 +99,24 @@ def test_without_the_count_a_job_meets_a_full_volume_in_the_middle(monkeypatch: 
     monkeypatch.setattr(reserve.Reservations, "kept", lambda self, share, wanted: 0)
     with pytest.raises(pytest.fail.Exception):
         run()
+
+
+def test_a_reservation_is_made_while_a_transaction_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(small()) as session:
+        tx = session.transaction()
+        tx.put("x/a", bytes(100 * KIB))
+        share = Allocation.share
+
+        def meanwhile(self: Allocation, prefix: str, taken: int) -> int:
+            if self.name == "x/a":
+                tx.begin("x/b")
+            return share(self, prefix, taken)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Allocation, "share", meanwhile)
+            reservation = session.reserve(1 * MIB, "x/")
+        assert len(tx.allocations) == 2 and reservation.held_bytes == 1 * MIB - 100 * KIB
+        tx.abort()
 
 
 def test_objects_of_one_pack_count_each_for_its_own_reservation() -> None:
@@ -203,7 +222,12 @@ def test_who_needs_space_that_is_being_deallocated_waits_for_it(monkeypatch: pyt
         assert not session.deallocating_bytes
 
 
-def test_a_deallocation_that_failed_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failure", "said"), [(DeviceError("no answer came in time"), "no answer"), (MemoryError(), "out of memory")]
+)
+def test_a_deallocation_that_failed_is_quarantined(
+    failure: BaseException, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deallocate, "AFTER_S", 0.0)
     volume = small()
     reader = Volume.open(volume.devices)
@@ -212,12 +236,12 @@ def test_a_deallocation_that_failed_is_quarantined(monkeypatch: pytest.MonkeyPat
         put(session, "b", 300 * KIB)
         reader.refresh()
         for device in volume.devices:
-            device.fail = True  # type: ignore[attr-defined]
+            device.fail = failure  # type: ignore[attr-defined]
         with session.transaction() as tx:
             tx.delete("a")
         wait_until(lambda: session.deallocation.failed)
         wait_until(lambda: session.quarantined_bytes == 300 * KIB)
-        assert session.deallocation.failed is not None and "no answer" in session.deallocation.failed
+        assert session.deallocation.failed is not None and said in session.deallocation.failed
         # Nothing is deallocated any more, and all else goes on.
         put(session, "c", 300 * KIB)
         with session.transaction() as tx:

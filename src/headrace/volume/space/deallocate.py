@@ -89,7 +89,7 @@ class Deallocator:
         with self._condition:
             if self.failed is not None and not self._closed:
                 self._stopped, self.failed = False, None
-                if self._due and self._thread is None:
+                if self._due and (self._thread is None or self._thread.stillborn()):
                     self._start()
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class Deallocator:
                 with self._telling:
                     self._devices[member].deallocate(offset, length)
                 self.deallocated_bytes += length
-        except HeadraceError as error:
-            self.failed = str(error)
+        except (HeadraceError, MemoryError) as error:
+            self.failed = str(error) or "out of memory"
         end(taken, self.failed is None)
         return self.failed is None

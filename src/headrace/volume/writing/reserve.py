@@ -98,7 +98,8 @@ class Reservations:
             reservation = Reservation(self, session, prefix)
             reservation.committed = sum(space_taken(value) for _, value in objects_of(catalog, prefix))
             for transaction in session.open_transactions:
-                for allocation in transaction.allocations.values():
+                # Its threads take more meanwhile, without the session's lock.
+                for allocation in [*transaction.allocations.values()]:
                     taken = sum(length for _, _, length in allocation.space)
                     reservation.under_way += allocation.share(prefix, taken)
         need = max(0, wanted - reservation.committed - reservation.under_way)
