@@ -120,7 +120,9 @@ def test_other_devices_have_no_paths_and_one_lane() -> None:
             device.unsettled()
 
 
-def test_another_host_waits_for_a_lost_target_as_io_does(tmp_path: Path) -> None:
+def test_another_host_waits_for_a_lost_target_as_io_does_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = free_port()
     media = FileMedia(path=str(tmp_path / "image"), size_bytes=8 << 20, create=True)
     subsystem = SubsystemOptions(nqn=NQN, namespaces=(NamespaceOptions(media=media),))
@@ -139,6 +141,9 @@ def test_another_host_waits_for_a_lost_target_as_io_does(tmp_path: Path) -> None
         assert isinstance(patient, NativeDevice) and isinstance(hasty, NativeDevice)
         with pytest.raises(ConnectRefused):
             hasty.as_host(uuid4())
+        with monkeypatch.context() as patch, pytest.raises(ConnectRefused):
+            patch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
+            patient.as_host(uuid4(), wait=False)
         thread = threading.Thread(target=comes_back)
         thread.start()
         with patient.as_host(uuid4()) as other:

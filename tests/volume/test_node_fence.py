@@ -59,7 +59,7 @@ class NodeDevice(HostDevice):
         self.reservations = self._kept  # type: ignore[assignment]
         self._asked: tuple[int, ReservationType] | None = None
 
-    def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> NodeDevice:
+    def as_host(self, hostid: UUID, *, hostnqn: str | None = None, wait: bool = True) -> NodeDevice:
         return NodeDevice(self.namespace, self.hostid)
 
     def guard_writes(self, key: int, type: ReservationType, *, timeout_s: float = 0.0) -> None:

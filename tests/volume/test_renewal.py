@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from contextlib import suppress
+from uuid import UUID
 
 import pytest
 
@@ -120,6 +121,19 @@ def test_a_grant_that_is_being_written_keeps_the_host_that_it_is_written_by(worl
         with pytest.raises(UsageError, match="has ended"):
             volume.write_grant(grant, bytes(len(data)))
         assert volume.read("y") == data
+
+
+def test_a_renewal_waits_for_no_target(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_host, waits = HostDevice.as_host, []
+
+    def seen(self: HostDevice, hostid: UUID, *, hostnqn: str | None = None, wait: bool = True) -> HostDevice:
+        waits.append(wait)
+        return as_host(self, hostid, hostnqn=hostnqn, wait=wait)
+
+    monkeypatch.setattr(HostDevice, "as_host", seen)
+    with world.open().session("run", heartbeat_s=60) as session:
+        assert session.renew()
+    assert waits == [True, True, False, False]
 
 
 class Failing:

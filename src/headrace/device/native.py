@@ -196,18 +196,19 @@ class NativeDevice:
 
     # ---- other hosts ----
 
-    def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> NativeDevice:
+    def as_host(self, hostid: UUID, *, hostnqn: str | None = None, wait: bool = True) -> NativeDevice:
         """The same device, opened once more as another host: associations of its own, and reservations of its own.
         `hostnqn`: that of this device, unless given. A `mem:` device cannot be opened twice (UsageError).
 
         While this device has lost its target, this waits for it as I/O does, for `loss_timeout`: a job that lives on
-        through a restart of its target must not fail because it joined a session meanwhile."""
+        through a restart of its target must not fail because it joined a session meanwhile. Not without `wait`: then
+        it is tried once."""
         if isinstance(self._address, MemoryAddress):
             raise UsageError("a mem: device cannot be opened twice", where=self.uri)
         identity = HostIdentity(hostnqn=hostnqn or self.hostnqn, hostid=hostid)
         if not isinstance(self._address, NvmeTcpAddress):
             return NativeDevice(self._address, identity=identity)
-        deadline = time.monotonic() + self._address.options.loss_timeout_s
+        deadline = time.monotonic() + (self._address.options.loss_timeout_s if wait else 0.0)
         refused = 0
         while True:
             try:

@@ -177,7 +177,7 @@ class HostDevice:
                 self._closed = True
                 self.namespace.lose(self._controller, cache_lost=False)
 
-    def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> HostDevice:
+    def as_host(self, hostid: UUID, *, hostnqn: str | None = None, wait: bool = True) -> HostDevice:
         return self.namespace.connect(hostid)
 
     def lane(self, name: TrafficClass) -> HostDevice:

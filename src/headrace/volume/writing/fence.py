@@ -81,7 +81,7 @@ class Fenceable(BlockDevice, Protocol):
     @property
     def reservations(self) -> Reservations: ...
 
-    def as_host(self, hostid: UUID, *, hostnqn: str | None = None) -> Fenceable: ...
+    def as_host(self, hostid: UUID, *, hostnqn: str | None = None, wait: bool = True) -> Fenceable: ...
 
     def guard_writes(self, key: int, type: ReservationType) -> None: ...
 
@@ -269,8 +269,9 @@ class Fence:
 
     # ---- taking ----
 
-    def open(self, device: BlockDevice) -> None:
-        """An association of the session with the next member. Changes nothing there."""
+    def open(self, device: BlockDevice, *, wait: bool = True) -> None:
+        """An association of the session with the next member. Changes nothing there. `wait`: for a target that is
+        away just now."""
         kind = kind_of(device)
         if kind in (MACHINE, NODE):
             # Reservations of a node do not keep its own processes apart.
@@ -283,7 +284,7 @@ class Fence:
                 )
             self._locks.append(lock)
         if kind in _RESERVED:
-            device = cast(Fenceable, device).as_host(self.hostid)
+            device = cast(Fenceable, device).as_host(self.hostid, wait=wait)
             self._own.append(device)
             self._hostnqn = getattr(device, "hostnqn", "")
         self.devices.append(device)

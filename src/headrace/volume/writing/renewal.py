@@ -39,7 +39,8 @@ class Renewal:
         self.lost: list[Range] = []
         try:
             for index, device in enumerate(devices):
-                self.after.open(device)
+                # Everybody who writes waits for the session's lock meanwhile, and it can be done later.
+                self.after.open(device, wait=False)
                 if self.after.strengths[index] != fence.ABSENT:
                     self._there.append(index)
                     self.after.register(index)
