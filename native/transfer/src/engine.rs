@@ -387,8 +387,17 @@ impl Shared {
             let expected = self.expected.get().map_or(&[][..], Vec::as_slice);
             self.verify(piece, &data[..piece.length as usize], expected)?;
         }
-        if let (Some(take), Some(own)) = (&self.take, memory.slice(0, piece.length as usize)) {
-            take(piece.segment, own);
+        if let Some(take) = &self.take {
+            let wanted = &data[..piece.length as usize];
+            let own = if wanted.len() < data.len() {
+                // Whoever keeps it must not keep the rest of a device's block, too.
+                Some(Buffer::from_vec(wanted.to_vec()))
+            } else {
+                memory.slice(0, wanted.len())
+            };
+            if let Some(own) = own {
+                take(piece.segment, own);
+            }
         }
         if let Some(target) = target {
             let segment = &self.segments[piece.segment];

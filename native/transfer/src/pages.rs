@@ -1,8 +1,9 @@
 //! Pages of checksum tables that were read and verified, of all blobs of a volume together.
 //!
-//! A page stays in the memory that it was read into, as it stands on the member: numbers are taken out of it when they are
-//! asked for. One lock, held for as long as that takes, never for I/O. Beyond the limit the pages that were not used for
-//! longest go, one by one, so a table that is larger than all of it does not throw itself out whole.
+//! A page stays in the memory that it was read into (that of a longer block of a device it does not keep), as it stands on
+//! the member: numbers are taken out of it when they are asked for. One lock, held for as long as that takes, never for
+//! I/O. Beyond the limit the pages that were not used for longest go, one by one, so a table that is larger than all of it
+//! does not throw itself out whole.
 
 use crate::Buffer;
 use std::collections::HashMap;

@@ -509,6 +509,38 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_is_shorter_than_a_block_of_its_device_keeps_no_more_than_itself() {
+        let checksum = ChecksumSpec::new(BLOCK, ID);
+        let page: Vec<u8> = (0..3)
+            .flat_map(|index| checksum.of(7, index, &[0; BLOCK as usize]).to_le_bytes())
+            .collect();
+        let laid = |length, at| Stripes::new(&[(length, 1)], vec![(0, at)], length, BLOCK, 1 << 40).unwrap();
+        let sums = Sums::Table {
+            stripes: laid(page.len() as u64, 0),
+            roots: vec![checksum.of(7, TABLE_BLOCK, &page)],
+        };
+        let source = Arc::new(Source::new(7, laid(3 * BLOCK, BLOCK), sums).unwrap());
+        let mut block = page.clone();
+        block.resize(BLOCK as usize, 0);
+        let device = Held::new(block, 4 * BLOCK);
+        let cache = Arc::new(PageCache::new(1 << 20));
+        let transfer = begin(&device, &source, 1, Buffer::from_vec(vec![9]), &cache);
+        let memory = device.end_one(None);
+        let kept = cache.memory_of((7, 0)).expect("it was verified");
+        assert_ne!(kept.as_ptr(), memory);
+        let mut bytes = vec![0; kept.len()];
+        kept.copy_to(0, &mut bytes);
+        assert_eq!((bytes, cache.bytes()), (page, 12));
+        while device.waiting() > 0 {
+            device.end_one(None);
+        }
+        transfer
+            .wait(Duration::ZERO)
+            .expect("all of it has ended")
+            .unwrap();
+    }
+
+    #[test]
     fn missing_pages_take_bounded_memory_and_their_failure_lets_go_of_buffers_before_it_is_known() {
         // As long as a page can be, so that five are more than may be under way.
         let source = source(5, MAX_CHECKSUM_BLOCK_BYTES, vec![0; 5]);
