@@ -324,8 +324,8 @@ class Volume(Contents):
         """Write an object's bytes where its grant says, until they are durable; any rank may, without a session.
 
         `buffer` must not change before this returns. The receipt goes back to the transaction that gave the grant.
-        SessionLost where the session that gave the grant was taken over from; UsageError where its transaction has ended,
-        if that is a session of this process.
+        SessionLost where the session that gave the grant was taken over from; UsageError where its transaction has
+        ended, if that is a session of this process.
         """
         self.check_writable()
         if grant.volume_id != self.superblock.volume_id:
