@@ -427,3 +427,18 @@ def test_ranks_write_as_the_session(world: World) -> None:
         for volume in (early, late):
             volume.close()
     assert state_of(world.open()) == {f"rank {rank}": content(rank, 100_000) for rank in range(2)}
+
+
+def test_a_zombie_that_renews_itself_too_late_leaves_no_key_behind(world: World) -> None:
+    zombie = stopped(world.open().session("run", heartbeat_s=BEAT))
+    with world.open().session("run", takeover="now", heartbeat_s=BEAT) as session:
+        with pytest.raises(SessionLost):
+            zombie.renew()
+        assert session.ticket is not None
+        for namespace in world.namespaces:
+            assert {found.key for found in namespace.connect().reservations.report().registrants} == {
+                session.ticket.key
+            }
+        put(session, "x", b"x")
+        zombie.close()
+        put(session, "y", b"y")

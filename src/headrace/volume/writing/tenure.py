@@ -84,9 +84,11 @@ class Tenure:
             # Nor can a later renewal tell: the host that it would have to ask about is gone.
             self._undrained |= not drained and (restless or bool(renewal.lost))
             self._fence, self._renewal = renewal.end(), None
-        except WriterActive as active:
-            self._lost = fence.lost(str(active))
-            raise self._lost from active
+        except (WriterActive, SessionLost) as late:
+            # Whoever took the volume meanwhile did not see the new key: it must not stay.
+            renewal.after.step_back()
+            self._lost = self._lost or fence.lost(str(late))
+            raise self._lost from late
         finally:
             if self._lost is None:
                 self._beat_on()
