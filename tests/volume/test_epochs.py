@@ -592,3 +592,44 @@ def test_a_table_that_was_written_on_one_member_alone_stands_on_two_when_the_oth
         found = [info.name for info in Volume.open([left], degraded=True).list()]
         assert found == [*names, "together"]
     assert scrub(devices).clean
+
+
+# ---- one copy that counts, and a block of it that cannot be read ----
+
+
+class Hole(MemoryDevice):
+    """One block cannot be read."""
+
+    at = -1
+
+    def read_into(self, offset: int, buffer: Buffer) -> None:
+        if offset <= self.at < offset + memoryview(buffer).nbytes:
+            raise CommandFailed("unrecovered read error", where=self.uri)
+        super().read_into(offset, buffer)
+
+
+@pytest.mark.parametrize("area", range(4))
+def test_an_unreadable_header_matters_only_where_it_may_be_the_newest(area: int) -> None:
+    devices = made(2)
+    for i in range(3):
+        go_on(devices[:1], f"alone {i}")
+    hole = Hole(2 * MIB)
+    hole.data[:] = devices[0].data
+    volume = Volume.open([hole], degraded=True)
+    reader, newest = Volume.open([hole], degraded=True), volume.log.start().area
+    hole.at = volume.superblock.area_offset(0, area)
+    if area == newest:
+        with pytest.raises(CommandFailed):
+            Volume.open([hole], degraded=True)
+        return
+    assert names([hole]) == {"wide", *(f"alone {i}" for i in range(3))} and not reader.refresh()
+    assert any(f"header of area {area}" in warning for warning in reader.info().warnings)
+    go_on([hole], "more")
+    assert reader.refresh() and "more" in reader
+    # Somebody moved there since, and it may be the newest.
+    with writing(Volume.open([hole], write=True, degraded=True)) as session:
+        while session._writer.cursor.area != area:
+            session._writer.move(say_so=session._writer.cursor.area // 2 == area // 2)
+        commit(session.volume, session, "newer")
+    with pytest.raises(CommandFailed):
+        Volume.open([hole], degraded=True)

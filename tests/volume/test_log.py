@@ -293,3 +293,25 @@ def test_a_volume_is_created_whole_or_not_at_all() -> None:
             except HeadraceError as error:
                 assert "not a headrace volume" in str(error)
     assert opened
+
+
+def test_an_area_that_lost_its_header_is_looked_through_in_pieces() -> None:
+    class Counting(MemoryDevice):
+        def read_into(self, offset: int, buffer: Buffer) -> None:
+            longest[0] = max(longest[0], memoryview(buffer).nbytes)
+            super().read_into(offset, buffer)
+
+    longest = [0]
+    devices = [Counting(64 * MIB) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=5 * MIB)
+    with writing(volume) as session:
+        session._writer.move(say_so=False)
+        newest = session._writer.cursor.area
+        with session.transaction() as tx:
+            tx.put("x", b"1")
+    for copy in (0, 1):
+        devices[copy].data[volume.superblock.area_offset(copy, newest)] ^= 1
+    longest[0] = 0
+    with pytest.raises(VolumeDamaged, match="newest area is damaged"):
+        Volume.open(devices)
+    assert longest[0] <= MIB

@@ -169,7 +169,7 @@ class Volume(Contents):
             count, used = self._catalog.totals
             used += self._catalog.table_bytes
             sequence = self._catalog.sequence
-            findings = [*self._cursor.findings, *self.log.nodes.findings, *self._checksums.findings]
+            findings = [*self._cursor.findings, *self.log.unread, *self.log.nodes.findings, *self._checksums.findings]
             if session is None:
                 waiting = self._cursor.waiting
                 quarantined = quarantined_bytes(superblock, self._catalog, waiting, heartbeat, absent(self.devices))

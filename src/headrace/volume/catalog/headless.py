@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.volume.layout import ALIGN, RecordHead
+from headrace.volume.layout import ALIGN, RECORD_BYTES, RecordHead
 
 
-def was_in_force(copies: Iterable[bytes], volume_id: bytes, generation: int) -> bool:
-    """Do the blocks of an area, from block 0 on, as each copy has them, hold more than a snapshot of a generation above
-    this one?"""
-    sequences: dict[int, set[int]] = {}
-    for data in copies:
-        for block in range(1, len(data) // ALIGN):
-            head = RecordHead.decode(data[block * ALIGN : block * ALIGN + 64], volume_id, block)
-            if head is not None and head.generation > generation:
-                sequences.setdefault(head.generation, set()).add(head.sequence)
-    return any(len(found) > 1 for found in sequences.values())
+def was_in_force(pieces: Iterable[tuple[int, bytes]], volume_id: bytes, generation: int) -> bool:
+    """Do the blocks of an area, as any copy has them, hold more than a snapshot of a generation above this one?
+    `pieces`: (the first block, bytes)."""
+    sequences: dict[int, int] = {}
+    for first, data in pieces:
+        for at in range(0, len(data), ALIGN):
+            head = RecordHead.decode(data[at : at + RECORD_BYTES], volume_id, first + at // ALIGN)
+            if head is None or head.generation <= generation:
+                continue
+            if sequences.setdefault(head.generation, head.sequence) != head.sequence:
+                return True
+    return False

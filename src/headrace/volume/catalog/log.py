@@ -9,7 +9,7 @@ still take it back, and a reader that had shown it would see a commit vanish. `f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -28,7 +28,7 @@ _AHEAD_BLOCKS = 16
 _TAIL_BLOCKS = 4
 #: Where a record is missing, a later one is looked for in so many blocks: more than a commit ever takes.
 _BEHIND_BLOCKS = 40
-#: Blocks read at once where a session makes sure that nothing stands behind the end.
+#: Blocks read at once where all of an area is looked through.
 _SCAN_BLOCKS = 256
 #: A reader starts over when the log moves under it; each move means that it has grown by much of an area.
 _LOAD_ATTEMPTS = 20
@@ -87,6 +87,8 @@ class LogReader:
         self.copies = tuple(copies)
         #: Nodes of the catalogue's tables.
         self.nodes = NodeStore(devices, superblock.volume_id)
+        #: Areas that were in force before, and whose header no copy lets be read.
+        self.unread: list[str] = []
         self._chunks: list[tuple[int, bytes] | None] = [None] * layout.LOG_COPIES
 
     def use(self, superblock: Superblock, copies: Sequence[int]) -> None:
@@ -134,11 +136,49 @@ class LogReader:
                 )
         return best, problems
 
-    def start(self) -> Cursor:
-        """The beginning of the area in force. Raises VolumeDamaged where no copy of any area has a header."""
-        best: Cursor | None = None
+    def _headers(
+        self, but: int | None = None
+    ) -> tuple[dict[int, tuple[AreaHeader | None, list[str]]], dict[int, DeviceError]]:
+        """`header` of every area, or of all but one, and why it cannot be read on any copy."""
+        found: dict[int, tuple[AreaHeader | None, list[str]]] = {}
+        failed: dict[int, DeviceError] = {}
         for area in range(self.superblock.area_count):
-            header, problems = self.header(area)
+            if area == but:
+                continue
+            try:
+                found[area] = self.header(area)
+            except DeviceError as error:
+                failed[area] = error
+        return found, failed
+
+    def _is_older(self, area: int, than: AreaHeader) -> bool:
+        """Does the first record show that this area, whose header cannot be read, is not the one in force? Who moves
+        the log writes that first, and the header last."""
+        shown = []
+        for copy in self.copies:
+            try:
+                data = self._read(copy, self.superblock.area_offset(copy, area) + ALIGN, ALIGN)
+            except DeviceError:
+                continue
+            head = RecordHead.decode(data[: layout.RECORD_BYTES], self.superblock.volume_id, 1)
+            # Nobody ever moved there.
+            shown.append(not any(data) if head is None else head.generation <= than.generation)
+        return bool(shown) and all(shown)
+
+    def _leave_out(self, failed: dict[int, DeviceError], header: AreaHeader) -> None:
+        """Raises where one of these areas may be newer."""
+        self.unread = []
+        for area, error in failed.items():
+            if not self._is_older(area, header):
+                raise error
+            self.unread.append(f"the header of area {area} of the log cannot be read at {self._places(area, 0)}")
+
+    def start(self) -> Cursor:
+        """The beginning of the area in force. Raises VolumeDamaged where no copy of any area has a header, DeviceError
+        where the header of the newest one cannot be read."""
+        best: Cursor | None = None
+        found, failed = self._headers()
+        for area, (header, problems) in found.items():
             if header is not None and (best is None or age(header) > age(best.header)):
                 best = Cursor(
                     area,
@@ -148,7 +188,11 @@ class LogReader:
                     snapshot_left=header.snapshot_records,
                 )
                 best.findings.extend(problems)
-        if best is None:
+        if best is not None:
+            self._leave_out(failed, best.header)
+        elif failed:
+            raise min(failed.items())[1]
+        else:
             raise VolumeDamaged(
                 "no copy of the log has a valid header",
                 where=f"{self._places(0, 0)}, and {self._places(1, 0)}",
@@ -158,10 +202,10 @@ class LogReader:
 
     def newer(self, cursor: Cursor) -> bool:
         """Has the writer moved on to another area?"""
-        for area in range(self.superblock.area_count):
-            header, _ = self.header(area) if area != cursor.area else (None, [])
-            if header is not None and age(header) > age(cursor.header):
-                return True
+        found, failed = self._headers(cursor.area)
+        if any(header is not None and age(header) > age(cursor.header) for header, _ in found.values()):
+            return True
+        self._leave_out(failed, cursor.header)
         return False
 
     def tail(self, cursor: Cursor) -> bytes:
@@ -297,20 +341,23 @@ class LogReader:
         """An area that was in force after this one, and has lost its header on every copy. Where a header is there, as
         almost always, or was never written, this costs a block.
         """
-        for area in range(self.superblock.area_count):
-            if area == cursor.area or self.header(area)[0] is not None:
-                continue
-            data = []
-            for copy in self.copies:
-                try:
-                    if any(self._read(copy, self.superblock.area_offset(copy, area), ALIGN)):
-                        size = self.superblock.area_bytes
-                        data.append(self._read(copy, self.superblock.area_offset(copy, area), size))
-                except DeviceError:
-                    continue
-            if was_in_force(data, self.superblock.volume_id, cursor.header.generation):
+        for area, (header, _) in self._headers(cursor.area)[0].items():
+            if header is None and was_in_force(self._pieces(area), self.superblock.volume_id, cursor.header.generation):
                 return area
         return None
+
+    def _pieces(self, area: int) -> Iterator[tuple[int, bytes]]:
+        """All of an area that was ever used, from each copy, as far as it can be read: the first block, bytes."""
+        for copy in self.copies:
+            for block in range(0, self.superblock.area_blocks, _SCAN_BLOCKS):
+                count = min(_SCAN_BLOCKS, self.superblock.area_blocks - block)
+                start = self.superblock.area_offset(copy, area)
+                try:
+                    if not block and not any(self._read(copy, start, ALIGN)):
+                        break
+                    yield block, self._read(copy, start + block * ALIGN, count * ALIGN)
+                except DeviceError:
+                    continue
 
     def _more(self, cursor: Cursor, blocks: int) -> bool:
         """Is there a later record of this area in the `blocks` behind the cursor? Nothing is ever written behind a

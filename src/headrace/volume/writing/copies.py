@@ -22,12 +22,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from headrace.device import BlockDevice
-from headrace.errors import DeviceError, ReservationConflict
+from headrace.errors import DeviceError, ReservationConflict, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog.log import LogReader
 from headrace.volume.data.durable import write_through
@@ -43,13 +44,24 @@ _PIECE_BYTES = 1 << 20
 def usable(found: Members, devices: Sequence[BlockDevice]) -> tuple[int, ...]:
     """Of the copies that count, those that can be read and written, as far as one look at each tells. For a session
     that may go on without the others; DeviceError where none is left."""
-    block, good = found.superblock, []
     errors: list[DeviceError] = []
+    good = _good(found, devices, errors, every_area=True)
+    # Where no copy is left without a fault, one is good enough of which the log can be read.
+    good = good or _good(found, devices, errors, every_area=False)
+    if not good:
+        raise errors[-1]
+    return tuple(good)
+
+
+def _good(found: Members, devices: Sequence[BlockDevice], errors: list[DeviceError], *, every_area: bool) -> list[int]:
+    block, good = found.superblock, []
     for copy in found.copies:
         device = devices[block.log_member[copy]]
         try:
-            for area in range(block.area_count):
+            for area in range(block.area_count if every_area else 0):
                 _read(device, block.area_offset(copy, area), ALIGN)
+            with suppress(VolumeDamaged):
+                LogReader(block, devices, (copy,)).start()
             # The same bytes: a late write of them does no harm.
             write_through(device, block.log_offset[copy], _read(device, block.log_offset[copy], ALIGN))
         except ReservationConflict:
@@ -58,9 +70,7 @@ def usable(found: Members, devices: Sequence[BlockDevice]) -> tuple[int, ...]:
             errors.append(error)
         else:
             good.append(copy)
-    if not good:
-        raise errors[0]
-    return tuple(good)
+    return good
 
 
 def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
