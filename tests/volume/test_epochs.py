@@ -633,3 +633,19 @@ def test_an_unreadable_header_matters_only_where_it_may_be_the_newest(area: int)
         commit(session.volume, session, "newer")
     with pytest.raises(CommandFailed):
         Volume.open([hole], degraded=True)
+
+
+def test_a_snapshot_on_the_copy_that_does_not_answer_just_now_is_not_damaged() -> None:
+    """The other copy was left behind, and the reader does not know it yet: the superblocks say that still."""
+    devices = made(2)
+    hole = Hole(2 * MIB)
+    hole.data[:] = devices[1].data
+    reader = Volume.open([devices[0], hole])
+    go_on([hole], "alone")
+    log = reader.log
+    newest = log.start().area
+    hole.at = log.superblock.area_offset(1, newest) + ALIGN
+    with pytest.raises(CommandFailed):
+        log.load()
+    hole.at = -1
+    assert reader.refresh() and "alone" in reader

@@ -268,7 +268,8 @@ class LogReader:
             if record is not None and not cursor.every_copy:
                 break
         if record is None:
-            if len(errors) == len(self.copies):
+            # Within a snapshot there is one: on the copy that cannot be read, where it is on no other.
+            if len(errors) == len(self.copies) or (errors and cursor.snapshot_left):
                 raise errors[0]
             return None
         for copy in lacking:
