@@ -594,6 +594,46 @@ def test_a_table_that_was_written_on_one_member_alone_stands_on_two_when_the_oth
     assert scrub(devices).clean
 
 
+# ---- the copy that is left behind, until it counts again -------------------------------------------------------------
+
+
+def left_behind(moves: int) -> list[MemoryDevice]:
+    """Member 1 was away while the log moved so many times."""
+    devices = made(2)
+    with writing(Volume.open(devices[:1], write=True, degraded=True)) as session:
+        for i in range(moves):
+            if i:
+                session._writer.move(say_so=True)
+            commit(session.volume, session, f"alone {i}")
+    return devices
+
+
+def opened_alone(media: MemoryDevice) -> set[str]:
+    """What the member says whose rebuilding was interrupted, when the other one never comes back."""
+    copy = copied([media])
+    found = names(copy)
+    go_on(copy, "after")
+    assert names(copy) == found | {"after"}
+    return found
+
+
+@pytest.mark.parametrize(("moves", "same_area"), [(1, False), (2, True), (3, False)])
+def test_the_source_of_a_copy_is_lost_on_the_way(moves: int, same_area: bool) -> None:
+    base = left_behind(moves)
+    there, here = (Volume.open([device], degraded=True).log.start().area for device in base)
+    assert (there == here) is same_area
+    before, after = {"wide"}, {"wide", *(f"alone {i}" for i in range(moves))}
+    timeline = recorded(lambda devices: go_on([*devices], "together", degraded=False), base)
+    ends = {0, timeline.devices[1].size_bytes - ALIGN}
+    writes = [i for i, event in enumerate(timeline.events) if event.kind == "write" and event.device == 1]
+    last = next(i for i in writes if timeline.events[i].offset in ends)
+    found = []
+    for position in [i for i in writes if i <= last]:
+        crash = timeline.crash(position)
+        found += [opened_alone(crash.nothing()[1]), opened_alone(crash.everything()[1])]
+    assert all(one in (before, after) for one in found) and found[0] == before and found[-1] == after
+
+
 # ---- one copy that counts, and a block of it that cannot be read ----
 
 

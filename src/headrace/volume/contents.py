@@ -156,7 +156,7 @@ class Contents:
         catalog, cursor = self.log.load()
         if self._adrift or cursor.header.epoch > self.superblock.log_epoch:
             self._adrift = True
-            self.look_again(self.devices, degraded=True, epoch=cursor.header.epoch)
+            self.look_again(self.devices, degraded=True, met=cursor)
             # Where this was the side that is given up, the numbers of blobs and tables are those of others now.
             self._blobs.clear()
             self._checksums.clear()
@@ -311,20 +311,23 @@ class Contents:
             self._warnings = []
 
     def look_again(
-        self, devices: Sequence[BlockDevice], *, degraded: bool | None = None, epoch: int = 0
+        self, devices: Sequence[BlockDevice], *, degraded: bool | None = None, met: Cursor | None = None
     ) -> members.Members:
-        """Read the superblocks again: which copies of the log count now? MemberMissing where none is of `epoch` or
-        later: those that can be read were left behind, and so was their log."""
+        """Read the superblocks again: which copies of the log count now? `met`: so far a log has come. MemberMissing
+        where those that can be read were left behind by that, and their log was, too."""
         degraded = self.degraded if degraded is None else degraded
         found = members.recognise(devices, degraded=degraded, keep=self.keep)
-        if found.superblock.log_epoch < epoch:
-            raise MemberMissing(
-                "the log went on without those members that can be read now",
-                where=", ".join(self.uris),
-                expected=f"a superblock of epoch {epoch}, as the log is",
-                found="; ".join([f"epoch {found.superblock.log_epoch}", *found.notes]),
-                next_step="look again when the others are back",
-            )
+        if met is not None and found.superblock.log_epoch < met.header.epoch:
+            # A copy that was being rebuilt when the one that it was rebuilt from was lost has that log.
+            _, there = LogReader(found.superblock, devices, found.copies).load()
+            if (there.header.epoch, there.sequence) < (met.header.epoch, met.sequence):
+                raise MemberMissing(
+                    "the log went on without those members that can be read now",
+                    where=", ".join(self.uris),
+                    expected=f"a superblock of epoch {met.header.epoch}, as the log is",
+                    found="; ".join([f"epoch {found.superblock.log_epoch}", *found.notes]),
+                    next_step="look again when the others are back",
+                )
         with self.lock:
             self.superblock, self.lagging = found.superblock, epochs.lagging(found.superblock, found.blocks)
             self._warnings, self._notes = found.warnings, found.notes

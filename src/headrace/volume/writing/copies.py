@@ -4,7 +4,8 @@
         |
     read the log from the copies that count            (`media/epochs.py` says which)
         |
-    rebuild those that do not, and whose member is there: all of the copy, from one that counts
+    rebuild those that do not, and whose member is there: all of the copy, from one that counts, header of the newest
+        |                      area behind its records
         |
     other copies than before?  the next epoch, on the superblocks: first of a member with a copy that counted so far,
         |                      then of those that were rebuilt, then of all others
@@ -30,7 +31,7 @@ import numpy as np
 from headrace.device import BlockDevice
 from headrace.errors import DeviceError, ReservationConflict, VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.catalog.log import LogReader
+from headrace.volume.catalog.log import Cursor, LogReader
 from headrace.volume.data.durable import write_through
 from headrace.volume.layout import ALIGN, Epoch, Superblock
 from headrace.volume.media import epochs
@@ -99,7 +100,9 @@ def settle(log: LogReader, found: Members, *, degraded: bool) -> bool:
                     next_step="mend the device, or go on without that copy with degraded=True (--degraded)",
                 ) from error
             failed.append(copy)
-    superblock, members = next_epoch(found.superblock, copies, found.given_up), found.superblock.log_member
+    # Of a copy that was being rebuilt, and whose source is lost, the log is further on than the superblock.
+    begun, members = log.start().header.epoch, found.superblock.log_member
+    superblock = next_epoch(found.superblock, copies, found.given_up, begun)
     if superblock == found.superblock and not epochs.lagging(superblock, found.blocks):
         return False
     superblock = replace(superblock, generation=1 + max(block.generation for block in found.blocks.values()))
@@ -135,13 +138,13 @@ def first_number(found: Members, devices: Sequence[BlockDevice], number: int) ->
     return number if last is None else max(number, last.session + 1)
 
 
-def next_epoch(superblock: Superblock, copies: Sequence[int], given_up: Sequence[Epoch]) -> Superblock:
+def next_epoch(superblock: Superblock, copies: Sequence[int], given_up: Sequence[Epoch], begun: int = 0) -> Superblock:
     """The superblock of the epoch in which these copies count; the same where they do already, and no history is given
-    up."""
+    up, and the log is of no later one (`begun`)."""
     counting = sum(1 << copy for copy in copies)
-    if counting == superblock.epoch.copies and not given_up:
+    if counting == superblock.epoch.copies and not given_up and begun <= superblock.epoch.number:
         return superblock
-    number = 1 + max(epoch.number for epoch in (superblock.epoch, *given_up))
+    number = 1 + max(begun, *(epoch.number for epoch in (superblock.epoch, *given_up)))
     epoch = Epoch(number, counting, 0, time.time_ns(), secrets.token_bytes(16))
     # Once each, however many members of the other side there are: the history of this one must not be pushed out.
     others = dict.fromkeys(one._replace(flags=one.flags | layout.GIVEN_UP) for one in given_up)
@@ -156,12 +159,58 @@ def _read(device: BlockDevice, offset: int, length: int) -> bytes:
 
 
 def _rebuild(log: LogReader, copy: int) -> None:
-    """All of a copy, from one that counts. Its member does not say yet that it counts."""
+    """All of a copy, from one that counts. Its member does not say yet that it counts; until then it opens by itself as
+    what it was, or as what it will be, since the source may be lost on the way: records first, the header of the newest
+    area then, all else last.
+    """
     block, source = log.superblock, log.copies[0]
-    begin, end = block.log_offset[source], block.area_offset(source, block.area_count)
-    for offset in range(begin, end, _PIECE_BYTES):
-        data = _whole(log.device(source), offset, min(_PIECE_BYTES, end - offset))
-        write_through(log.device(copy), block.log_offset[copy] + offset - begin, data)
+    newest = log.start()
+    _copy(log, copy, block.log_offset[source], block.area_offset(source, 0))
+    old = _in_force(log, copy)
+    if old is not None and old.area == newest.area and old.header.generation != newest.header.generation:
+        # Its newest area is the one that has to be overwritten: until that is there, what it says stands in another.
+        aside = newest.area ^ 1
+        _copy_area(log, copy, newest.area, to=aside)
+        header = newest.header.encode(block.volume_id, aside)
+        write_through(log.device(copy), block.area_offset(copy, aside), header)
+    # A block at a time, where the log goes on in an area that is in force here.
+    same = old is not None and old.area == newest.area and old.header.generation == newest.header.generation
+    _copy_area(log, copy, newest.area, piece=ALIGN if same else _PIECE_BYTES)
+    _copy_header(log, copy, newest.area)
+    for area in range(block.area_count):
+        if area != newest.area:
+            # Older than that: its header first, since a copy of the newest may stand there.
+            _copy_header(log, copy, area)
+            _copy_area(log, copy, area)
+
+
+def _in_force(log: LogReader, copy: int) -> Cursor | None:
+    """Where a copy that does not count begins by itself; None where it does not."""
+    try:
+        return LogReader(log.superblock, log.devices, (copy,)).start()
+    except (DeviceError, VolumeDamaged):
+        return None
+
+
+def _copy_header(log: LogReader, copy: int, area: int) -> None:
+    offset = log.superblock.area_offset(log.copies[0], area)
+    _copy(log, copy, offset, offset + ALIGN)
+
+
+def _copy_area(log: LogReader, copy: int, area: int, *, to: int | None = None, piece: int = _PIECE_BYTES) -> None:
+    """An area without its header."""
+    block, source = log.superblock, log.copies[0]
+    begin = block.area_offset(source, area)
+    shift = 0 if to is None else block.area_offset(copy, to) - block.area_offset(copy, area)
+    _copy(log, copy, begin + ALIGN, begin + block.area_bytes, shift=shift, piece=piece)
+
+
+def _copy(log: LogReader, copy: int, begin: int, end: int, *, shift: int = 0, piece: int = _PIECE_BYTES) -> None:
+    """These bytes of the copy that counts to the same place of another, or so far behind it."""
+    block, source = log.superblock, log.copies[0]
+    for offset in range(begin, end, piece):
+        data = _whole(log.device(source), offset, min(piece, end - offset))
+        write_through(log.device(copy), block.log_offset[copy] + offset - block.log_offset[source] + shift, data)
 
 
 def _whole(device: BlockDevice, offset: int, length: int) -> bytes:
