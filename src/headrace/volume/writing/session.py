@@ -169,7 +169,7 @@ class Session(Holdings):
             mine.host,
         )
         # No move of a session before this one, finished or not, can have used this generation.
-        writer.skip = 0 if ended else self.number - catalog.session
+        writer.skip = self.number - cursor.header.session
         if not clean or cursor.findings or cursor.header.epoch != self._log.superblock.log_epoch:
             writer.move(say_so=clean)
         record = writer.append(layout.SESSION, entry.encode(), self.number)
