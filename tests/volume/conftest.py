@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from headrace.device import crc32c, reference
-from headrace.volume.writing import heartbeat
+from headrace.volume.writing import heartbeat, past
 from tests.volume.fenced import World
+
+
+@pytest.fixture(autouse=True)
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Sessions that wait until late writes have ended (`past.wait_until_quiet`) do so by a clock of their own; how long
+    they slept."""
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(past, "time", clock)
+    return slept
 
 
 @pytest.fixture

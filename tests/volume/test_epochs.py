@@ -20,18 +20,20 @@ from headrace.errors import (
     NotAVolume,
     SessionLost,
     VolumeDiverged,
+    WriterActive,
 )
 from headrace.testing import CrashDevice, MemoryDevice, SharedNamespace, Timeline
 from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume import info as volume_info
+from headrace.volume.catalog.commit import LogWriter
 from headrace.volume.catalog.log import LogReader
 from headrace.volume.layout import ALIGN, Epoch, Superblock
 from headrace.volume.media import epochs
 from headrace.volume.media.members import read_superblock
 from headrace.volume.repair import salvage
 from headrace.volume.repair.scrub import scrub
-from headrace.volume.writing import copies, fence
+from headrace.volume.writing import copies, fence, heartbeat
 from tests.volume.support import KIB, STRIPE, State, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -632,6 +634,78 @@ def test_the_source_of_a_copy_is_lost_on_the_way(moves: int, same_area: bool) ->
         crash = timeline.crash(position)
         found += [opened_alone(crash.nothing()[1]), opened_alone(crash.everything()[1])]
     assert all(one in (before, after) for one in found) and found[0] == before and found[-1] == after
+
+
+# ---- a side that has committed nothing -------------------------------------------------------------------------------
+
+
+def idle(devices: list[MemoryDevice]) -> None:
+    """A session that takes space, and commits nothing."""
+    with writing(Volume.open(devices, write=True, degraded=True)) as session:
+        session.transaction().allocate("never", 100 * KIB)
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_a_side_that_has_committed_nothing_is_left_behind(empty: int) -> None:
+    devices = made(2)
+    idle([devices[empty]])
+    go_on([devices[1 - empty]], "by the other")
+    go_on([devices[1 - empty]], "and again")
+    before = [bytes(device.data) for device in devices]
+    volume = Volume.open(devices)
+    assert volume.log.copies == (1 - empty,) and "by the other" in volume
+    assert any("nothing was committed there" in warning for warning in volume.info().warnings)
+    assert [bytes(device.data) for device in devices] == before
+    go_on(devices, "together", degraded=False)
+    assert names(devices) == names([devices[0]]) == names([devices[1]]) == {
+        "wide", "by the other", "and again", "together"
+    }  # fmt: skip
+    assert Volume.open(devices).log.copies == (0, 1) and scrub(devices).clean
+
+
+def twice(devices: list[MemoryDevice]) -> None:
+    idle(devices)
+    idle(devices)
+
+
+def adopted(devices: list[MemoryDevice]) -> None:
+    """Something was in flight."""
+    with pytest.MonkeyPatch.context() as patch:
+        adopt = LogWriter.adopt
+        patch.setattr(LogWriter, "adopt", lambda self: adopt(self) or True)
+        idle(devices)
+
+
+def moved_on(devices: list[MemoryDevice]) -> None:
+    with writing(Volume.open(devices, write=True, degraded=True)) as session:
+        session._writer.move(say_so=True)
+
+
+@pytest.mark.parametrize("touch", [twice, adopted, moved_on])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_side_that_may_have_what_the_other_does_not_know_is_no_empty_one(
+    touch: Callable[[list[MemoryDevice]], None], side: int
+) -> None:
+    devices = made(2)
+    touch([devices[side]])
+    go_on([devices[1 - side]], "by the other")
+    with pytest.raises(VolumeDiverged):
+        Volume.open(devices)
+
+
+def test_a_side_that_is_about_to_commit_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = made(2)
+    go_on(devices[:1], "by the other")
+    alive = Volume.open(devices[1:], write=True, degraded=True).session("alive", heartbeat_s=60.0)
+    volume = Volume.open(devices, write=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(heartbeat, "wait_for_silence", lambda block, seen, missed: False)
+        with pytest.raises(WriterActive, match="alive"):
+            volume.session("other", takeover="if-dead")
+    commit(alive.volume, alive, "after all")
+    alive.close()
+    with pytest.raises(VolumeDiverged):
+        Volume.open(devices)
 
 
 # ---- one copy that counts, and a block of it that cannot be read ----

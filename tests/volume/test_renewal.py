@@ -177,6 +177,8 @@ def test_a_renewal_that_fails_anywhere_goes_on_later(world: World, accident: Acc
     for n in itertools.count():
         failing = Failing(world, n, accident)
         with world.open().session("run", takeover="now", heartbeat_s=BEAT) as session:
+            # Windows of one that ended half way, until somebody has held the volume for long enough.
+            inherited = session.quarantined_bytes
             put(session, f"before {n}", b"x" * 5000)
             with suppress(VolumeError), session.transaction() as tx:
                 tx.allocate("never answered", 100_000)
@@ -198,7 +200,7 @@ def test_a_renewal_that_fails_anywhere_goes_on_later(world: World, accident: Acc
             put(session, f"after {n}", b"y" * 5000)
             # A preemption whose answer was lost confirms nothing.
             told = session.renew()
-            assert told is (session.quarantined_bytes == 0) and (
+            assert told is (session.quarantined_bytes == inherited) and (
                 told or accident == Accident(landed=True, given_up=True)
             )
             assert session.ticket is not None and world.holders() == [session.ticket.key] * 2
@@ -213,7 +215,7 @@ def test_a_renewal_that_fails_anywhere_goes_on_later(world: World, accident: Acc
                     session.renew()
         with world.open().session("next") as following:
             put(following, f"next {n}", b"z" * 5000)
-            assert half or not told or following.quarantined_bytes == 0
+            assert half or not told or following.quarantined_bytes <= inherited
         if not failing.happened:
             break
     assert failed >= 8 and halves

@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.testing import Quirks
 from tests.volume.processes.rounds import History, Rounds
 from tests.volume.simulation.chain import Chain, Violation, content
-from tests.volume.simulation.rules import RULES, STORMS, without
+from tests.volume.simulation.rules import HARSH, RULES, STORMS, without
 from tests.volume.simulation.run import run
 from tests.volume.simulation.weather import Weather
 
@@ -71,6 +71,12 @@ def test_a_log_area_of_a_session_of_unknown_fate() -> None:
     weather = Weather(lose_answer=0.02, given_up=1.0, cut=0.0, undrained_ghosts=True)
     for seed in range(WORLDS):
         run(seed, storm=(weather, Quirks(fences_without_draining=True)))
+
+
+def test_sessions_of_unknown_fate_one_after_another() -> None:
+    """Most are lost on their way in, on a target that fences without draining. More: `--storm harsh`."""
+    for seed in (2, 6, 7, 17, 30, 34):
+        run(seed, storm=(HARSH, Quirks(fences_without_draining=True)))
 
 
 # ---- the model, by hand ----------------------------------------------------------------------------------------------

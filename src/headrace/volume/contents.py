@@ -19,6 +19,7 @@ from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.commit import LogWriter
 from headrace.volume.catalog.listing import Listing, listing_of
 from headrace.volume.catalog.log import Cursor, Followed, LogReader
+from headrace.volume.catalog.sides import recognise
 from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.data.absent import present
 from headrace.volume.data.checksums import ChecksumCache
@@ -62,6 +63,8 @@ class Contents:
         self._notes = found.notes
         #: Members that were away when the current epoch of the log began.
         self.lagging = epochs.lagging(found.superblock, found.blocks)
+        #: There is another history: that of a member whose side is given up.
+        self.other_side = bool(found.given_up)
         self._checksums = ChecksumCache(self.devices, self.superblock.volume_id)
         self._decoded: OrderedDict[str, StoredObject] = OrderedDict()
         self._watch = Watch()
@@ -316,7 +319,7 @@ class Contents:
         """Read the superblocks again: which copies of the log count now? `met`: so far a log has come. MemberMissing
         where those that can be read were left behind by that, and their log was, too."""
         degraded = self.degraded if degraded is None else degraded
-        found = members.recognise(devices, degraded=degraded, keep=self.keep)
+        found = recognise(devices, degraded=degraded, keep=self.keep)
         if met is not None and found.superblock.log_epoch < met.header.epoch:
             # A copy that was being rebuilt when the one that it was rebuilt from was lost has that log.
             _, there = LogReader(found.superblock, devices, found.copies).load()
@@ -331,6 +334,7 @@ class Contents:
         with self.lock:
             self.superblock, self.lagging = found.superblock, epochs.lagging(found.superblock, found.blocks)
             self._warnings, self._notes = found.warnings, found.notes
+            self.other_side = bool(found.given_up)
             self.log.use(found.superblock, found.copies)
         return found
 

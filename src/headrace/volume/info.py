@@ -14,6 +14,7 @@ from headrace.volume.catalog.usage import usage_of, usage_of_recent
 from headrace.volume.data.absent import AbsentMember
 from headrace.volume.layout import Record, Superblock
 from headrace.volume.space.allocator import FreeSpace, count_space
+from headrace.volume.writing.past import earlier_are_gone
 
 #: Space of the tables of a catalogue that is read where members are missing.
 _READ_BYTES = 16 << 20
@@ -141,10 +142,12 @@ def quarantined_bytes(
         # No marker follows a window that was opened last; the next session adopts it all the same.
         if record.kind in (layout.SESSION, layout.WINDOW):
             as_found.apply(record)
+    windows = as_found.suspects
     if heartbeat is not None and heartbeat.state == layout.CLOSED and heartbeat.session >= as_found.session:
-        return 0
+        # Where nobody keeps reservations (no key), one successor waits.
+        windows = {} if not heartbeat.key or earlier_are_gone(heartbeat) else as_found.earlier
     spaces = [FreeSpace() for _ in superblock.members]
-    for member, offset, length in merge([one for ranges in as_found.suspects.values() for one in ranges]):
+    for member, offset, length in merge([one for ranges in windows.values() for one in ranges]):
         if member >= len(spaces):
             raise VolumeDamaged("no such member", where="a window of the log", found=str(member))
         spaces[member].add(offset, offset + length)

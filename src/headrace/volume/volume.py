@@ -21,6 +21,7 @@ from headrace.settings import check_text
 from headrace.units import MIB
 from headrace.volume import layout
 from headrace.volume.catalog.log import LogReader
+from headrace.volume.catalog.sides import recognise
 from headrace.volume.contents import Addresses, Contents
 from headrace.volume.create import create as create_on
 from headrace.volume.data.absent import absent, present
@@ -119,7 +120,7 @@ class Volume(Contents):
             listed = members.addresses(where if isinstance(where, str) else uris)
             opened, failed = members.open_some(listed, read_only=not write, degraded=degraded)
         try:
-            found = members.recognise(opened, degraded=degraded, keep=keep)
+            found = recognise(opened, degraded=degraded, keep=keep)
             found.notes[:0] = failed
             volume = cls(found, write=write, owned=owned, degraded=degraded, keep=keep)
             if ticket is not None:

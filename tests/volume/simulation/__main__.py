@@ -8,6 +8,8 @@ import time
 import traceback
 from collections import Counter
 
+from headrace.testing import Quirks
+from tests.volume.simulation.rules import HARSH, STORMS
 from tests.volume.simulation.run import run
 
 
@@ -19,14 +21,16 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every command")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first that fails")
     parser.add_argument("--resent-ghosts", action="store_true", help="writes that were sent again land late, too")
+    parser.add_argument("--storm", choices=["harsh", *sorted(STORMS)], help="one weather for all of them")
     given = parser.parse_args()
+    storms = {**STORMS, "harsh": (HARSH, Quirks(fences_without_draining=True))}
     seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
     counts: Counter[str] = Counter()
     failed: list[int] = []
     started = time.monotonic()
     for done, seed in enumerate(seeds, 1):
         try:
-            made = run(seed, trace=given.trace, resent_ghosts=given.resent_ghosts)
+            made = run(seed, trace=given.trace, storm=storms.get(given.storm), resent_ghosts=given.resent_ghosts)
             counts.update(made.counts)
             counts["step"] += made.steps
         except BaseException as error:

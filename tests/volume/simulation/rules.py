@@ -11,12 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.testing import HostDevice, Quirks
-from headrace.units import KIB
 from headrace.volume.catalog import commit, log
 from headrace.volume.catalog.tables import build
 from headrace.volume.data import durable
 from headrace.volume.data.objects import space_of
-from headrace.volume.writing import fence, heartbeat, session
+from headrace.volume.writing import fence, heartbeat, past, session
 from tests.volume.simulation.weather import Weather
 
 
@@ -88,6 +87,10 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "area not in force": [(commit.LogWriter, "move", _stays)],
     # 4.3: that is neither the area in force nor the one that the predecessor was moving to.
     "areas": [(commit, "refuge", lambda cursor, *_: cursor.area ^ 1)],
+    # 4.2: where neither that pair is safe, nobody writes to the log before nothing can land any more.
+    "wait": [(past, "wait_until_quiet", _nothing)],
+    # ... and who was short says so, so that the next one knows.
+    "settled": [(past, "earlier_are_gone", _always)],
     # Deleted space is given back to the target when that can no longer be taken back.
     "deallocation": [(session, "commit_records", _deallocates_first)],
     # 4.2, 2: who beats is not taken over.
@@ -120,6 +123,8 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 }
 
 _UNDRAINED = Quirks(fences_without_draining=True)
+#: Sessions are lost while they open, one after another, and what they had under way lands later.
+HARSH = Weather(lose_answer=0.02, given_up=1.0, cut=0.0, undrained_ghosts=True, sessions=12)
 _NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True, sessions=8), Quirks(no_reservations=True)
 
 #: Where a rule matters often.
@@ -136,6 +141,8 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
         ),
         _UNDRAINED,
     ),
+    "wait": (HARSH, _UNDRAINED),
+    "settled": (HARSH, _UNDRAINED),
     "drained": (
         Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
         _UNDRAINED,
@@ -147,13 +154,13 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
     "identical resend": (Weather(kill=0.01, cut=0.0, sessions=8), Quirks()),
     "area not in force": (
         Weather(
-            lose_answer=0.02,
+            lose_answer=0.008,
             given_up=1.0,
             cut=0.0,
             undrained_ghosts=True,
-            transactions=3,
-            sessions=12,
-            log_bytes=256 * KIB,
+            many_tables=True,
+            transactions=20,
+            sessions=8,
         ),
         _UNDRAINED,
     ),
@@ -166,8 +173,16 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
     ),
     "tables written through": (Weather(cut=0.02, many_tables=True), Quirks()),
     "quarantine": (
-        Weather(lose_answer=0.01, given_up=1.0, cut=0.0, undrained_ghosts=True, data_only=True, sessions=12),
-        Quirks(fences_without_draining=True),
+        Weather(
+            lose_answer=0.02,
+            given_up=1.0,
+            cut=0.0,
+            undrained_ghosts=True,
+            data_only=True,
+            transactions=8,
+            sessions=12,
+        ),
+        _UNDRAINED,
     ),
     "marker": (Weather(early=0.3, cut=0.01), Quirks()),
     "fence": (Weather(stop=0.05, cut=0.0, by_hand=0.7, sessions=12), Quirks()),

@@ -23,13 +23,13 @@ from headrace.volume.catalog import commit
 from headrace.volume.catalog.tables import table
 from headrace.volume.data import checksums, durable
 from headrace.volume.space import deallocate
-from headrace.volume.writing import fence, heartbeat, holdings, tenure, transaction
+from headrace.volume.writing import fence, heartbeat, holdings, past, tenure, transaction
 from tests.volume.simulation.actor import Actor
 from tests.volume.simulation.actors import BEAT_S, Job, rank, reader, world, writer
 from tests.volume.simulation.chain import Violation
 from tests.volume.simulation.threads import Threads
 from tests.volume.simulation.weather import Weather
-from tests.volume.simulation.world import World
+from tests.volume.simulation.world import World, quiet_s
 
 #: A world ends at last after so many steps.
 STEPS = 3000
@@ -75,6 +75,8 @@ def determined(seed: int) -> Iterator[Threads]:
             *((one, "Worker", module.Worker) for one in (heartbeat, deallocate)),
             (checksums, "threading", module),
             (heartbeat, "time", clock),
+            (past, "time", clock),
+            (past, "QUIET_S", quiet_s(seed)),
             (deallocate, "time", clock),
             (heartbeat, "INTERVAL_S", BEAT_S),
             (deallocate, "AFTER_S", 0.2),
@@ -111,6 +113,9 @@ def observed(made: World, threads: Threads) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(heartbeat.HeartbeatBlock, "write", noted))
         stack.enter_context(patch.object(heartbeat, "judge", judged))
+        if made.weather.data_only:
+            # One session is enough (`World.opened`).
+            stack.enter_context(patch.object(past, "QUIET_S", BEAT_S / 10))
         if made.weather.many_tables:
             for name, value in [("RECENT_BYTES", 1024), ("BULK_BYTES", 2048), ("LOG_BYTES", 24 * KIB)]:
                 stack.enter_context(patch.object(commit, name, value))

@@ -2,7 +2,7 @@
 
 So heartbeats, deallocations and commits of one process interleave as the seed wants, and all of them stop when the
 process is stopped, and end when it ends. Outside of a world (looking at what a power cut left) a thread never runs, and
-no time passes.
+no time passes but for who sleeps: its time is not the world's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ class Threads:
     def __init__(self) -> None:
         #: Where it is: set when the world is made.
         self.world: World | None = None
+        #: How long was slept outside of it.
+        self._slept = 0.0
 
     def actor(self) -> Actor | None:
         return None if self.world is None else self.world.current.get(threading.get_ident())
 
     def now(self) -> float:
+        if self.actor() is None:
+            return self._slept
         return 0.0 if self.world is None else self.world.now
 
     def sleep(self, seconds: float) -> None:
-        if (actor := self.actor()) is not None:
+        if (actor := self.actor()) is None:
+            self._slept += seconds
+        else:
             actor.wait(lambda: False, self.now() + seconds)
 
     def wait(self, until: Callable[[], bool], timeout: float | None = None) -> bool:

@@ -39,8 +39,7 @@ class Weather:
     ghosts: bool = True
     #: Also of writes that the host sent again, and that succeeded.
     resent_ghosts: bool = False
-    #: Also at targets that do not drain. Survived but where several sessions are lost while they open, one after
-    #: another.
+    #: Also at targets that do not drain.
     undrained_ghosts: bool = False
     #: Late commands to the log are no matter.
     data_only: bool = False

@@ -27,6 +27,11 @@ from tests.volume.simulation.weather import TARGETS, Weather
 STEP_TIME_S = 0.001
 
 
+def quiet_s(seed: int) -> float:
+    """So long after a host was shut out something of it may land: some worlds are short for it, others are not."""
+    return (0.5, 2.0)[seed % 2]
+
+
 @dataclass
 class World:
     seed: int
@@ -60,8 +65,11 @@ class World:
         self.now = 0.0
         #: Of the volume: where its structures are.
         self.superblock: Superblock | None = None
-        #: Jobs that said in the heartbeat block that the volume is theirs, in that order.
-        self.claims: list[int] = []
+        #: Jobs that said in the heartbeat block that the volume is theirs, in that order, and when.
+        self.claims: dict[int, float] = {}
+        #: Of each of these: the members that it has.
+        self.there: dict[int, set[int]] = {}
+        self.quiet_s = quiet_s(self.seed)
         #: Session -> when its beats were written.
         self.beats: dict[int, list[float]] = {}
         #: Step until which a member does not answer.
@@ -103,12 +111,29 @@ class World:
                 return length
 
     def opened(self, number: int) -> None:
-        """Job `number` has a session. What one before its predecessor had under way is taken for gone by now, also
-        where no target says so (`docs/volume-format.md`, "Ghosts")."""
+        """Job `number` has a session."""
         oldest = self._sessions[-1] if self._sessions else 0
         self._sessions.append(number)
-        for namespace in self.namespaces:
-            namespace.ghosts = [ghost for ghost in namespace.ghosts if self.job_of.get(ghost.device, 0) >= oldest]
+        if self.weather.data_only:
+            # Rules about data are needed soon: late writes live as long as they may, but for one session.
+            for namespace in self.namespaces:
+                namespace.ghosts = [ghost for ghost in namespace.ghosts if self.job_of.get(ghost.device, 0) >= oldest]
+
+    def _expire(self) -> None:
+        """What was let to a medium ends there, or has landed, some time after its host was shut out, also where no
+        target says so (`docs/volume-format.md`, "Ghosts")."""
+        if self.weather.data_only:
+            return
+        for index, namespace in enumerate(self.namespaces):
+            # Who goes on without a member shuts nobody out there.
+            quiet = [
+                job
+                for job, since in self.claims.items()
+                if self.now - since > self.quiet_s and index in self.there[job]
+            ]
+            namespace.ghosts = [
+                ghost for ghost in namespace.ghosts if self.job_of.get(ghost.device, 0) >= max(quiet, default=0)
+            ]
 
     def _wrote(self, namespace: SharedNamespace, host: uuid.UUID) -> None:
         job = self.job_of_host.get(host)
@@ -167,6 +192,7 @@ class World:
         """One command of somebody, and perhaps a misfortune before it. Returns who it was."""
         self.steps += 1
         self.now += STEP_TIME_S
+        self._expire()
         if not self.calm:
             self._misfortune()
         awake = self._awake() or self._pass_time()
@@ -345,7 +371,8 @@ class World:
         device, command = done
         if command.verb == "write" and self._is_beat(device, command):
             if not self.claims or actor.job > max(self.claims):
-                self.claims.append(actor.job)
+                self.claims[actor.job] = self.now
+                self.there[actor.job] = {self.namespaces.index(used.namespace) for used in actor.main._used}
                 for other in self.alive():
                     other.unaware |= other.job < actor.job
             return

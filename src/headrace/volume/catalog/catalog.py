@@ -168,7 +168,12 @@ class Catalog:
             self._replace(TablesChanged.decode(record.payload, where), where)
         elif record.kind == layout.SESSION:
             session = SessionEntry.decode(record.payload, where)
-            self.windows = self.suspects if session.flags & layout.UNCLEAN_PREDECESSOR else {}
+            if session.flags & layout.UNCLEAN_PREDECESSOR:
+                self.windows = self.suspects
+            elif session.flags & layout.EARLIER_UNSETTLED:
+                self.windows = self.earlier
+            else:
+                self.windows = {}
             self.session = session.number
             self.last_session = session
         elif record.kind == layout.WINDOW:
@@ -239,6 +244,12 @@ class Catalog:
         """
         own = self.windows.get(self.session)
         return dict(self.windows) if own is None else {self.session: own}
+
+    @property
+    def earlier(self) -> dict[int, list[Range]]:
+        """Windows that late writes may still hit where nothing of the last session can land, and it was too short to
+        say that of those before it."""
+        return {number: ranges for number, ranges in self.windows.items() if number != self.session}
 
     # ---- moving the log ----
 

@@ -61,9 +61,10 @@ def refuge(cursor: Cursor, area_count: int, number: int, last_session: int) -> i
     """Where session `number` goes on whose predecessor is of unknown fate: late writes of that may hit the area in
     force, and the one that it was moving to, which is the other one of the pair.
 
-    So the other pair. Sessions that ended before they had moved may have written there, too: one after another takes
-    the one and the other area. If the area in force was made by a session that had no SESSION record yet, the other
-    pair is its predecessor's, of which nobody knows either, and it wrote to none but this area of the pair.
+    So the other pair. Where nobody waits for sessions that were lost on their way in (`writing/past.py`), they may have
+    written there, too: one after another takes the one and the other area. If the area in force was made by a session
+    that had no SESSION record yet, the other pair is its predecessor's, of which nobody knows either, and it wrote to
+    none but this area of the pair.
     """
     if area_count < 4 or cursor.header.mover > last_session:
         return cursor.area ^ 1
@@ -338,13 +339,14 @@ class LogWriter:
         if self._compaction is not None:
             self._compaction.stop()
 
-    def adopt(self) -> None:
-        """Make a fact of what a dead session left at the end: the same bytes on every copy again, and their marker."""
+    def adopt(self) -> bool:
+        """Make a fact of what a dead session left at the end: the same bytes on every copy again, and their marker.
+        False where all of it is one."""
         waiting, cursor = self.cursor.waiting, self.cursor
         if all(record.kind == layout.MARKER for record in waiting):
             # The usual end: nothing was in flight.
             waiting.clear()
-            return
+            return False
         block = cursor.block - sum(record.blocks for record in waiting)
         for record in waiting:
             data, _ = record._replace(crc=0).encode(self._volume_id, block)
@@ -356,6 +358,7 @@ class LogWriter:
         for record in waiting:
             self.catalog.apply(record)
         waiting.clear()
+        return True
 
     # ---- areas ----
 

@@ -65,7 +65,7 @@ from headrace.volume.layout.entry import (
     peek_blob,
     peek_slices,
 )
-from headrace.volume.layout.heartbeat import ACTIVE, CLOSED, CLOSED_OUTSTANDING, UNDRAINED, Heartbeat
+from headrace.volume.layout.heartbeat import ACTIVE, CLOSED, CLOSED_OUTSTANDING, SETTLED, UNDRAINED, Heartbeat
 from headrace.volume.layout.log import (
     COMMIT,
     MARKER,
@@ -82,7 +82,7 @@ from headrace.volume.layout.log import (
     decode_extents,
     record_blocks,
 )
-from headrace.volume.layout.session import UNCLEAN_PREDECESSOR, SessionEntry
+from headrace.volume.layout.session import BEGAN_WITH_FACTS, EARLIER_UNSETTLED, UNCLEAN_PREDECESSOR, SessionEntry
 from headrace.volume.layout.superblock import (
     BOTH_COPIES,
     GIVEN_UP,
@@ -102,6 +102,7 @@ __all__ = [
     "ADOPT",
     "ALIGN",
     "AREAS",
+    "BEGAN_WITH_FACTS",
     "BLOB_KEY",
     "BOTH_COPIES",
     "CLOSED",
@@ -109,6 +110,7 @@ __all__ = [
     "COLUMN",
     "COMMIT",
     "DELETE",
+    "EARLIER_UNSETTLED",
     "EPOCHS",
     "EXTENT",
     "GIVEN_UP",
@@ -135,6 +137,7 @@ __all__ = [
     "RESERVED_BYTES",
     "RUN",
     "SESSION",
+    "SETTLED",
     "SLICE",
     "SNAPSHOT",
     "SUPERBLOCK_BYTES",

@@ -38,6 +38,8 @@ CLOSED_OUTSTANDING = 3
 #: A flag: the session was another host before, and a command of that may still land, which has no registration any more
 #: that could be preempted.
 UNDRAINED = 1
+#: A flag: when the session began nothing of any session before it could land any more.
+SETTLED = 2
 
 
 class Heartbeat(NamedTuple):

@@ -10,12 +10,17 @@ from headrace.volume.layout.base import clip_utf8
 
 # ---- session records -------------------------------------------------------------------------------------------------
 #
-#    0  number   8 |  8  flags (1: the predecessor did not end cleanly)  8 | 16  nonce  16 | 32  started (ns)  8
+#    0  number   8 |  8  flags  8 | 16  nonce  16 | 32  started (ns)  8
 #   40  run id bytes 2, host bytes 2, reserved 4 | 48  run id, host
 
 _SESSION = struct.Struct("<QQ16sQHH4x")
 assert _SESSION.size == 48
+#: Flags: commands of the last session may still land;
 UNCLEAN_PREDECESSOR = 1
+#: ... none of the last one, but of those before it.
+EARLIER_UNSETTLED = 2
+#: Nothing was in flight when it began: what it found, every copy of the log has that counted.
+BEGAN_WITH_FACTS = 4
 
 
 class SessionEntry(NamedTuple):

@@ -261,8 +261,8 @@ class Allocator:
             detail += f"; {format_bytes(waiting)} waiting until late writes can be ruled out"
         if self.predecessor_bytes:
             detail += (
-                f"; {format_bytes(self.predecessor_bytes)} that late writes of the session before this one may still "
-                "hit: free in the next one"
+                f"; {format_bytes(self.predecessor_bytes)} that late writes of sessions before this one may still "
+                "hit: free in a later one"
             )
         if self.deallocating_bytes:
             detail += f"; {format_bytes(self.deallocating_bytes)} being given back to the target, free in a moment"

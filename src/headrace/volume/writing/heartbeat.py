@@ -29,7 +29,7 @@ import numpy as np
 from headrace.device import Beat, BlockDevice, start_beat
 from headrace.errors import DeviceError, DeviceTimeout, ReservationConflict, SessionLost, WriterActive
 from headrace.volume.data.durable import write_through
-from headrace.volume.layout import ACTIVE, ALIGN, CLOSED, LOG_COPIES, Heartbeat, Superblock
+from headrace.volume.layout import ACTIVE, ALIGN, CLOSED, LOG_COPIES, SETTLED, Heartbeat, Superblock
 from headrace.volume.space.worker import Worker
 from headrace.volume.writing.fence import lost as fenced_off
 from headrace.volume.writing.fence import lost_if_fenced
@@ -247,7 +247,11 @@ def claim(block: HeartbeatBlock, mine: Heartbeat, *, where: str, fenced: bool, j
     held = block.read()
     if not fenced and held is not None and held.session > judged:
         raise taken_meanwhile(where, held)
-    mine = mine._replace(session=max(mine.session, held.session + 1 if held is not None else 0))
+    number = max(mine.session, held.session + 1 if held is not None else 0)
+    if number != judged + 1:
+        # One has come and gone that nobody judged.
+        mine = mine._replace(flags=mine.flags & ~SETTLED)
+    mine = mine._replace(session=number)
     block.write(mine)
     if fenced:
         return mine

@@ -33,7 +33,7 @@ from headrace.volume.layout import CLOSED, CLOSED_OUTSTANDING, Blob, SessionEntr
 from headrace.volume.media.members import Members
 from headrace.volume.space.allocator import Allocator, TableSpace, count_space
 from headrace.volume.space.deallocate import Deallocator
-from headrace.volume.writing import copies, fence, heartbeat
+from headrace.volume.writing import copies, fence, heartbeat, past
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.heartbeat import HeartbeatBlock
 from headrace.volume.writing.holdings import Holdings, window_ranges
@@ -69,6 +69,17 @@ class Session(Holdings):
             last_session=volume.catalog_session(),
             holder=holder,
         )
+        if volume.other_side and volume.keep is None:
+            # Who went on without the others, and committed nothing so far, may be about to.
+            others = [copy for copy in range(layout.LOG_COPIES) if copy not in volume.log.copies]
+            heartbeat.judge(
+                HeartbeatBlock(volume.superblock, volume.devices, others),
+                run_id=run_id,
+                takeover=takeover,
+                missed_beats=missed_beats,
+                where=where,
+                last_session=0,
+            )
         self._fence = fence.take(volume.devices, judged=holder, last=volume.lagging)
         try:
             self.writing = lanes(self._fence.devices, "checkpoint")
@@ -92,8 +103,14 @@ class Session(Holdings):
             nonce=self._fence.hostid.bytes,
             key=self._fence.key if self._fence.ticket(b"", 0) else 0,
         )
+        away = bool(volume.lagging)
+        number = max(mine.session, verdict.number + 1)
+        if past.look_back(verdict, number, self._fence, away=away).settled:
+            mine = mine._replace(flags=layout.SETTLED)
         mine = heartbeat.claim(block, mine, where=where, fenced=self._fence.reserved, judged=verdict.number)
         self.number = mine.session
+        before = past.look_back(verdict, self.number, self._fence, away=away)
+        self._settled = before.settled
         self._log = LogReader(found.superblock, devices, usable)
         # Tables do not change, and the volume reads them after this session, too.
         self._log.nodes = volume.log.nodes
@@ -101,7 +118,7 @@ class Session(Holdings):
         try:
             # What follows writes to the log: a claim that fails from here on may have left commands behind.
             with self.lost_if_fenced():
-                self._writer = self._take_log(mine, verdict, found)
+                self._writer = self._take_log(mine, before, found)
             self._allocator = self._count_space()
             #: No session before had this number, so no allocation had these.
             self._next_birth = (self.number << 32) + 1
@@ -127,30 +144,29 @@ class Session(Holdings):
 
     # ---- opening and closing ----
 
-    def _take_log(self, mine: layout.Heartbeat, verdict: heartbeat.Verdict, found: Members) -> LogWriter:
+    def _take_log(self, mine: layout.Heartbeat, before: past.Past, found: Members) -> LogWriter:
         volume = self.volume
         volume.mend_superblocks(self._fence.devices)
         catalog, cursor = self._log.load(every_copy=True)
+        # One that was lost on its way in had not moved away from those before it yet, or has only begun to.
+        opened = catalog.session == self.number - 1
+        clean = before.gone and (before.earlier_gone or opened)
+        other_pair = before.earlier_gone and opened and self._log.superblock.area_count > 2
+        if not clean and not other_pair and self._fence.reserved:
+            past.wait_until_quiet(self.check, volume.uris)
+            catalog, cursor = self._log.load(every_copy=True)
+            self._settled = True
+            self._beat.halt()
+            self._beat_on()
         if copies.settle(self._log, found, degraded=volume.degraded):
             volume.look_again(self._fence.devices)
             self._beat.halt()
             self._beat_on()
-        # Another one may have come and gone since the last one was judged, where the member that takers meet on was not
-        # the same for both: of that nobody knows that it ended.
-        ended = verdict.clean and max(catalog.session, self.number - 1) <= verdict.number
-        # Of a predecessor that the targets confirm to have drained no command can land any more.
-        last = verdict.last
-        clean = ended or (
-            last is not None
-            and last.session == catalog.session
-            and not last.flags & layout.UNDRAINED
-            and self._fence.drained(last.key)
-        )
         for number, ranges in catalog.windows.items():
             catalog.windows[number] = cover(ranges, window_ranges(volume.superblock))
         writer = LogWriter(self._log, catalog, cursor)
         writer.look, writer.number = self.look, self.number
-        writer.adopt()
+        adopted = writer.adopt()
         if self.number <= catalog.session:
             # Who was stopped since its claim has been followed by another one, and says that it is lost.
             self._beat.check()
@@ -160,9 +176,14 @@ class Session(Holdings):
                 found=f"session {self.number} after {catalog.session}",
                 next_step="open the session again",
             )
+        flags = 0 if clean else layout.UNCLEAN_PREDECESSOR
+        if clean and self._fence.reserved and not self._settled:
+            flags = layout.EARLIER_UNSETTLED
+        if not adopted:
+            flags |= layout.BEGAN_WITH_FACTS
         entry = SessionEntry(
             self.number,
-            0 if clean else layout.UNCLEAN_PREDECESSOR,
+            flags,
             mine.nonce,
             mine.started_ns,
             mine.run_id,

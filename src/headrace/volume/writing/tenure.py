@@ -46,6 +46,8 @@ class Tenure:
         #: A command of a host that this session once was may still land, and no target confirmed its end; whoever takes
         #: over from this session cannot rule it out either.
         self._undrained = False
+        #: When it began nothing could land any more of the sessions before it.
+        self._settled = False
 
     @property
     def fence(self) -> str:
@@ -119,7 +121,8 @@ class Tenure:
             key=named.key,
             beat=last.beat + 1,
             due_ns=time.time_ns(),
-            flags=layout.UNDRAINED if self._undrained or half is not None else 0,
+            flags=(layout.UNDRAINED if self._undrained or half is not None else 0)
+            | (layout.SETTLED if self._settled else 0),
         )
         block = HeartbeatBlock(self._log.superblock, self._fence.devices, self._log.copies)
         # Also where a target is away just now: a session whose heart stands still gets taken over.
