@@ -14,6 +14,7 @@ is the caller's own (widening the tokens to int64 is the copy), so nothing it ho
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
@@ -70,7 +71,7 @@ class LoaderOptions(TypedDict, total=False):
     allow_global_batch_change: bool
 
 
-class _Loader(Generic[Batch]):
+class _Loader(ABC, Generic[Batch]):
     """What the loaders share: order, ring, state, device."""
 
     def __init__(
@@ -145,8 +146,9 @@ class _Loader(Generic[Batch]):
             self._feed.release(batch)
         return made
 
+    @abstractmethod
     def _make(self, batch: FeedBatch) -> Batch:
-        raise NotImplementedError
+        """What the caller gets; the batch's buffer is free for the next one afterwards."""
 
     @property
     def sample_counts(self) -> dict[str, int]:
