@@ -92,6 +92,9 @@ def _read(volume: Volume, by_block: Ranges, buffer: U8) -> bool:
         except HeadraceError as error:
             # The others still move: the buffer is the caller's again only when they have ended, too.
             errors.append((error, transfer.failed_segment))
+        except BaseException:
+            let_end(transfers)
+            raise
     if any(segment is None for _, segment in errors):
         # No bytes were wrong: the first copy of a checksum table was.
         return False

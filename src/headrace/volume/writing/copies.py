@@ -61,6 +61,7 @@ def _good(found: Members, devices: Sequence[BlockDevice], errors: list[DeviceErr
         try:
             for area in range(block.area_count if every_area else 0):
                 _read(device, block.area_offset(copy, area), ALIGN)
+            # Does it answer where the log has to be read? What is damaged there is told by who reads it.
             with suppress(VolumeDamaged):
                 LogReader(block, devices, (copy,)).start()
             # The same bytes: a late write of them does no harm.
