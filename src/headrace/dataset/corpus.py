@@ -213,13 +213,7 @@ def open_corpus(path: str | os.PathLike[str] | None, options: CorpusOptions | No
             )
         return Corpus(description="Python's standard library", sources=sources, options=options)
     where = os.fspath(path)
-    try:
-        folder = places.is_folder(where)
-        if folder is None:
-            raise DatasetError("there is no such corpus", where=where, expected="a folder or a file")
-        found = places.below(where) if folder else [places.one(where)]
-    except OSError as error:
-        raise DatasetError("the corpus cannot be read", where=where, found=places.reason(error)) from error
+    folder, found = places.look(where)
     if folder:
         sources, ignored = _folder(where, found, text_suffixes)
         if not sources:

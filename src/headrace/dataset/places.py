@@ -82,6 +82,17 @@ def below(folder: str, without: tuple[str, ...] = ()) -> list[Found]:
     return found
 
 
+def look(location: str) -> tuple[bool, list[Found]]:
+    """Is it a folder, and the files that it has, or is. DatasetError where there is nothing, or it cannot be read."""
+    try:
+        folder = is_folder(location)
+        if folder is None:
+            raise DatasetError("there is no such corpus", where=location, expected="a folder or a file")
+        return folder, below(location) if folder else [one(location)]
+    except OSError as error:
+        raise DatasetError("the corpus cannot be read", where=location, found=reason(error)) from error
+
+
 def _below_path(root: Path, without: tuple[str, ...]) -> Iterator[Found]:
     def stop(error: OSError) -> None:
         raise DatasetError("a folder of the corpus cannot be read", where=str(error.filename), found=reason(error))

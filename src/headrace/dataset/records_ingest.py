@@ -76,13 +76,7 @@ def open_records(path: str | os.PathLike[str], *, bad: str = "fail") -> Corpus:
     """The tars in a folder, or where it has none all its files; or one file; or an fsspec URL. DatasetError."""
     where = os.fspath(path)
     options = CorpusOptions(bad=bad)
-    try:
-        folder = places.is_folder(where)
-        if folder is None:
-            raise DatasetError("there is no such corpus", where=where, expected="a folder or a tar")
-        found = places.below(where) if folder else [places.one(where)]
-    except OSError as error:
-        raise DatasetError("the corpus cannot be read", where=where, found=places.reason(error)) from error
+    _, found = places.look(where)
     tars = tuple(source_of(each, "tar", packed) for each in found if (packed := _tar(each.name)) is not None)
     sources = tars or tuple(source_of(each, "file", "") for each in found)
     if not sources:
