@@ -399,6 +399,8 @@ def test_a_checkpointer_may_give_tensors_back(volume: Volume, state: dict[str, A
         {"stall_timeout_s": float("nan")},
         {"seed": -1},
         {"device": "meta"},
+        {"device": "none:such"},
+        {"device": f"cuda:{torch.cuda.device_count()}"},
     ],
 )
 def test_options_that_cannot_be_meant(volume: Volume, options: dict[str, Any]) -> None:
@@ -463,20 +465,6 @@ def test_damage_stops_the_step_that_needs_it_and_nothing_is_left_out(tmp_path: P
                     failed += 1
             assert failed < each.options.prefetch
         assert same(seen, expected)
-
-
-def test_rank_and_world_come_from_the_process_group(volume: Volume) -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    try:
-        batches = steps(volume, 4, rank=None, world=None)
-        # What is given wins: ranks of a model-parallel group share their data.
-        assert steps(volume, 1, rank=0, world=1)[0].shape[0] == BATCH
-    finally:
-        torch.distributed.destroy_process_group()
-    assert same(batches, steps(volume, 4, rank=1, world=2))
-    assert same(steps(volume, 4, rank=None, world=None), steps(volume, 4))
 
 
 def test_a_batch_is_released_once(volume: Volume) -> None:

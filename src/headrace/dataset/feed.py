@@ -226,8 +226,9 @@ class Feed:
         #: Being read, and behind them those of which it is being found out where they lie.
         self._flights: deque[_Flight] = deque()
         self._planned: deque[_Flight] = deque()
-        #: Slots that the caller has.
+        #: Slots that the caller has, and the batch that it took last.
         self._lent: set[int] = set()
+        self._taken: _Flight | None = None
         self._consumed = 0
         #: Where steps are counted from.
         self._steps_from = 0
@@ -287,7 +288,7 @@ class Feed:
             self._last_wait_s = time.monotonic() - started
             self._wait_s += self._last_wait_s
             self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
-        flight = self._flights.popleft()
+        flight = self._taken = self._flights.popleft()
         self._lent.add(flight.slot)
         self._consumed += self.options.joint_batch
         self._batches += 1
@@ -305,6 +306,21 @@ class Feed:
             pieces=pieces,
             ends=self._ends[flight.sources],
         )
+
+    def put_back(self, batch: FeedBatch) -> None:
+        """It was not handed on after all: as if it had not been acquired, and the next one again. `UsageError`: it is
+        not the last one, or was released."""
+        if self._closed:
+            return
+        flight = self._taken
+        if flight is None or flight.slot not in self._lent or flight.position != batch.position:
+            raise UsageError("only the last batch can be put back", where=f"position {batch.position}")
+        self._taken = None
+        self._lent.remove(flight.slot)
+        self._flights.appendleft(flight)
+        self._consumed -= self.options.joint_batch
+        self._batches -= 1
+        self._tokens -= flight.token_count
 
     def release(self, batch: FeedBatch) -> None:
         """Give a buffer back; the engine fills it again at once. `UsageError`: it was given back already."""

@@ -15,14 +15,14 @@ is the caller's own (widening the tokens to int64 is the copy), so nothing it ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.dataset.feed import Feed, FeedBatch, FeedMetrics, FeedOptions
 from headrace.dataset.mixture import Mixture
@@ -31,6 +31,7 @@ from headrace.dataset.segments import IGNORED
 from headrace.dataset.state import LoaderState
 from headrace.dataset.stream import TokenStream
 from headrace.errors import UsageError
+from headrace.torch.parallel import data_rank
 from headrace.volume import Volume
 
 if TYPE_CHECKING:
@@ -56,19 +57,26 @@ class Documents(TypedDict):
     max_seqlen: int
 
 
-class LoaderOptions(TypedDict, total=False):
-    """What both loaders take; `headrace.dataset.feed.FeedOptions` says what each means, and the default."""
+class OrderOptions(TypedDict, total=False):
+    """`headrace.dataset.feed.FeedOptions` says what each means, and the default."""
 
     accumulation: int
-    rank: int | None
-    world: int | None
     seed: int
     prefetch: int
     epochs: int | None
     stall_timeout_s: float
-    device: torch.device | str | None
     verify: bool
     allow_global_batch_change: bool
+
+
+class LoaderOptions(OrderOptions, total=False):
+    """What both loaders take."""
+
+    rank: int | None
+    world: int | None
+    mesh: DeviceMesh | None
+    mesh_dims: str | Sequence[str] | None
+    device: torch.device | str | None
 
 
 class _Loader(ABC, Generic[Batch]):
@@ -81,43 +89,24 @@ class _Loader(ABC, Generic[Batch]):
         *,
         sequence_length: int,
         global_batch: int,
-        accumulation: int = 1,
-        rank: int | None = None,
-        world: int | None = None,
-        seed: int = 0,
-        prefetch: int = 4,
-        epochs: int | None = None,
-        stall_timeout_s: float = 300.0,
-        device: torch.device | str | None = None,
-        verify: bool = True,
-        allow_global_batch_change: bool = False,
         samples: str | Mapping[str, str],
         pad_id: int | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        mesh: DeviceMesh | None = None,
+        mesh_dims: str | Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        **order: Unpack[OrderOptions],
     ) -> None:
-        if (rank is None) != (world is None):
-            raise UsageError("rank and world belong together", expected="both or none")
-        if rank is None or world is None:
-            rank, world = _from_process_group()
+        rank, world = data_rank(rank, world, mesh, mesh_dims)
         options = FeedOptions(
-            sequence_length=sequence_length,
-            global_batch=global_batch,
-            accumulation=accumulation,
-            rank=rank,
-            world=world,
-            seed=seed,
-            prefetch=prefetch,
-            epochs=epochs,
-            stall_timeout_s=stall_timeout_s,
-            verify=verify,
-            allow_global_batch_change=allow_global_batch_change,
+            sequence_length=sequence_length, global_batch=global_batch, rank=rank, world=world, **order
         )
         self.options = options
+        self._device = _usable(device)
         sources = _open(volume, data, samples, sequence_length)
         counts = [each.sample_count for each in sources.values()]
         shares = data.shares(counts) if isinstance(data, Mixture) else [1]
-        self._device = torch.device(device) if device is not None else torch.device("cpu")
-        if self._device.type not in ("cpu", "cuda"):
-            raise UsageError("no batches can be made on this device", expected="cpu or cuda", found=str(self._device))
         self._pinned: list[torch.Tensor] = []
         #: CUDA: the buffer that the last copy reads from, and when it has.
         self._copied: tuple[torch.cuda.Event, FeedBatch] | None = None
@@ -125,7 +114,7 @@ class _Loader(ABC, Generic[Batch]):
             shape = (options.local_batch, sequence_length + 1)
             kind = torch.uint16 if next(iter(sources.values())).stream.dtype == np.uint16 else torch.int32
             # One more than is read ahead: the one that is being copied.
-            self._pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(prefetch + 1)]
+            self._pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(options.prefetch + 1)]
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         buffers = [tensor.numpy() for tensor in self._pinned] or None
         self._feed = Feed(sources, options, shares=shares, buffers=buffers, pad_id=pad_id)
@@ -140,8 +129,14 @@ class _Loader(ABC, Generic[Batch]):
         batch = self._feed.acquire()
         if batch is None:
             raise StopIteration
+        try:
+            made = self._make(batch)
+        except BaseException:
+            # Memory of the device that is short, say: nothing was handed out, and the batch is the next one again.
+            self._copied = None
+            self._feed.put_back(batch)
+            raise
         self._last = batch
-        made = self._make(batch)
         if self._copied is None:
             self._feed.release(batch)
         return made
@@ -273,7 +268,9 @@ class TokenLoader(_Loader[torch.Tensor]):
     the union over the ranks is the same for every w. Epochs follow one another without a gap.
 
     `rank`, `world`: from the default process group where it is initialized, else 0 of 1. Ranks that share their data
-    (tensor, pipeline, context parallel) give their data-parallel rank and size.
+    (tensor, pipeline, context parallel) give their data-parallel rank and size, or `mesh`: a `DeviceMesh` whose
+    dimensions `mesh_dims` (by default those named dp, dp_replicate, dp_shard) divide the data; along all others ranks
+    get the same.
 
     `device`: a CUDA device; batches are then copied to it on a stream of their own out of pinned memory and widened
     there, and the caller's current stream waits for them. None: tensors in ordinary memory.
@@ -282,7 +279,8 @@ class TokenLoader(_Loader[torch.Tensor]):
 
     `state_dict()` counts batches handed out, not those read ahead. `load_state_dict` wants a loader that has not begun,
     and `DatasetError` says what differs where data, seed, shares, samples or (unless allowed) global batch are not
-    those of the state. `DeviceTimeout` where a batch does not come within `stall_timeout_s`.
+    those of the state. `DeviceTimeout` where a batch does not come within `stall_timeout_s`. After an error, of the
+    volume's or of the device's memory, the same batch is the next one: none is left out.
     """
 
     def __init__(
@@ -361,7 +359,20 @@ def _open(
     }
 
 
-def _from_process_group() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+def _usable(device: torch.device | str | None) -> torch.device:
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        raise UsageError("there is no such device", where="device", found=repr(device)) from None
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError("no batches can be made on this device", expected="cpu or cuda", found=str(found))
+    count = torch.cuda.device_count() if found.type == "cuda" and torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= count:
+        raise UsageError(
+            "there is no such device",
+            where=f"device {found}",
+            expected=f"one of the {count} CUDA devices of this machine" if count else "a CUDA device",
+            found="none that PyTorch can use" if not count else None,
+            next_step="leave device out for batches in ordinary memory",
+        )
+    return found
