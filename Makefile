@@ -18,6 +18,7 @@ demo: ready  ## the whole job on this machine: target, volume, ingest, training,
 	@$(PYTHON) scripts/ready.py --run $(BIN)/headrace demo $(ARGS)
 
 test: ready  ## every test but the kernel rig, Rust and Python, one summary
+	-@$(BIN)/python scripts/environments.py frameworks
 	@$(PYTHON) scripts/ready.py --run $(BIN)/python -m pytest $(ARGS)
 
 rig: ready  ## the tests against a real Linux kernel (QEMU; Debian packages)
@@ -39,6 +40,6 @@ wheel: ready  ## dist/*.whl (abi3: one wheel for every CPython from 3.10)
 	@$(PYTHON) scripts/ready.py --run $(BIN)/maturin build --release --out dist
 
 clean:  ## remove what was built (.venv, target, caches)
-	rm -rf $(VENV) target dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* target dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f src/headrace/_native*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

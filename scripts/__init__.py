@@ -1,0 +1,1 @@
+"""What is run around the project: `make` and `.ci/run` call it."""
