@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import time
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import pytest
 
 from headrace.device import open_device
 from headrace.errors import (
     DeviceTimeout,
+    HeadraceError,
     SessionLost,
     WriterActive,
 )
-from headrace.volume import Volume, layout
+from headrace.volume import Session, Volume, layout
+from headrace.volume.space import worker
 from headrace.volume.writing import heartbeat
-from tests.volume.fenced import World
+from tests.volume.fenced import World, put, stopped
 from tests.volume.support import BEAT, STRIPE, new_volume, open_read, second, silent, writing
 
 
@@ -112,3 +117,112 @@ def test_without_a_fence_the_native_heart_stops_where_the_block_is_anothers() ->
             time.sleep(3 * BEAT)
             found = block.read()
             assert found is not None and found.session == session.number
+
+
+@contextmanager
+def no_threads(monkeypatch: pytest.MonkeyPatch, *, refused: bool) -> Iterator[list[Callable[[], None]]]:
+    """Those that are begun are refused, or never come to life."""
+    unborn: list[Callable[[], None]] = []
+
+    def none(target: Callable[[], None], arguments: tuple[Any, ...]) -> int:
+        if refused:
+            raise RuntimeError("can't start new thread")
+        unborn.append(target)
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "BIRTH_S", 0.05)
+        patch.setattr(_thread, "start_new_thread", none)
+        yield unborn
+
+
+def beats(session: Session) -> None:
+    """Waits until it does."""
+    block = heartbeat.HeartbeatBlock(session.volume.superblock, session.volume.devices)
+    first, deadline = block.read(), time.monotonic() + 60
+    while (found := block.read()) == first:
+        assert time.monotonic() < deadline, "its heart stands still"
+        time.sleep(BEAT)
+    assert first is not None and found is not None and (found.session, found.nonce) == (first.session, first.nonce)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_session_whose_heart_is_never_born_does_not_open(
+    native: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_device("mem:8MiB") as device:
+        volume = Volume.create(devices=[device], stripe_bytes=STRIPE) if native else new_volume()
+        with no_threads(monkeypatch, refused=refused) as unborn:
+            with pytest.raises(HeadraceError, match="no thread could be started at headrace-heartbeat"):
+                volume.session("run", heartbeat_s=60)
+            # Who comes to life after all finds that nobody waits.
+            for late in unborn:
+                late()
+        # Nobody has to be waited for.
+        with second(volume).session("other", heartbeat_s=BEAT) as session:
+            beats(session)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_heart_that_a_renewal_could_not_begin_again_beats_with_the_next_call(
+    world: World, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open().session("run", heartbeat_s=BEAT) as session:
+        put(session, "before", b"x")
+        with no_threads(monkeypatch, refused=refused):
+            for _ in range(2):
+                with pytest.raises(HeadraceError, match="no thread could be started at headrace-heartbeat"):
+                    session.renew()
+            with pytest.raises(HeadraceError, match="no thread could be started at headrace-heartbeat"):
+                session.check()
+        session.check()
+        beats(session)
+        put(session, "after", b"y")
+    assert open_read(world.devices()) == {"before": b"x", "after": b"y"}
+
+
+def test_a_heart_outlives_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = new_volume()
+    with volume.session("run", heartbeat_s=BEAT) as session:
+        write, failed = session._beat._block.write, []
+
+        def failing(beat: layout.Heartbeat) -> None:
+            if len(failed) < 2:
+                failed.append(beat)
+                raise MemoryError
+            write(beat)
+
+        session._beat._block.write = failing  # type: ignore[method-assign]
+        beats(session)
+        assert len(failed) == 2 and not session._beat.died
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_session_whose_heart_died_looks_before_it_beats_on(world: World) -> None:
+    """Whoever took it for dead has the volume now; without a fence only a look tells."""
+    plain = new_volume()
+    for volume, other in ((plain, second(plain)), (world.open(), world.open())):
+        old = volume.session("run", heartbeat_s=BEAT)
+        die(old)
+        old.check()
+        assert not old._beat.died
+        beats(old)
+        die(old)
+        with other.session("other", takeover="now", heartbeat_s=60) as session:
+            with pytest.raises(SessionLost, match="took the volume over"):
+                old.check()
+            put(session, "x", b"1")
+        assert stopped(old)._lost is not None
+
+
+def die(session: Session) -> None:
+    """By an error that it does not expect."""
+
+    def failing(beat: layout.Heartbeat) -> None:
+        raise RuntimeError("no heart expects this")
+
+    session._beat._block.write = failing  # type: ignore[method-assign]
+    deadline = time.monotonic() + 60
+    while not session._beat.died and time.monotonic() < deadline:
+        time.sleep(BEAT / 10)

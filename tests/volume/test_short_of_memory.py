@@ -74,7 +74,6 @@ def test_a_job_goes_on_and_ends(tmp_path: Path, extra: int) -> None:
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_deallocation_waits_for_a_thread_that_lives(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deallocate, "AFTER_S", 0.0)
-    monkeypatch.setattr(worker, "BIRTH_S", 0.0)
     start = _thread.start_new_thread
     unborn: list[Callable[[], None]] = []
 
@@ -86,6 +85,7 @@ def test_a_deallocation_waits_for_a_thread_that_lives(refused: bool, monkeypatch
 
     volume = new_volume()
     with writing(volume) as session:
+        monkeypatch.setattr(worker, "BIRTH_S", 0.0)
         monkeypatch.setattr(_thread, "start_new_thread", none)
         for name in ("x", "y"):
             with session.transaction() as tx:

@@ -104,8 +104,14 @@ class _Worker(_Thread):
     def current(self) -> bool:
         return self._actor is not None and self._actor is self.threads.actor()
 
+    def start_living(self) -> None:
+        self.start()
+
     def stillborn(self) -> bool:
         return False
+
+    #: What a process has that is killed dies with it.
+    died = False
 
 
 class _Lock:

@@ -273,8 +273,26 @@ class Watch:
     ask: Callable[[], None] | None = None
 
 
+def sign_off(block: HeartbeatBlock, last: Heartbeat, state: int, *, confirm: bool) -> None:
+    """The last beat of all. `confirm`: only where the block is still ours; else SessionLost."""
+    if confirm:
+        check(block, last)
+    with lost_if_fenced():
+        block.write(last._replace(state=state, beat=last.beat + 1, due_ns=time.time_ns()))
+
+
+def check(block: HeartbeatBlock, mine: Heartbeat) -> None:
+    """SessionLost where the block names another session; DeviceError where it cannot be read."""
+    found = block.read()
+    if not same_session(found, mine):
+        assert found is not None
+        raise fenced_off(describe(found))
+
+
 class Heart(ABC):
     """Beats until it is stopped, or finds that the volume is another's: then `on_lost` is called, once."""
+
+    _thread: Worker
 
     def __init__(self, block: HeartbeatBlock, mine: Heartbeat, watch: Watch) -> None:
         self._block = block
@@ -285,19 +303,27 @@ class Heart(ABC):
 
     def check(self) -> None:
         """Raises SessionLost where the block names another session; DeviceError where it cannot be read."""
-        found = self._block.read()
-        if not same_session(found, self._mine):
-            assert found is not None
-            raise fenced_off(describe(found))
+        check(self._block, self._mine)
+
+    def _live(self, work: Callable[[], None]) -> None:
+        """HeadraceError, MemoryError: it never lived, and never will."""
+        self._thread = Worker(work, name="headrace-heartbeat")
+        try:
+            self._thread.start_living()
+        except BaseException:
+            self.abandon()
+            raise
+
+    @property
+    def died(self) -> bool:
+        """It stands still, and nobody stopped it."""
+        return self._thread.died
 
     def stop(self, state: int | None) -> None:
         """Beat no more; `state` (CLOSED...) is written where the block is still ours. None: write nothing."""
         self.halt()
         if state is not None:
-            if self._confirm:
-                self.check()
-            with lost_if_fenced():
-                self._block.write(self.last()._replace(state=state, beat=self.last().beat + 1, due_ns=time.time_ns()))
+            sign_off(self._block, self.last(), state, confirm=self._confirm)
 
     def last(self) -> Heartbeat:
         """The last beat that may have been written."""
@@ -318,8 +344,7 @@ class HeartbeatThread(Heart):
     def __init__(self, block: HeartbeatBlock, mine: Heartbeat, watch: Watch) -> None:
         super().__init__(block, mine, watch)
         self._stop = threading.Event()
-        self._thread = Worker(self._run, name="headrace-heartbeat")
-        self._thread.start()
+        self._live(self._run)
 
     def _run(self) -> None:
         interval_s = self._mine.interval_ns / 1e9
@@ -334,8 +359,8 @@ class HeartbeatThread(Heart):
             except ReservationConflict as conflict:
                 self._on_lost(fenced_off(str(conflict)))
                 return
-            except DeviceError:
-                # The device may come back; whoever watches us waits for the same device.
+            except (DeviceError, MemoryError):
+                # The device may come back, and memory; whoever watches us waits for the same device.
                 continue
             except SessionLost as lost:
                 self._on_lost(lost)
@@ -358,19 +383,17 @@ class NativeHeart(Heart):
         self._beat = beat
         self._fed = mine.beat
         self._feed()
-        self._thread = Worker(self._tend, name="headrace-heartbeat")
-        self._thread.start()
+        self._live(self._tend)
 
     def _feed(self) -> None:
         begun = self._mine.beat + self._beat.written()
-        now, first = time.time_ns(), self._fed + 1
-        self._fed += AHEAD
-        self._beat.feed(
-            [
-                self._block.encode(self._mine._replace(beat=beat, due_ns=now + (beat - begun) * self._mine.interval_ns))
-                for beat in range(first, self._fed + 1)
-            ]
-        )
+        now, last = time.time_ns(), self._fed + AHEAD
+        blocks = [
+            self._block.encode(self._mine._replace(beat=beat, due_ns=now + (beat - begun) * self._mine.interval_ns))
+            for beat in range(self._fed + 1, last + 1)
+        ]
+        self._beat.feed(blocks)
+        self._fed = last
 
     def _tend(self) -> None:
         patience_s = 60.0 if self._ask is None else max(self._mine.interval_ns / 1e9, ASK_S)
@@ -394,8 +417,8 @@ class NativeHeart(Heart):
                 self.abandon()
                 self._on_lost(lost)
                 return
-            except DeviceError:
-                # It may come back. The heart waits.
+            except (DeviceError, MemoryError):
+                # It may come back, and memory, too. The heart waits.
                 time.sleep(min(self._mine.interval_ns / 1e9, 1.0))
 
     def last(self) -> Heartbeat:

@@ -114,7 +114,13 @@ class Session(Holdings):
         self._log = LogReader(found.superblock, devices, usable)
         # Tables do not change, and the volume reads them after this session, too.
         self._log.nodes = volume.log.nodes
-        self._start_heart(block, mine)
+        try:
+            self._start_heart(block, mine)
+        except BaseException:
+            # Whoever comes next need not wait for its silence.
+            with suppress(HeadraceError):
+                heartbeat.sign_off(block, mine, CLOSED_OUTSTANDING, confirm=not self._fence.reserved)
+            raise
         try:
             # What follows writes to the log: a claim that fails from here on may have left commands behind.
             with self.lost_if_fenced():
@@ -156,11 +162,11 @@ class Session(Holdings):
             past.wait_until_quiet(self.check, volume.uris)
             catalog, cursor = self._log.load(every_copy=True)
             self._settled = True
-            self._beat.halt()
+            self._halt()
             self._beat_on()
         if copies.settle(self._log, found, degraded=volume.degraded):
             volume.look_again(self._fence.devices)
-            self._beat.halt()
+            self._halt()
             self._beat_on()
         for number, ranges in catalog.windows.items():
             catalog.windows[number] = cover(ranges, window_ranges(volume.superblock))

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.device import BlockDevice, lanes
 from headrace.errors import DeviceError, SessionLost, UsageError, WriterActive
@@ -41,6 +41,10 @@ class Tenure:
         self._pid = os.getpid()
         self._lost: SessionLost | None = None
         self._closed = False
+        #: The heart was halted, to beat differently, and does not yet.
+        self._silent = False
+        #: Ends the heart where nobody holds the session any more.
+        self._orphaned: weakref.finalize[Any, Any] | None = None
         #: A renewal that has begun, and could not be ended yet.
         self._renewal: Renewal | None = None
         #: A command of a host that this session once was may still land, and no target confirmed its end; whoever takes
@@ -79,7 +83,7 @@ class Tenure:
             self.writing[index : index + 1] = lanes(self._fence.devices[index : index + 1], "checkpoint")
 
         try:
-            self._beat.halt()
+            self._halt()
             with self.lost_if_fenced():
                 renewal.go_on(changed)
             drained = renewal.after.drained(renewal.before.key)
@@ -92,6 +96,7 @@ class Tenure:
             self._lost = self._lost or fence.lost(str(late))
             raise self._lost from late
         finally:
+            # Where it cannot be started, whoever asks for the session next tries again (`check`).
             if self._lost is None:
                 self._beat_on()
         return drained
@@ -110,6 +115,22 @@ class Tenure:
                 where=self.volume.uris[0],
                 next_step="try again: the next transaction goes on with that first",
             )
+
+    def _halt(self) -> None:
+        """The heart stands still until `_beat_on`."""
+        self._silent = True
+        self._beat.halt()
+
+    def _revive(self) -> None:
+        """Beat again where that could not be begun, or ended by itself. SessionLost; HeadraceError, MemoryError: the
+        next one tries again."""
+        with self._lock:
+            if self._closed or self._lost is not None or not (self._silent or self._beat.died):
+                return
+            self._halt()
+            # Others may have taken a session without a heart for dead.
+            self._ask_block()
+            self._beat_on()
 
     def _beat_on(self) -> None:
         """The heart again, after it was halted, through the associations that the session has now."""
@@ -137,21 +158,27 @@ class Tenure:
             confirm=not self._fence.reserved,
             ask=self._fence.ask if self._fence.has_to_ask else None,
         )
-        self._beat = heartbeat.start_heart(block, mine, watch)
+        beat = heartbeat.start_heart(block, mine, watch)
+        if self._orphaned is not None:
+            self._orphaned.detach()
         # A session that nobody holds any more must not look alive.
-        weakref.finalize(self, self._beat.abandon)
+        self._orphaned = weakref.finalize(self, beat.abandon)
+        self._beat, self._silent = beat, False
 
     def _on_lost(self, lost: SessionLost) -> None:
         self._lost = lost
 
     def check(self) -> None:
-        """Raises SessionLost where this session is known to be lost, UsageError where it was closed. Reads nothing."""
+        """Raises SessionLost where this session is known to be lost, UsageError where it was closed. Reads nothing; but
+        where its heart stands still it beats on first."""
         if self._pid != os.getpid():
             raise UsageError(
                 "a session belongs to the process that opened it", next_step="pass grants to other processes"
             )
         if self._closed:
             raise UsageError("the session is closed")
+        if self._lost is None and (self._silent or self._beat.died):
+            self._revive()
         if self._lost is not None:
             raise self._lost
 
