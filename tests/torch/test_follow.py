@@ -32,6 +32,8 @@ def following(rank: Rank, uris: list[str]) -> dict[str, Any]:
         volume.poll, volume.refresh = counted(poll), counted(refresh)  # type: ignore[method-assign]
         follower = Follower(volume)
         said["first"] = follower.look()
+        # By then it knows how the end of each copy of the log looks.
+        follower.look()
         quiet = looks
         for _ in range(5):
             follower.look()

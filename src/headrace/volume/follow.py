@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.errors import DeviceError, ObjectNotFound, UsageError
@@ -30,12 +30,17 @@ _JITTER = 0.5
 _EVERYTHING = 32
 
 
+def turns(copies: Sequence[int], look: int) -> tuple[int, int]:
+    """The copies that this look is at: for the end of the log, and for the heartbeat block."""
+    return copies[look % len(copies)], copies[(look + 1) % len(copies)]
+
+
 class Watch:
     """Tells with two small reads that nothing has happened to the log."""
 
     def __init__(self) -> None:
-        #: A place of the log, and what stood there.
-        self._seen: tuple[object, bytes] | None = None
+        #: Of each copy: a place of the log, and what stood there.
+        self._seen: dict[int, tuple[object, bytes]] = {}
         self._polls = 0
 
     def quiet(self, log: LogReader, cursor: Cursor, session: int) -> bool:
@@ -43,19 +48,21 @@ class Watch:
 
         Who writes the log leaves a record where this reader stands, also when it goes on in another area; but for a
         session that has just begun, and that one claims the heartbeat block before (`docs/volume-format.md`, 4.2, 4.3).
-        A block that was written over is another one, too.
+        A block that was written over is another one, too. A session may have gone on without one of the copies, and
+        this reader not know it yet: so the record is looked for on one, the block on another one, and the next time
+        the other way round. Then one that counts says it by the second look.
         """
-        before = self._seen
+        self._polls += 1
+        copy, other = turns(log.copies, self._polls)
+        before = self._seen.pop(copy, None)
         try:
-            tail = log.tail(cursor)
-            self._seen = (cursor.area, cursor.header, cursor.block), tail
-            held = HeartbeatBlock(log.superblock, log.devices, log.copies[:1]).read()
+            tail = log.tail(cursor, copy)
+            held = HeartbeatBlock(log.superblock, log.devices, [other]).read()
         except DeviceError:
             # There may be another copy.
-            self._seen = None
             return False
-        self._polls += 1
-        if self._seen != before or held is None or held.session != session:
+        self._seen[copy] = (cursor.area, cursor.header, cursor.block), tail
+        if self._seen[copy] != before or held is None or held.session != session:
             return False
         head = RecordHead.decode(tail, log.superblock.volume_id, cursor.block)
         if head is not None and (head.generation, head.previous) == (cursor.header.generation, cursor.previous):

@@ -203,12 +203,14 @@ def rank(actor: Actor, job: Job, hostid_of: Actor) -> None:
 
 
 def reader(actor: Actor, rounds: int) -> None:
-    """Follows the log and reads, with reading alone."""
+    """Follows the log and reads, with reading alone: one looks as those do that look seldom, the next one as those that
+    look often."""
     chain = actor.world.chain
+    look = (Volume.refresh, Volume.poll)[(actor.world.seed + actor.job) % 2]
     volume: Volume | None = None
-    seen = 0
+    seen = since = 0
     for _ in range(rounds):
-        since, actor.disturbed = chain.last, False
+        before, since, actor.disturbed = since, chain.last, False
         acknowledged = chain.last_acknowledged
         try:
             if volume is None or actor.chance.random() < 0.05:
@@ -216,7 +218,7 @@ def reader(actor: Actor, rounds: int) -> None:
                 seen = min(seen, acknowledged)
                 volume = Volume.open(actor.devices())
             else:
-                volume.refresh()
+                actor.world.count("news" if look(volume) else "no news")
             state = state_of(volume)
         except DeviceError:
             volume = None
@@ -232,6 +234,9 @@ def reader(actor: Actor, rounds: int) -> None:
         if actor.disturbed and actor.world.weather.absent:
             # The one copy that counts cannot be read, and the other one does not know that it was left behind.
             floor = 0
+        elif actor.world.weather.absent and look is Volume.poll:
+            # It looks at one copy, where it is the one that was left behind, and at the other the next time.
+            floor = min(floor, before)
         seen = chain.observed(actor.name, state, max(seen, floor))
         actor.world.count("look")
         _read_some(actor, volume, state, seen)

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.testing import HostDevice, Quirks
+from headrace.volume import follow
 from headrace.volume.catalog import commit, log
 from headrace.volume.catalog.tables import build
 from headrace.volume.data import durable
@@ -107,6 +108,8 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     ],
     # 2.2, belief: a record is believed once a later one says that it is durable.
     "marker": [(log, "believed", _always)],
+    # ... and who looks often looks at both copies in turns: a session may have gone on without the one.
+    "turns": [(follow, "turns", lambda copies, look: (copies[0], copies[0]))],
     # I2: the log is durable when it is acknowledged.
     "write through": [(commit, "write_through", _unforced)],
     # A table is durable before a record refers to it.
@@ -184,6 +187,7 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
         ),
         _UNDRAINED,
     ),
+    "turns": (Weather(absent=0.5, cut=0.0, ghosts=False, transactions=8, sessions=6), Quirks()),
     "marker": (Weather(early=0.3, cut=0.01), Quirks()),
     "fence": (Weather(stop=0.05, cut=0.0, by_hand=0.7, sessions=12), Quirks()),
     "loss counter": (Weather(lose_answer=0.05, given_up=0.0, cut=0.01), Quirks()),

@@ -387,10 +387,12 @@ class World:
         head = RecordHead.decode(command.data, self._volume_id, self._block_of(index, area, command.offset))
         if head is None or self.namespaces[index].read(command.offset, command.length) != command.data:
             return
+        # A copy is rebuilt many records at once.
+        record = command.data[: head.blocks * ALIGN]
         before = self._records.get((index, command.offset))
-        if before is not None and before != command.data and before[32:40] == command.data[32:40]:
+        if before is not None and before != record and before[32:40] == record[32:40]:
             raise Violation(f"{actor.name} changed a record of the log: member {index} offset {command.offset}")
-        self._records[index, command.offset] = command.data
+        self._records[index, command.offset] = record
 
     def _rot(self) -> None:
         """One byte of a copy of a structure that stands on another member, too."""

@@ -208,11 +208,10 @@ class LogReader:
         self._leave_out(failed, cursor.header)
         return False
 
-    def tail(self, cursor: Cursor) -> bytes:
-        """What stands where the next record goes, on the first copy: one small read. Where it changes, `follow`."""
+    def tail(self, cursor: Cursor, copy: int) -> bytes:
+        """What stands where the next record goes on this copy: one small read. Where it changes, `follow`."""
         if cursor.block >= self.superblock.area_blocks:
             return b""
-        copy = self.copies[0]
         return self._read(copy, self.superblock.area_offset(copy, cursor.area) + cursor.block * ALIGN, ALIGN)
 
     # ---- records ----
