@@ -6,7 +6,8 @@ tokenizer.py           text to tokens
 ingest_text.py         a corpus into a volume, as tokens
 ingest_megatron.py     a pair of Megatron's files, as it is
 records_ingest.py archives.py    files and tars into a volume, as records
-records.py records_index.py      records, found by number and key, read in batches
+records.py records_index.py records_lookup.py    records, found by number and key, read in batches
+records_ahead.py npz.py    batches of records ahead of time, decoded in threads; arrays in them
 ingest_run.py slices.py work.py    what is read at a time; what of it is in the volume already
 pool.py worker.py output.py progress.py    who reads it, on all cores
 idx.py stream.py       the token stream: Megatron's index, windows of tokens
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from headrace.dataset.progress import IngestProgress as IngestProgress
     from headrace.dataset.records import RecordBatch as RecordBatch
     from headrace.dataset.records import Records as Records
+    from headrace.dataset.records_ahead import AheadMetrics as AheadMetrics
+    from headrace.dataset.records_ahead import AheadOptions as AheadOptions
+    from headrace.dataset.records_ahead import RecordsAhead as RecordsAhead
     from headrace.dataset.records_ingest import RecordsReport as RecordsReport
     from headrace.dataset.records_ingest import ingest_records as ingest_records
     from headrace.dataset.records_ingest import open_records as open_records
@@ -63,6 +67,8 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it. Listed in the `if` above as well, for type checkers.
 _HOMES = {
+    "AheadMetrics": "records_ahead",
+    "AheadOptions": "records_ahead",
     "Corpus": "corpus",
     "CorpusOptions": "corpus",
     "Feed": "feed",
@@ -83,6 +89,7 @@ _HOMES = {
     "Packing": "packs",
     "RecordBatch": "records",
     "Records": "records",
+    "RecordsAhead": "records_ahead",
     "RecordsReport": "records_ingest",
     "Sampler": "sampler",
     "Segments": "segments",

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.records_index import (
-    FIELD,
     HASHED,
     HEADER_BYTES,
     KIND_BYTES,
@@ -31,14 +30,14 @@ from headrace.dataset.records_index import (
     decode_kinds,
     hash_key,
 )  # fmt: skip
+from headrace.dataset.records_lookup import RecordLookup, RecordPlaces
 from headrace.errors import DatasetError, UsageError
 from headrace.units import GIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 
 I64 = npt.NDArray[np.int64]
 
-#: Fields of the records of one batch, and hashes that are looked through for one key.
-_MOST_FIELDS = 1 << 22
+#: Hashes that are looked through for one key.
 _MOST_IN_BUCKET = 1 << 16
 
 
@@ -47,7 +46,7 @@ class Records:
 
     def __init__(self, volume: Volume, data: ObjectInfo, index: ObjectInfo, header: RecordHeader, kinds: list[str]):
         self.volume = volume
-        self._data, self._index, self._header = data, index, header
+        self._data, self._index, self.header = data, index, header
         #: What fields are called: suffixes of files, `"jpg"`.
         self.kinds = kinds
 
@@ -61,7 +60,17 @@ class Records:
         return cls(volume, data, index, header, kinds)
 
     def __len__(self) -> int:
-        return self._header.records
+        return self.header.records
+
+    @property
+    def name(self) -> str:
+        """Of the object that holds their bytes."""
+        return self._data.name
+
+    @property
+    def identity(self) -> str:
+        """What only these very records have: the volume and, in it, the allocation."""
+        return f"{self.volume.id}/{self.name}#{self._data.sequence}"
 
     @property
     def size_bytes(self) -> int:
@@ -71,7 +80,7 @@ class Records:
     def find(self, key: str | bytes) -> int | None:
         """The number of the record of this key; None where there is none. Two small reads, and one of the key."""
         wanted = os.fsencode(key) if isinstance(key, str) else key
-        header, value = self._header, hash_key(wanted)
+        header, value = self.header, hash_key(wanted)
         bucket = value >> (64 - header.bucket_bits) if header.bucket_bits else 0
         low, high = self._rows(header.buckets_at, np.dtype("<u8"), [bucket], 2)[0].tolist()
         if not low <= high <= header.records or high - low > _MOST_IN_BUCKET:
@@ -90,15 +99,15 @@ class Records:
         return [os.fsdecode(key) for key in self._keys(self._checked(records))]
 
     def _keys(self, records: npt.ArrayLike) -> list[bytes]:
-        begins = self._rows(self._header.records_at, RECORD, records, 2)["key"].astype(np.int64)
+        begins = self._rows(self.header.records_at, RECORD, records, 2)["key"].astype(np.int64)
         lengths = begins[:, 1] - begins[:, 0]
         if len(begins) and (lengths.min() < 0 or lengths.max() > MOST_KEY_BYTES or begins.min() < 0):
             raise self._wrong("a key")
         places = np.cumsum(lengths) - lengths
         buffer = np.empty(int(lengths.sum()), np.uint8)
-        if int(begins.max(initial=0)) > self._header.key_bytes:
+        if int(begins.max(initial=0)) > self.header.key_bytes:
             raise self._wrong("a key")
-        self.volume.submit_read(self._index, self._header.keys_at + begins[:, 0], lengths, [buffer], places).wait()
+        self.volume.submit_read(self._index, self.header.keys_at + begins[:, 0], lengths, [buffer], places).wait()
         letters = buffer.tobytes()
         return [
             letters[place : place + length] for place, length in zip(places.tolist(), lengths.tolist(), strict=True)
@@ -117,47 +126,27 @@ class Records:
         UsageError: a number that no record has, or a kind that none has. DatasetError: together they are longer than
         `most_bytes`, which is looked at before memory is taken.
         """
-        numbers = self._checked(records)
-        wanted = None
-        if kinds is not None:
-            for kind in kinds:
-                if kind not in self.kinds:
-                    found = ", ".join(self.kinds[:16])
-                    raise UsageError(f"no record has a field {kind!r}", where=self._data.name, found=found)
-            wanted = np.array(sorted({self.kinds.index(kind) for kind in kinds}), np.uint32)
-        firsts = self._rows(self._header.records_at, RECORD, numbers, 2)["first"].astype(np.int64)
-        counts = firsts[:, 1] - firsts[:, 0]
-        if len(counts) and (counts.min() < 0 or firsts.min() < 0 or firsts.max() > self._header.fields):
-            raise self._wrong("a record")
-        if int(counts.sum()) > _MOST_FIELDS:
-            raise DatasetError(
-                "the batch has too many fields", where=self._data.name, expected=f"at most {_MOST_FIELDS}",
-                found=str(int(counts.sum())), next_step="read fewer records at a time",
-            )  # fmt: skip
-        owner = np.repeat(np.arange(len(numbers)), counts)
-        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        fields = self._rows(self._header.fields_at, FIELD, firsts[owner, 0] + place, 1).reshape(len(owner))
-        if wanted is not None:
-            keep = np.isin(fields["kind"], wanted)
-            owner, fields = owner[keep], fields[keep]
-        size = np.uint64(self.size_bytes)
-        outside = (fields["length"] > size) | (fields["offset"] > size - np.minimum(fields["length"], size))
-        if outside.any() or (len(fields) and int(fields["kind"].max()) >= len(self.kinds)):
-            raise self._wrong("a field")
-        lengths = fields["length"].astype(np.int64)
-        total = sum(lengths.tolist())
+        (places,) = self.submit_locate([records], kinds).wait()
+        return self.submit_places(places, most_bytes=most_bytes, verify=verify)
+
+    def submit_locate(self, batches: Sequence[npt.ArrayLike], kinds: Sequence[str] | None = None) -> RecordLookup:
+        """Start to find out where the fields of these records lie: two reads of the index for all batches together.
+        UsageError as of `submit`."""
+        return RecordLookup(self, [self._checked(batch) for batch in batches], self._kinds_of(kinds))
+
+    def submit_places(self, places: RecordPlaces, *, most_bytes: int = 4 * GIB, verify: bool = True) -> RecordBatch:
+        """Start to read what a look-up has found. DatasetError as of `submit`."""
+        total = places.total_bytes
         if total > most_bytes:
             raise DatasetError(
                 "the batch is too long", where=self._data.name, expected=f"at most {format_bytes(most_bytes)}",
                 found=format_bytes(total), next_step="read fewer records at a time",
             )  # fmt: skip
         buffer = np.empty(total, np.uint8)
-        places = np.cumsum(lengths) - lengths
-        transfer = self.volume.submit_read(
-            self._data, fields["offset"].astype(np.int64), lengths, [buffer], places, verify=verify
-        )
-        names = [self.kinds[kind] for kind in fields["kind"].tolist()]
-        return RecordBatch(transfer, buffer, len(numbers), owner, names, places, lengths)
+        begins = np.cumsum(places.lengths) - places.lengths
+        transfer = self.volume.submit_read(self._data, places.offsets, places.lengths, [buffer], begins, verify=verify)
+        names = [self.kinds[kind] for kind in places.kinds.tolist()]
+        return RecordBatch(transfer, buffer, places.count, places.owner, names, begins, places.lengths)
 
     def read(self, records: npt.ArrayLike, kinds: Sequence[str] | None = None) -> list[dict[str, memoryview]]:
         """These records, each as its fields by kind. The convenience of `submit`."""
@@ -169,6 +158,15 @@ class Records:
     def __getitems__(self, records: Sequence[int]) -> list[dict[str, memoryview]]:
         """What PyTorch's DataLoader asks for a batch with."""
         return self.read(records)
+
+    def _kinds_of(self, kinds: Sequence[str] | None) -> npt.NDArray[np.uint32] | None:
+        if kinds is None:
+            return None
+        for kind in kinds:
+            if kind not in self.kinds:
+                found = ", ".join(self.kinds[:16])
+                raise UsageError(f"no record has a field {kind!r}", where=self._data.name, found=found)
+        return np.array(sorted({self.kinds.index(kind) for kind in kinds}), np.uint32)
 
     def describe(self) -> str:
         """One line for people."""
@@ -189,15 +187,24 @@ class Records:
 
     def _rows(self, at: int, kind: np.dtype[Any], rows: npt.ArrayLike, count: int) -> Rows:
         """`count` rows of a table from each of these on: kind[n, count]."""
+        found, transfer = self._submit_rows(at, kind, rows, count)
+        if transfer is not None:
+            transfer.wait()
+        return found
+
+    def _submit_rows(
+        self, at: int, kind: np.dtype[Any], rows: npt.ArrayLike, count: int
+    ) -> tuple[Rows, VolumeTransfer | None]:
+        """As `_rows`, under way; None: there is nothing to read."""
         starts = np.asarray(rows, np.int64)
         found = np.empty((len(starts), count), kind)
+        if not found.nbytes:
+            return found, None
         each = count * kind.itemsize
-        if found.nbytes:
-            places = np.arange(len(starts), dtype=np.int64) * each
-            lengths = np.full(len(starts), each, np.int64)
-            buffer = found.reshape(-1).view(np.uint8)
-            self.volume.submit_read(self._index, at + starts * kind.itemsize, lengths, [buffer], places).wait()
-        return found
+        places = np.arange(len(starts), dtype=np.int64) * each
+        lengths = np.full(len(starts), each, np.int64)
+        buffer = found.reshape(-1).view(np.uint8)
+        return found, self.volume.submit_read(self._index, at + starts * kind.itemsize, lengths, [buffer], places)
 
     def _wrong(self, what: str) -> DatasetError:
         return DatasetError(f"an index of records is wrong about {what}", where=self._index.name)

@@ -1,0 +1,327 @@
+"""Records ahead of time: batches that the native engine reads while earlier ones are worked on, and decoded in threads.
+
+    with RecordsAhead(records, batches, decode=to_image, threads=4) as ahead:
+        for images in ahead:                      # the records of one batch, in the order that was asked for
+            ...
+
+Which records a batch has is the caller's: `batches` gives arrays of numbers, as far ahead as they are read. Where they
+lie is looked up for several batches in one go, while others are on their way. Nothing runs here between two calls but
+the threads that decode: a batch is handed to them when a call finds that its bytes have come.
+
+    batches ->  located: it is known where they lie  ->  in flight, oldest first  ->  decoded  ->  handed out
+                (up to `prefetch`)                       (up to `prefetch`, and `ahead_bytes`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.records import RecordBatch, Records
+from headrace.dataset.records_lookup import RecordLookup, RecordPlaces
+from headrace.errors import DeviceTimeout, HeadraceError, UsageError
+from headrace.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+I64 = npt.NDArray[np.int64]
+Record = dict[str, memoryview]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadOptions:
+    """How far ahead, and who decodes."""
+
+    #: Batches that are read ahead.
+    prefetch: int = 4
+    #: No further batch is begun while as many bytes are ahead; one always is.
+    ahead_bytes: int = 1 * GIB
+    #: That decode; 0: the thread that asks for the batch.
+    threads: int = 0
+    #: Seconds that a batch may let the step wait.
+    stall_timeout_s: float = 300.0
+    #: Verify the checksum of every block that is read.
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("prefetch", 1, 1024), ("ahead_bytes", 1, 1 << 50), ("threads", 0, 1024)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not low <= value <= high:
+                raise UsageError(f"{name} is out of range", expected=f"{low} to {high}", found=repr(value))
+        if not self.stall_timeout_s > 0:
+            raise UsageError("stall_timeout_s is out of range", expected="more than 0", found=str(self.stall_timeout_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadMetrics:
+    """Counters since it was made; times in seconds."""
+
+    batches: int
+    records: int
+    #: Of fields, handed out.
+    payload_bytes: int
+    #: Waited for batches, all together, the last one, the longest one.
+    wait_s: float
+    last_wait_s: float
+    longest_wait_s: float
+    #: Batches that lie ready now, of those in flight, and the bytes of all of these.
+    ready: int
+    in_flight: int
+    ahead_bytes: int
+
+
+@dataclass
+class _Flight(Generic[T]):
+    numbers: I64
+    places: RecordPlaces
+    batch: RecordBatch
+    #: Once the bytes are here: the records, and what the threads make of them.
+    found: list[Record] | None = None
+    decoding: list[Future[T]] = field(default_factory=list)
+    #: The read ended with an error that was raised: read again when it is asked for again.
+    failed: bool = False
+
+
+class RecordsAhead(Generic[T]):
+    """Iterator over batches of decoded records. Not for several threads at once.
+
+    `batches`: numbers of the records of each batch, taken from it as they are read ahead. `kinds`: the fields that are
+    read; None: all. `decode`: of one record, its fields by kind, views of memory that lives as long as any of them;
+    None: the fields themselves. In the order of `batches`, whichever record is decoded first.
+
+    An error of a read, and what `decode` raises, comes out of the call that would have given the batch; the next call
+    tries the same batch again. `DeviceTimeout` where it does not come within `stall_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        batches: Iterable[npt.ArrayLike],
+        *,
+        kinds: Sequence[str] | None = None,
+        decode: Callable[[Record], T] | None = None,
+        options: AheadOptions | None = None,
+    ) -> None:
+        self.records = records
+        self.options = options or AheadOptions()
+        self._batches = iter(batches)
+        self._kinds = kinds
+        self._decode = decode
+        self._located: deque[tuple[I64, RecordPlaces]] = deque()
+        #: Taken from `batches`, and being looked up (None: that failed, and is to be tried again).
+        self._sought: list[I64] = []
+        self._lookup: RecordLookup | None = None
+        self._flights: deque[_Flight[T]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
+        if self.options.threads and decode is not None:
+            self._pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="headrace-decode")
+        self._closed = False
+        self._process = os.getpid()
+        self._batch_count = self._record_count = self._payload_bytes = 0
+        self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
+
+    def __iter__(self) -> Self:
+        self._usable()
+        with contextlib.suppress(HeadraceError):
+            self._fill()
+        return self
+
+    def __next__(self) -> list[T]:
+        self._usable()
+        started = time.monotonic()
+        end = started + self.options.stall_timeout_s
+        try:
+            if not self._flights:
+                self._fill()
+            while not self._flights and self._sought:
+                self._take_located(end)
+                self._fill()
+            if not self._flights:
+                raise StopIteration
+            made = self._arrive(self._flights[0], end)
+        finally:
+            self._last_wait_s = time.monotonic() - started
+            self._wait_s += self._last_wait_s
+            self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
+        flight = self._flights.popleft()
+        self._batch_count += 1
+        self._record_count += len(flight.numbers)
+        self._payload_bytes += flight.places.total_bytes
+        # What is wrong with a read that comes later must not cost the caller the batch in hand: the next call tries
+        # again, and raises what is then wrong.
+        with contextlib.suppress(HeadraceError):
+            self._fill()
+            self._hand_on()
+        return made
+
+    def metrics(self) -> AheadMetrics:
+        return AheadMetrics(
+            batches=self._batch_count,
+            records=self._record_count,
+            payload_bytes=self._payload_bytes,
+            wait_s=self._wait_s,
+            last_wait_s=self._last_wait_s,
+            longest_wait_s=self._longest_wait_s,
+            ready=sum(flight.batch.done() for flight in self._flights),
+            in_flight=len(self._flights),
+            ahead_bytes=self._ahead_bytes(),
+        )
+
+    def close(self) -> None:
+        """Forget what is in flight, and end the threads: a record that is being decoded is decoded to its end. Safe to
+        call again."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._flights.clear()
+        self._located.clear()
+        self._sought, self._lookup = [], None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise UsageError("the reader of records is closed", where=self.records.name)
+        if os.getpid() != self._process:
+            # Connections and the engine's threads do not survive a fork; a read would wait for ever.
+            raise UsageError(
+                "the reader of records was made in another process",
+                where=self.records.name,
+                next_step="open volume and records in the process that uses them",
+            )
+
+    def _ahead_bytes(self) -> int:
+        return sum(flight.places.total_bytes for flight in self._flights)
+
+    def _fill(self) -> None:
+        """Begin what there is room for. Waits for nothing."""
+        ahead = self._ahead_bytes()
+        while len(self._flights) < self.options.prefetch:
+            self._seek()
+            if not self._located:
+                return
+            numbers, places = self._located[0]
+            if self._flights and ahead + places.total_bytes > self.options.ahead_bytes:
+                break
+            batch = self.records.submit_places(places, verify=self.options.verify)
+            self._located.popleft()
+            self._flights.append(_Flight(numbers=numbers, places=places, batch=batch))
+            ahead += places.total_bytes
+        self._seek()
+
+    def _seek(self) -> None:
+        """Look up the next batches, as many at a time as are read ahead, while others are on their way."""
+        if self._lookup is not None:
+            if not self._lookup.done():
+                return
+            self._take_located(None)
+        if len(self._located) >= self.options.prefetch:
+            return
+        if not self._sought:
+            batches = itertools.islice(self._batches, self.options.prefetch)
+            self._sought = [np.atleast_1d(np.asarray(numbers)) for numbers in batches]
+        if self._sought:
+            self._lookup = self.records.submit_locate(self._sought, self._kinds)
+
+    def _take_located(self, end_s: float | None) -> None:
+        """What was looked up, when it is there."""
+        if self._lookup is None:
+            self._lookup = self.records.submit_locate(self._sought, self._kinds)
+        lookup = self._lookup
+        try:
+            places = lookup.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+        except HeadraceError as error:
+            if isinstance(error, DeviceTimeout) and not lookup.done():
+                raise self._stalled("was not found") from error
+            self._lookup = None
+            raise
+        self._located.extend(zip(self._sought, places, strict=True))
+        self._sought, self._lookup = [], None
+
+    def _arrive(self, flight: _Flight[T], end_s: float) -> list[T]:
+        """The records of the first batch, when their bytes are here and decoded."""
+        if flight.failed:
+            flight.batch = self.records.submit_places(flight.places, verify=self.options.verify)
+            flight.failed = False
+        if flight.found is None:
+            try:
+                flight.found = flight.batch.wait(max(0.0, end_s - time.monotonic()))
+            except HeadraceError as error:
+                if isinstance(error, DeviceTimeout) and not flight.batch.done():
+                    raise self._stalled("did not come") from error
+                flight.failed = True
+                raise
+        self._hand_on()
+        if self._pool is None:
+            return list(map(self._one, flight.numbers.tolist(), flight.found))
+        try:
+            return [each.result(max(0.0, end_s - time.monotonic())) for each in flight.decoding]
+        except BaseException as error:
+            late = isinstance(error, FutureTimeout) and not any(
+                each.done() and each.exception() is error for each in flight.decoding
+            )
+            if late:
+                raise self._stalled("was not decoded") from error
+            # The next call decodes the batch again; its bytes are here.
+            for each in flight.decoding:
+                each.cancel()
+            flight.decoding = []
+            raise
+
+    def _hand_on(self) -> None:
+        """Batches whose bytes are here go to the threads, the oldest first."""
+        for flight in self._flights if self._pool is not None else ():
+            if flight.found is None:
+                if flight.failed or not flight.batch.done():
+                    return
+                try:
+                    flight.found = flight.batch.wait(0)
+                except HeadraceError:
+                    # Raised when it is this batch's turn.
+                    return
+            if not flight.decoding and self._pool is not None:
+                numbers = flight.numbers.tolist()
+                flight.decoding = [
+                    self._pool.submit(self._one, number, record)
+                    for number, record in zip(numbers, flight.found, strict=True)
+                ]
+
+    def _one(self, number: int, record: Record) -> T:
+        if self._decode is None:
+            return cast(T, record)
+        try:
+            return self._decode(record)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"while record {number} of {self.records.name} was decoded")
+            raise
+
+    def _stalled(self, what: str) -> DeviceTimeout:
+        ready = sum(flight.batch.done() for flight in self._flights)
+        return DeviceTimeout(
+            f"a batch of records {what} in time",
+            where=f"{self.records.name} on {', '.join(self.records.volume.uris)}",
+            expected=f"within {self.options.stall_timeout_s:g} s",
+            found=f"{len(self._flights)} batches of {format_bytes(self._ahead_bytes())} in flight, {ready} arrived",
+            next_step="look at the target and the path to it; the next call waits for the same batch again",
+        )

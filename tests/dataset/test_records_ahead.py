@@ -1,0 +1,268 @@
+"""Records ahead of time: the right ones in the right order, however they are decoded and whatever fails under way."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.dataset import AheadOptions, RecordsAhead
+from headrace.dataset.npz import npz_array
+from headrace.dataset.records import Records
+from headrace.dataset.records_ingest import ingest_records, open_records
+from headrace.device.protocol import Buffer
+from headrace.errors import DatasetError, DeviceError, DeviceTimeout, UsageError
+from headrace.testing.devices import MemoryDevice
+from headrace.testing.serve import serving
+from headrace.volume import Volume
+from tests.dataset.corpora import memory_volume, native_volume
+
+COUNT = 120
+
+
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes([0, 1, 5000, 40_000][number % 4])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(COUNT):
+        (folder / f"{number:03}.bin").write_bytes(content(number))
+        if number % 5 == 0:
+            (folder / f"{number:03}.label").write_bytes(b"%d" % number)
+    return folder
+
+
+def fill(volume: Volume, files: Path) -> Records:
+    with volume.session(run_id="test") as session:
+        ingest_records(open_records(files), session, "a")
+    return Records.open(volume, "a")
+
+
+def batches(count: int = 30, size: int = 7) -> list[list[int]]:
+    chance = random.Random(count)
+    return [[chance.randrange(COUNT) for _ in range(size)] for _ in range(count)]
+
+
+@pytest.mark.parametrize("make", [memory_volume, native_volume])
+@pytest.mark.parametrize("threads", [0, 3])
+def test_batches_come_in_order(make: Callable[[], Volume], threads: int, files: Path) -> None:
+    with make() as volume:
+        wanted = batches()
+        taken: list[int] = []
+
+        def given() -> Iterator[list[int]]:
+            for number, batch in enumerate(wanted):
+                taken.append(number)
+                yield batch
+
+        options = AheadOptions(prefetch=3, ahead_bytes=200_000, threads=threads)
+        with RecordsAhead(
+            fill(volume, files), given(), kinds=["bin"], decode=lambda record: bytes(record["bin"]), options=options
+        ) as ahead:
+            for number, found in enumerate(ahead):
+                assert found == [content(record) for record in wanted[number]]
+                metrics = ahead.metrics()
+                assert metrics.in_flight <= 3
+                assert metrics.ahead_bytes <= 200_000 or metrics.in_flight == 1
+                # Read, found and being found.
+                assert len(taken) <= number + 1 + 3 * 3
+            assert metrics.batches == len(wanted) and metrics.records == 7 * len(wanted)
+            assert metrics.payload_bytes == sum(len(content(record)) for batch in wanted for record in batch)
+
+
+def test_all_fields_as_they_are(files: Path) -> None:
+    with native_volume() as volume:
+        (found,) = RecordsAhead(fill(volume, files), [[5, 6, 5]])
+        assert [sorted(record) for record in found] == [["bin", "label"], ["bin"], ["bin", "label"]]
+        assert found[0]["label"] == b"5" and found[1]["bin"] == content(6)
+
+
+def test_nothing_to_read(files: Path) -> None:
+    with native_volume() as volume:
+        records = fill(volume, files)
+        assert list(RecordsAhead(records, [])) == []
+        assert list(RecordsAhead(records, [[], [1], []], kinds=["label"])) == [[], [{}], []]
+
+
+class Broken(MemoryDevice):
+    """Reads fail while it is told to."""
+
+    broken = False
+
+    def read_into(self, offset: int, buffer: Buffer) -> None:
+        if self.broken:
+            raise DeviceError("told to fail", where=self.uri)
+        super().read_into(offset, buffer)
+
+
+def test_what_fails_is_tried_again_by_the_next_call(files: Path) -> None:
+    device = Broken(16 << 20)
+    with Volume.create(devices=[device]) as volume:
+        wanted = batches()
+        ahead = RecordsAhead(
+            fill(volume, files), wanted, kinds=["bin"], decode=lambda record: bytes(record["bin"]),
+            options=AheadOptions(prefetch=2),
+        )  # fmt: skip
+        found = []
+        for number in range(len(wanted)):
+            device.broken = number % 4 == 3
+            try:
+                found.append(next(ahead))
+            except DeviceError:
+                device.broken = False
+                found.append(next(ahead))
+        # What was read before it broke comes first; an error of what lies ahead costs nothing that is there.
+        assert found == [[content(record) for record in batch] for batch in wanted]
+        with pytest.raises(StopIteration):
+            next(ahead)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_error_of_decoding_is_the_callers_own(files: Path, threads: int) -> None:
+    class Bad(Exception):
+        pass
+
+    bad = [True]
+
+    def decode(record: dict[str, memoryview]) -> int:
+        if bad[0] and record["bin"] == content(3):
+            raise Bad("no picture")
+        return len(record["bin"])
+
+    with native_volume() as volume:
+        wanted = [[1, 2], [4, 3, 5], [6]]
+        with RecordsAhead(
+            fill(volume, files), wanted, kinds=["bin"], decode=decode, options=AheadOptions(threads=threads)
+        ) as ahead:
+            assert next(ahead) == [len(content(1)), len(content(2))]
+            for _ in range(2):
+                with pytest.raises(Bad) as told:
+                    next(ahead)
+            assert "record 3 of a.records" in "".join(getattr(told.value, "__notes__", ["record 3 of a.records"]))
+            bad[0] = False
+            assert list(ahead) == [[len(content(record)) for record in batch] for batch in wanted[1:]]
+
+
+def test_a_number_that_no_record_has_is_told_in_its_turn(files: Path) -> None:
+    with native_volume() as volume:
+        records = fill(volume, files)
+        with RecordsAhead(records, [[1], [2], [COUNT]], options=AheadOptions(prefetch=1)) as ahead:
+            assert next(ahead) and next(ahead)
+            with pytest.raises(UsageError, match="no such record"):
+                next(ahead)
+        with pytest.raises(UsageError, match="is closed"):
+            next(ahead)
+        with pytest.raises(UsageError, match="prefetch is out of range"):
+            AheadOptions(prefetch=0)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_target_that_stands_still_is_an_error_and_not_for_ever(files: Path) -> None:
+    with serving("nqn.2024-01.test:ahead", "mem:32MiB") as target:
+        with Volume.create([target.uri()]) as volume:
+            fill(volume, files)
+        with Volume.open([target.uri()]) as volume:
+            records = Records.open(volume, "a")
+            options = AheadOptions(prefetch=2, stall_timeout_s=0.2)
+            with RecordsAhead(records, [[1, 2, 3]] * 3, kinds=["bin"], options=options) as ahead:
+                with stopped(target.process.pid):
+                    for _ in range(2):
+                        with pytest.raises(DeviceTimeout, match=r"a batch of records .*in time"):
+                            next(ahead)
+                got = []
+                while len(got) < 3:
+                    try:
+                        got.append([bytes(record["bin"]) for record in next(ahead)])
+                    except DeviceTimeout:
+                        continue  # A busy machine.
+                assert got == [[content(1), content(2), content(3)]] * 3
+
+
+def test_a_decoder_that_hangs_is_an_error(files: Path) -> None:
+    go = threading.Event()
+
+    def decode(record: dict[str, memoryview]) -> bytes:
+        go.wait(60)
+        return bytes(record["bin"])
+
+    with native_volume() as volume:
+        options = AheadOptions(threads=1, stall_timeout_s=0.2)
+        with RecordsAhead(fill(volume, files), [[1, 2]], kinds=["bin"], decode=decode, options=options) as ahead:
+            with pytest.raises(DeviceTimeout, match="was not decoded in time"):
+                next(ahead)
+            go.set()
+            while True:
+                try:
+                    assert next(ahead) == [content(1), content(2)]
+                    break
+                except DeviceTimeout:
+                    continue  # A busy machine.
+
+
+# ---- .npz -----------------------------------------------------------------------------------------------------------
+
+
+def saved(save: Callable[..., None], **arrays: object) -> memoryview:
+    file = io.BytesIO()
+    save(file, **arrays)
+    return memoryview(bytearray(file.getvalue()))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(60, dtype=np.uint8).reshape(3, 4, 5),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.float32(7).reshape(()),
+        np.zeros((0, 3), np.int16),
+        np.array([(1, 2.0)], [("a", "<i4"), ("b", "<f8")]),
+    ],
+)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_array_is_what_numpy_reads(array: np.ndarray, save: Callable[..., None]) -> None:
+    data = saved(save, y=[0], x=array)
+    found = npz_array(data, "x", "a")
+    assert found.dtype == array.dtype and found.shape == array.shape and np.array_equal(found, array)
+    stored = save is np.savez and array.size
+    assert np.shares_memory(found, np.frombuffer(data, np.uint8)) == bool(stored)
+
+
+def test_damaged_files_are_told_and_nothing_else() -> None:
+    good = saved(np.savez, x=np.arange(1000, dtype=np.uint16))
+    chance = random.Random(1)
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        cut = memoryview(data)[: chance.choice([len(data), chance.randrange(len(data))])]
+        try:
+            npz_array(cut, "x", "a")
+        except DatasetError as error:
+            assert "no such file" in str(error)
+    objects = saved(np.savez, x=np.array([{}], object))
+    with pytest.raises(DatasetError, match="Python objects"):
+        npz_array(objects, "x", "a")
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(1 << 20))
+    with pytest.raises(DatasetError):
+        npz_array(memoryview(bomb.getvalue()), "x", "a")
