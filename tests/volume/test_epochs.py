@@ -1,9 +1,8 @@
-"""Log copies that are missing, and that come back: epochs (docs/volume-format.md, "Epochs")."""
+"""Members that are missing, and come back: which copies of the log count (docs/volume-format.md, "Epochs")."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +13,23 @@ from headrace.device.protocol import Buffer
 from headrace.errors import (
     CommandFailed,
     DeviceError,
-    DeviceGone,
     HeadraceError,
     MemberMissing,
     NotAVolume,
     SessionLost,
     VolumeDiverged,
-    WriterActive,
 )
-from headrace.testing import CrashDevice, MemoryDevice, SharedNamespace, Timeline
+from headrace.testing import MemoryDevice, SharedNamespace
 from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume import info as volume_info
-from headrace.volume.catalog.commit import LogWriter
-from headrace.volume.catalog.log import LogReader
-from headrace.volume.layout import ALIGN, Epoch, Superblock
-from headrace.volume.media import epochs
-from headrace.volume.media.members import read_superblock
-from headrace.volume.repair import salvage
+from headrace.volume.layout import ALIGN
 from headrace.volume.repair.scrub import scrub
-from headrace.volume.writing import copies, fence, heartbeat
+from headrace.volume.writing import fence
+from tests.volume.epochs import Hole, Unread, commit, go_on, made, names
 from tests.volume.support import KIB, STRIPE, State, content, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
-
-
-def made(members: int = 3) -> list[MemoryDevice]:
-    devices = [MemoryDevice(2 * MIB) for _ in range(members)]
-    with writing(Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)) as session:
-        commit(session.volume, session, "wide", 300 * KIB)
-    return devices
-
-
-def commit(volume: Volume, session, name: str, length: int = 5 * KIB) -> None:  # type: ignore[no-untyped-def]
-    with session.transaction() as tx:
-        tx.put(name, content(len(name), length))
-
-
-def go_on(devices: list[MemoryDevice], name: str, *, degraded: bool = True) -> None:
-    """A session that commits one object."""
-    volume = Volume.open(devices, write=True, degraded=degraded)
-    with writing(volume) as session:
-        commit(volume, session, name)
 
 
 def held(devices: list[MemoryDevice], *, degraded: bool = False) -> State:
@@ -155,51 +129,6 @@ def test_where_no_copy_is_there_that_counts_nothing_opens() -> None:
         Volume.open(devices[1:], degraded=True)
 
 
-@pytest.mark.parametrize("keep", [0, 1])
-def test_members_that_went_on_without_each_other_are_refused_until_one_is_given_up(keep: int) -> None:
-    devices = made(2)
-    for index in (0, 1):
-        go_on([devices[index]], f"by {index} alone")
-        go_on([devices[index]], f"by {index} again")
-    before = [bytes(device.data) for device in devices]
-    refused = (
-        r"member [01] and member [01]: found member [01] knows epoch 2 \(.*, since .*\); .* epoch 2 .*--keep MEMBER"
-    )
-    for call in (Volume.open, scrub, salvage.look):
-        with pytest.raises(VolumeDiverged, match=refused if call == Volume.open else "without each other"):
-            call(devices)  # type: ignore[operator]
-    # Each side alone can be read.
-    for index in (0, 1):
-        assert names([devices[index]]) == {"wide", f"by {index} alone", f"by {index} again"}
-        assert "by" in str([found.name for found in salvage.look([devices[index]]).objects])
-    volume = Volume.open(devices, keep=keep)
-    assert f"by {keep} alone" in volume and f"by {1 - keep} alone" not in volume
-    assert [bytes(device.data) for device in devices] == before
-    volume = Volume.open(devices, keep=keep, write=True)
-    with writing(volume) as session:
-        assert session.number == 4
-        commit(volume, session, "together")
-    # From now on they have one history.
-    kept = {"wide", f"by {keep} alone", f"by {keep} again", "together"}
-    assert names(devices) == names([devices[0]]) == names([devices[1]]) == kept
-    assert Volume.open(devices).info().epoch == 3 and scrub(devices).clean
-
-
-def test_another_history_on_a_member_without_the_log_is_told() -> None:
-    """Members 0 and 2 went on without 1, and so did other copies of them: here is member 2 of those."""
-    devices = made()
-    others = copied(devices)
-    for some in (devices, others):
-        go_on([some[0], some[2]], "alone")
-    mixed = [devices[0], devices[1], others[2]]
-    for call in (Volume.open, scrub):
-        with pytest.raises(VolumeDiverged, match=r"without each other.* at member 0 and member 2: .*--keep MEMBER"):
-            call(mixed)  # type: ignore[operator]
-    found = salvage.look(mixed)
-    assert {one.name for one in found.objects} == {"wide", "alone"}
-    assert any(line.startswith("member 2: it went on in another history, epoch 2 (") for line in found.lost)
-
-
 def test_a_member_without_the_log_that_was_left_behind_is_told_and_brought_up_to_date() -> None:
     devices = made()
     go_on(devices[:1], "alone")
@@ -237,53 +166,6 @@ def test_info_reads_no_large_catalogue_for_what_is_missing(monkeypatch: pytest.M
     assert Volume.open(devices[:2], degraded=True).info().unreachable_bytes == bound.unreachable_bytes
     monkeypatch.undo()
     assert Volume.open(devices[:2], degraded=True).info().unreachable_bytes == after.unreachable_bytes
-
-
-@pytest.mark.parametrize("more", [False, True])
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_reader_of_the_side_that_is_given_up_forgets_its_blobs(
-    more: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both sides had a session of the same number, and so blobs of the same numbers. `more`: the side that is given up
-    has come as far as the other one will have. `fails`: the other log is known of, and cannot be read yet."""
-    devices = made(2)
-    births = set()
-    for index in (0, 1):
-        volume = Volume.open([devices[index]], write=True, degraded=True)
-        with writing(volume) as session, session.transaction() as tx:
-            tx.put_many(["packed", "with it"], b"by %d" % index, [4, 4], [0, 0])
-        births.add(volume.stored("packed").blobs[0].entry.birth)
-    with writing(Volume.open([devices[1]], write=True, degraded=True)) as session:
-        if more:
-            commit(session.volume, session, "more")
-    reader = Volume.open([devices[1]], degraded=True)
-    assert reader.read("packed") == b"by 1" and len(births) == 1
-    with writing(Volume.open(devices, keep=0, write=True)) as session:
-        commit(session.volume, session, "together")
-        assert (session.volume.sequence == reader.sequence) is more
-    if fails:
-        load, calls = LogReader.load, [0]
-
-        def second(self: LogReader, **how: bool) -> Any:
-            calls[0] += 1
-            if calls[0] == 2:
-                raise DeviceGone("the target is away")
-            return load(self, **how)
-
-        monkeypatch.setattr(LogReader, "load", second)
-        with pytest.raises(DeviceGone):
-            reader.refresh()
-        # Until then it has what it had.
-        assert reader.stored("with it") and "together" not in reader
-    assert reader.refresh() and "together" in reader
-    with pytest.raises(MemberMissing, match="packed"):
-        reader.read("packed")
-
-
-def test_without_identities_two_histories_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "known", lambda best, block: True)
-    with pytest.raises(pytest.fail.Exception, match="VolumeDiverged"):
-        test_members_that_went_on_without_each_other_are_refused_until_one_is_given_up(0)
 
 
 def test_a_reader_learns_that_a_copy_was_left_behind_and_came_back() -> None:
@@ -337,17 +219,6 @@ def test_a_copy_that_fails_though_its_member_is_there(copy: int, fails: str) -> 
     assert Volume.open(devices).log.copies == (0, 1) and names([bad]) == {"wide", "one", "again", "mended"}
 
 
-class Unread(MemoryDevice):
-    """Its superblock cannot be read for a while."""
-
-    fails = False
-
-    def read_into(self, offset: int, buffer: Buffer) -> None:
-        if self.fails and offset in (0, self.size_bytes - ALIGN):
-            raise CommandFailed("unrecovered read error", where=self.uri)
-        super().read_into(offset, buffer)
-
-
 def test_a_member_whose_superblock_cannot_be_read_any_more_is_left_behind() -> None:
     devices = made(2)
     bad = Unread(2 * MIB)
@@ -383,17 +254,6 @@ def test_a_reader_never_goes_back_to_a_copy_that_was_left_behind() -> None:
     bad.fails = False
     assert reader.refresh() and "without 0" in reader and reader.log.copies == (1,)
     assert bytes(devices[0].data) == before
-
-
-def test_who_is_given_up_is_named_once_however_many_they_are() -> None:
-    [block, *_] = epochs_of(made(3))
-    other = Epoch(7, 2, 0, 1, b"o" * 16)
-    known = copies.next_epoch(block, [0], [other] * 30).epochs
-    assert known[1].same(other) and known[2:] == block.epochs and known[0].number == 8
-
-
-def epochs_of(devices: list[MemoryDevice]) -> list[Superblock]:
-    return [read_superblock(device)[0] for device in devices]
 
 
 def test_a_session_that_came_and_died_where_takers_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,252 +334,7 @@ def test_a_zombie_on_a_member_that_was_away_is_fenced_when_it_is_back() -> None:
     assert sorted(state_of(Volume.open(connect(2, 1, 0)))) == ["all", "without 0", "without 2"]
 
 
-# ---- a crash at every write ------------------------------------------------------------------------------------------
-
-
-def recorded(scenario: Callable[[list[CrashDevice]], None], before: list[MemoryDevice]) -> Timeline:
-    """What a scenario writes to these devices, and every point at which the power may fail."""
-    timeline = Timeline()
-    devices = [CrashDevice(timeline, device.size_bytes) for device in before]
-    for device, medium in zip(devices, before, strict=True):
-        device.data[:] = medium.data
-    timeline.begin()
-    scenario(devices)
-    return timeline
-
-
-def copied(devices: list[MemoryDevice]) -> list[MemoryDevice]:
-    copies = []
-    for device in devices:
-        copy = MemoryDevice(device.size_bytes)
-        copy.data[:] = device.data
-        copies.append(copy)
-    return copies
-
-
-#: Which members are there next: members 0 and 1 have the log.
-SETS = ([0, 1, 2], [0, 2], [1, 2])
-
-
-def names(devices: list[MemoryDevice]) -> set[str]:
-    return {info.name for info in Volume.open(devices, degraded=True).list()}
-
-
-def survive(media: list[MemoryDevice], acknowledged: set[str]) -> None:
-    """Whoever is there then has all that was acknowledged, or says that it has not; so, too, after another session."""
-    for there in SETS:
-        left = copied(media)
-        try:
-            found = names([left[index] for index in there])
-        except MemberMissing:
-            assert 0 not in there or 1 not in there
-            continue
-        assert acknowledged <= found
-        go_on([left[index] for index in there], "first")
-        for then in SETS:
-            again = copied(left)
-            try:
-                go_on([again[index] for index in then], "second")
-            except MemberMissing:
-                assert 0 not in then or 1 not in then
-                continue
-            except VolumeDiverged:
-                # An epoch had begun without the one, and now one without the other.
-                assert 0 not in there or 1 not in there
-                continue
-            assert acknowledged | {"first", "second"} <= names([again[index] for index in then])
-
-
-def crashes(away: int) -> None:
-    """A member with the log goes away, and comes back: two sessions, cut off at every write."""
-    base = made()
-
-    def leaves(devices: list[CrashDevice]) -> None:
-        go_on([device for index, device in enumerate(devices) if index != away], "alone")  # type: ignore[misc]
-
-    def comes_back(devices: list[CrashDevice]) -> None:
-        go_on([*devices], "together", degraded=False)
-
-    for scenario, acknowledged in ((leaves, {"wide"}), (comes_back, {"wide", "alone"})):
-        timeline = recorded(scenario, base)
-        for position in moments(timeline):
-            crash = timeline.crash(position)
-            survive(crash.nothing() if position % 2 else crash.everything(), acknowledged)
-        base = timeline.crash(len(timeline.events)).everything()
-
-
-def moments(timeline: Timeline) -> Iterator[int]:
-    """Around every write of a superblock, and now and then."""
-    ends = {0, timeline.devices[0].size_bytes - ALIGN}
-    blocks = [index for index, event in enumerate(timeline.events) if event.kind == "write" and event.offset in ends]
-    assert blocks
-    for position in range(len(timeline.events) + 1):
-        if position % 6 == 0 or position - 1 in blocks or position == blocks[0]:
-            yield position
-
-
-@pytest.mark.parametrize("away", [0, 1])
-def test_a_crash_at_any_write_loses_nothing_that_was_acknowledged(away: int) -> None:
-    crashes(away)
-
-
-def no_epoch(superblock: Superblock, *_: object) -> Superblock:
-    return superblock
-
-
-def last_first(members: Sequence[int], before: Sequence[int], now: Sequence[int]) -> list[int]:
-    return [members[copy] for copy in sorted(now, key=lambda copy: copy in before)]
-
-
-@pytest.mark.parametrize(
-    ("rule", "instead"),
-    [("next_epoch", no_epoch), ("members_in_order", last_first), ("_rebuild", lambda log, copy: None)],
-)
-def test_a_rule_that_is_off_is_missed(rule: str, instead: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, rule, instead)
-    with pytest.raises((AssertionError, HeadraceError)):
-        crashes(1)
-
-
-@pytest.mark.parametrize("away", [0, 1])
-def test_a_table_that_was_written_on_one_member_alone_stands_on_two_when_the_other_is_back(away: int) -> None:
-    devices = [MemoryDevice(2 * MIB) for _ in range(2)]
-    Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB).close()
-    names = [f"{i:04d}/" + "x" * 100 for i in range(400)]
-    alone = Volume.open([devices[1 - away]], write=True, degraded=True)
-    with writing(alone) as session, session.transaction() as tx:
-        tx.put_many(names, bytes(len(names)), 1)
-    go_on(devices, "together", degraded=False)
-    for left in devices:
-        found = [info.name for info in Volume.open([left], degraded=True).list()]
-        assert found == [*names, "together"]
-    assert scrub(devices).clean
-
-
-# ---- the copy that is left behind, until it counts again -------------------------------------------------------------
-
-
-def left_behind(moves: int) -> list[MemoryDevice]:
-    """Member 1 was away while the log moved so many times."""
-    devices = made(2)
-    with writing(Volume.open(devices[:1], write=True, degraded=True)) as session:
-        for i in range(moves):
-            if i:
-                session._writer.move(say_so=True)
-            commit(session.volume, session, f"alone {i}")
-    return devices
-
-
-def opened_alone(media: MemoryDevice) -> set[str]:
-    """What the member says whose rebuilding was interrupted, when the other one never comes back."""
-    copy = copied([media])
-    found = names(copy)
-    go_on(copy, "after")
-    assert names(copy) == found | {"after"}
-    return found
-
-
-@pytest.mark.parametrize(("moves", "same_area"), [(1, False), (2, True), (3, False)])
-def test_the_source_of_a_copy_is_lost_on_the_way(moves: int, same_area: bool) -> None:
-    base = left_behind(moves)
-    there, here = (Volume.open([device], degraded=True).log.start().area for device in base)
-    assert (there == here) is same_area
-    before, after = {"wide"}, {"wide", *(f"alone {i}" for i in range(moves))}
-    timeline = recorded(lambda devices: go_on([*devices], "together", degraded=False), base)
-    ends = {0, timeline.devices[1].size_bytes - ALIGN}
-    writes = [i for i, event in enumerate(timeline.events) if event.kind == "write" and event.device == 1]
-    last = next(i for i in writes if timeline.events[i].offset in ends)
-    found = []
-    for position in [i for i in writes if i <= last]:
-        crash = timeline.crash(position)
-        found += [opened_alone(crash.nothing()[1]), opened_alone(crash.everything()[1])]
-    assert all(one in (before, after) for one in found) and found[0] == before and found[-1] == after
-
-
-# ---- a side that has committed nothing -------------------------------------------------------------------------------
-
-
-def idle(devices: list[MemoryDevice]) -> None:
-    """A session that takes space, and commits nothing."""
-    with writing(Volume.open(devices, write=True, degraded=True)) as session:
-        session.transaction().allocate("never", 100 * KIB)
-
-
-@pytest.mark.parametrize("empty", [0, 1])
-def test_a_side_that_has_committed_nothing_is_left_behind(empty: int) -> None:
-    devices = made(2)
-    idle([devices[empty]])
-    go_on([devices[1 - empty]], "by the other")
-    go_on([devices[1 - empty]], "and again")
-    before = [bytes(device.data) for device in devices]
-    volume = Volume.open(devices)
-    assert volume.log.copies == (1 - empty,) and "by the other" in volume
-    assert any("nothing was committed there" in warning for warning in volume.info().warnings)
-    assert [bytes(device.data) for device in devices] == before
-    go_on(devices, "together", degraded=False)
-    assert names(devices) == names([devices[0]]) == names([devices[1]]) == {
-        "wide", "by the other", "and again", "together"
-    }  # fmt: skip
-    assert Volume.open(devices).log.copies == (0, 1) and scrub(devices).clean
-
-
-def twice(devices: list[MemoryDevice]) -> None:
-    idle(devices)
-    idle(devices)
-
-
-def adopted(devices: list[MemoryDevice]) -> None:
-    """Something was in flight."""
-    with pytest.MonkeyPatch.context() as patch:
-        adopt = LogWriter.adopt
-        patch.setattr(LogWriter, "adopt", lambda self: adopt(self) or True)
-        idle(devices)
-
-
-def moved_on(devices: list[MemoryDevice]) -> None:
-    with writing(Volume.open(devices, write=True, degraded=True)) as session:
-        session._writer.move(say_so=True)
-
-
-@pytest.mark.parametrize("touch", [twice, adopted, moved_on])
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_side_that_may_have_what_the_other_does_not_know_is_no_empty_one(
-    touch: Callable[[list[MemoryDevice]], None], side: int
-) -> None:
-    devices = made(2)
-    touch([devices[side]])
-    go_on([devices[1 - side]], "by the other")
-    with pytest.raises(VolumeDiverged):
-        Volume.open(devices)
-
-
-def test_a_side_that_is_about_to_commit_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = made(2)
-    go_on(devices[:1], "by the other")
-    alive = Volume.open(devices[1:], write=True, degraded=True).session("alive", heartbeat_s=60.0)
-    volume = Volume.open(devices, write=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(heartbeat, "wait_for_silence", lambda block, seen, missed: False)
-        with pytest.raises(WriterActive, match="alive"):
-            volume.session("other", takeover="if-dead")
-    commit(alive.volume, alive, "after all")
-    alive.close()
-    with pytest.raises(VolumeDiverged):
-        Volume.open(devices)
-
-
-# ---- one copy that counts, and a block of it that cannot be read ----
-
-
-class Hole(MemoryDevice):
-    """One block cannot be read."""
-
-    at = -1
-
-    def read_into(self, offset: int, buffer: Buffer) -> None:
-        if offset <= self.at < offset + memoryview(buffer).nbytes:
-            raise CommandFailed("unrecovered read error", where=self.uri)
-        super().read_into(offset, buffer)
+# ---- one copy that counts, and a block of it that cannot be read -----------------------------------------------------
 
 
 @pytest.mark.parametrize("area", range(4))
