@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from headrace.errors import DeviceError, HeadraceError
@@ -12,7 +13,7 @@ from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume.data import durable
 from headrace.volume.writing import transaction
-from tests.volume.support import KIB, content, crash_volume, open_read, writing
+from tests.volume.support import KIB, content, crash_volume, open_read, second, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
@@ -161,6 +162,40 @@ def test_an_object_whose_flush_failed_is_not_committed(monkeypatch: pytest.Monke
         with pytest.raises(DeviceError, match="earlier flush"):
             tx.commit()
     assert timeline.events and open_read(timeline.devices) == {}
+
+
+@pytest.mark.parametrize("then", ["another write", "nothing"])
+def test_what_a_failed_flush_may_still_land_on_stays_quarantined(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the rest of the same blob is written after it, by a thread that did not hear of it."""
+    _, volume = crash_volume(2)
+
+    def failing(devices: object) -> None:
+        raise DeviceError("the flush failed")
+
+    with writing(volume) as session:
+        free = session.free_bytes
+        tx = session.transaction()
+        tx.put("whole", BIG)
+        allocation = tx.begin("x", own=False)
+        extents = session.take(allocation, len(BIG), 4096)
+
+        def flush_fails() -> None:
+            with monkeypatch.context() as patch, pytest.raises(DeviceError, match="the flush failed"):
+                patch.setattr(durable, "flush_all", failing)
+                tx._flush()
+
+        tx.write_part(allocation, volume.devices, lambda: None, 1)
+        if then == "another write":
+            tx.write_part(allocation, volume.devices, flush_fails, 1)
+            tx.write_part(allocation, volume.devices, lambda: None, 1)
+        else:
+            flush_fails()
+        allocation.written(data=extents, tables=[], roots=np.zeros(len(BIG) // 4096, np.uint32))
+        with pytest.raises(DeviceError, match="earlier flush"):
+            tx.commit()
+        assert session.quarantined_bytes >= 2 * len(BIG) and session.free_bytes <= free - 2 * len(BIG)
+    with writing(second(volume)) as session:
+        assert session.quarantined_bytes >= 2 * len(BIG)
 
 
 def test_whoever_flushes_waits_for_a_flush_that_has_its_writes(monkeypatch: pytest.MonkeyPatch) -> None:

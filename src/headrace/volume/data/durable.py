@@ -44,7 +44,8 @@ def write_durably(devices: Sequence[BlockDevice], write: Callable[[], None]) -> 
 
 
 class Writable(Protocol):
-    """Space that is being written: `begin` before a command goes there, `end` when all have been answered."""
+    """Space that is being written: `begin` before a command goes there, `end` when those have been answered. A `begin`
+    without an `end` is a write of unknown fate, whatever comes after it."""
 
     def begin(self) -> None: ...
 

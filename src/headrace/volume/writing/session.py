@@ -37,7 +37,7 @@ from headrace.volume.writing import copies, fence, heartbeat, past
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.heartbeat import HeartbeatBlock
 from headrace.volume.writing.holdings import Holdings, window_ranges
-from headrace.volume.writing.transaction import COMMITTED, Allocation, Transaction, may_still_be_written
+from headrace.volume.writing.transaction import Allocation, Transaction, may_still_be_written
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -393,7 +393,7 @@ class Session(Holdings):
             table_copies=len(tables),
             ticket="" if (ticket := self.ticket) is None else ticket.to_json(),
         )
-        allocation.begin()
+        allocation.granted = True
         return allocation
 
     def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
@@ -433,7 +433,7 @@ class Session(Holdings):
                     self.volume.forget_objects()
                 for allocation in transaction.allocations.values():
                     self._allocator.commit(allocation.space)
-                    allocation.state = COMMITTED
+                    allocation.committed = True
                 freed: list[Range] = []
                 for blob in outcome.gone:
                     space = space_of(blob, self.volume.stripe_bytes)
@@ -491,7 +491,7 @@ class Session(Holdings):
             for allocation in transaction.allocations.values():
                 taken = sum(length for _, _, length in allocation.space)
                 self._reservations.under_way(allocation.share, -taken)
-                if allocation.state == COMMITTED:
+                if allocation.committed:
                     continue
                 if may_still_be_written(allocation):
                     self._allocator.quarantine(allocation.space)

@@ -38,15 +38,6 @@ DEFAULT_CHECKSUM_BLOCK = 64 << 10
 #: Bytes that a transaction keeps until its objects are flushed together.
 KEPT_BYTES = 16 << 20
 
-#: Somebody may be writing there, or may have failed to.
-GRANTED = "granted"
-#: Nothing is under way, and not all is written.
-QUIET = "quiet"
-#: All of it is written, and nothing is under way.
-WRITTEN = "written"
-#: It is in the catalogue.
-COMMITTED = "committed"
-
 
 @dataclass
 class Allocation:
@@ -60,10 +51,17 @@ class Allocation:
     #: The objects that get slices of it, where they are many.
     pack: Packed | None = None
     space: list[Range] = field(default_factory=list)
-    state: str = QUIET
+    #: All of it is written.
     blob: Blob | None = None
     created_ns: int = 0
     grant: Grant | None = None
+    #: It is in the catalogue.
+    committed: bool = False
+    #: Somebody may write there by the grant.
+    granted: bool = False
+    #: Writes that have begun, less those that were answered: one that failed counts for ever, as it may still land.
+    under_way: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def share(self, prefix: str, taken: int) -> int:
         """Of `taken` bytes of its space, those for objects whose names begin with `prefix`."""
@@ -73,11 +71,13 @@ class Allocation:
 
     def begin(self) -> None:
         """Commands go there from now on."""
-        self.state = GRANTED
+        with self._lock:
+            self.under_way += 1
 
     def end(self) -> None:
-        """Every command has been answered. Where this is not reached, one may still land."""
-        self.state = WRITTEN if self.blob is not None else QUIET
+        """Every command since `begin` has been answered. Where this is not reached, one may still land."""
+        with self._lock:
+            self.under_way -= 1
 
     def run(self, devices: Sequence[BlockDevice], write: Callable[[], None]) -> None:
         """Write durably."""
@@ -86,7 +86,8 @@ class Allocation:
         self.end()
 
     def written(self, *, data: Extents, tables: Sequence[Extents], roots: layout.U32) -> None:
-        """All of it is written; it is durable, too, when the transaction's flush has succeeded."""
+        """All of it is written; it is durable, too, when the transaction's flush has succeeded. Who had the grant has
+        answered."""
         self.blob = Blob(
             birth=self.birth,
             length_bytes=data.length_bytes,
@@ -100,12 +101,12 @@ class Allocation:
             table_copies=max(len(tables), 1),
         )
         self.created_ns = time.time_ns()
-        self.state = WRITTEN
+        self.granted = False
 
 
 def may_still_be_written(allocation: Allocation) -> bool:
     """The quarantine rule: may a command to this space be under way somewhere, to land later?"""
-    return allocation.state == GRANTED
+    return allocation.granted or allocation.under_way > 0
 
 
 class Transaction:
@@ -281,8 +282,8 @@ class Transaction:
         """The grant was handed to nobody, and never will be: if the transaction aborts, its space is free at once."""
         with self._lock:
             allocation = self.allocations.get(grant.birth)
-            if allocation is not None and allocation.state == GRANTED:
-                allocation.state = QUIET
+            if allocation is not None:
+                allocation.granted = False
 
     def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
         """On a thread of the session's own process. Nothing there refuses it when the session has become another host,
@@ -503,7 +504,7 @@ class Transaction:
         for blob, holder in self.sources.values():
             changes.offer(blob, holder)
         for allocation in self.allocations.values():
-            if allocation.blob is None or allocation.state != WRITTEN:
+            if allocation.blob is None or may_still_be_written(allocation):
                 raise VolumeError(
                     "a grant was not answered" if allocation.grant is not None else "an object was not written",
                     where=f"object {allocation.name!r}",
@@ -560,8 +561,7 @@ class Transaction:
         if self._sequence is None and self.committing:
             # The record may be durable: its space belongs to whoever reads the log next.
             for allocation in self.allocations.values():
-                if allocation.state != COMMITTED:
-                    allocation.state = GRANTED
+                allocation.begin()
         self._session.ended(self)
 
     @property
