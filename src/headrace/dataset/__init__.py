@@ -15,6 +15,7 @@ packing.py packs.py    documents that share a sample: which, and stored beside t
 samples.py segments.py what a sample is; where documents begin in it
 sampler.py mixture.py  the order: a permutation that is computed; several datasets in shares
 state.py feed.py       where a loader stands; batches ahead of time
+chosen.py              batches that somebody else chooses
 inspect.py             what a volume has of datasets; is it all there
 
 Names are imported when used: reading tokens needs no tokenizer.

@@ -6,9 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.torch.dataset import TokenDataset as TokenDataset
     from headrace.torch.export import ExportReport as ExportReport
     from headrace.torch.export import export_model as export_model
     from headrace.torch.follow import Follower as Follower
+    from headrace.torch.iterable import TokenIterable as TokenIterable
     from headrace.torch.loader import DocumentLoader as DocumentLoader
     from headrace.torch.loader import Documents as Documents
     from headrace.torch.loader import TokenLoader as TokenLoader
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.torch.model import save_model as save_model
     from headrace.torch.reader import LoadReport as LoadReport
     from headrace.torch.reader import VolumeReader as VolumeReader
+    from headrace.torch.sampler import OrderSampler as OrderSampler
     from headrace.torch.writer import SaveReport as SaveReport
     from headrace.torch.writer import VolumeWriter as VolumeWriter
     from headrace.torch.writer import WriterOptions as WriterOptions
@@ -27,7 +30,10 @@ _HOMES = {
     "ExportReport": "export",
     "Follower": "follow",
     "LoadReport": "reader",
+    "OrderSampler": "sampler",
     "SaveReport": "writer",
+    "TokenDataset": "dataset",
+    "TokenIterable": "iterable",
     "TokenLoader": "loader",
     "VolumeReader": "reader",
     "VolumeWriter": "writer",

@@ -104,7 +104,7 @@ class _Loader(ABC, Generic[Batch]):
         )
         self.options = options
         self._device = _usable(device)
-        sources = _open(volume, data, samples, sequence_length)
+        sources = open_sources(volume, data, samples, sequence_length)
         counts = [each.sample_count for each in sources.values()]
         shares = data.shares(counts) if isinstance(data, Mixture) else [1]
         self._pinned: list[torch.Tensor] = []
@@ -345,7 +345,7 @@ class DocumentLoader(_Loader[Documents]):
         }
 
 
-def _open(
+def open_sources(
     volume: Volume, data: str | Mixture, samples: str | Mapping[str, str], sequence_length: int
 ) -> dict[str, Samples]:
     names = list(data.weights) if isinstance(data, Mixture) else [data]
