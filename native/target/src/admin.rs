@@ -74,10 +74,7 @@ fn get_feature(sqe: &Sqe, controller: &Controller) -> Result<Outcome, Status> {
         }
         feature::HOST_BEHAVIOUR if io => Outcome::Bytes(state.host_behaviour.to_vec()),
         feature::RESERVATION_NOTIFICATION_MASK if io => Outcome::Value(controller.notice_mask(sqe)?),
-        feature::RESERVATION_PERSISTENCE if io => match controller.subsystem.view().namespace(sqe.nsid()) {
-            Some(namespace) => Outcome::Value(u32::from(namespace.reservations.report().persistent)),
-            None => return refuse(Status::INVALID_NAMESPACE),
-        },
+        feature::RESERVATION_PERSISTENCE if io => Outcome::Value(controller.persists(sqe)?.into()),
         feature::HOST_IDENTIFIER if io => {
             // EXHID: the 128-bit form, the only one over fabrics.
             if sqe.cdw(11) & 1 == 0 {

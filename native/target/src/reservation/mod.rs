@@ -125,7 +125,7 @@ impl Reservations {
 
     /// PTPL by feature 83h.
     fn set_persist(&self, persist: bool) -> Result<(), Status> {
-        if persist && !self.can_persist() {
+        if self.off || (persist && !self.can_persist()) {
             return Err(Status::INVALID_FIELD.do_not_retry());
         }
         let mut state = self.inner().state.clone();

@@ -1,11 +1,13 @@
 //! What a controller has to tell its host about reservations: log page 80h, one page an event, and the mask of feature 82h.
 
 use crate::controller::{Controller, Event};
+use crate::subsystem::Namespace;
 use headrace_wire::command::NSID_ALL;
 use headrace_wire::log::lid;
 use headrace_wire::reservation::{Notification, NotificationKind};
 use headrace_wire::{Sqe, Status};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// Pages that wait; of more the oldest are lost, which their counts tell.
 const PAGES_MAX: usize = 255;
@@ -74,12 +76,24 @@ impl Controller {
         !self.notices().pages.is_empty()
     }
 
+    /// The namespace that a feature of reservations is asked of. One that offers none has no such feature.
+    fn reservable(&self, nsid: u32) -> Result<Arc<Namespace>, Status> {
+        match self.subsystem.view().namespace(nsid) {
+            None => Err(Status::INVALID_NAMESPACE.do_not_retry()),
+            Some(namespace) if namespace.reservations.are_off() => Err(Status::INVALID_FIELD.do_not_retry()),
+            Some(namespace) => Ok(namespace.clone()),
+        }
+    }
+
+    /// Feature 83h.
+    pub(crate) fn persists(&self, sqe: &Sqe) -> Result<bool, Status> {
+        Ok(self.reservable(sqe.nsid())?.reservations.report().persistent)
+    }
+
     /// Feature 82h.
     pub(crate) fn notice_mask(&self, sqe: &Sqe) -> Result<u32, Status> {
-        if self.subsystem.view().namespace(sqe.nsid()).is_none() {
-            return Err(Status::INVALID_NAMESPACE.do_not_retry());
-        }
-        Ok(self.notices().masks.get(&sqe.nsid()).copied().unwrap_or(0))
+        let nsid = self.reservable(sqe.nsid())?.nsid;
+        Ok(self.notices().masks.get(&nsid).copied().unwrap_or(0))
     }
 
     pub(crate) fn set_notice_mask(&self, sqe: &Sqe) -> Result<(), Status> {
@@ -87,13 +101,12 @@ impl Controller {
         if mask & !MASK != 0 {
             return Err(Status::INVALID_FIELD.do_not_retry());
         }
-        let view = self.subsystem.view();
         let nsids: Vec<u32> = if sqe.nsid() == NSID_ALL {
-            view.namespaces().map(|n| n.nsid).collect()
-        } else if view.namespace(sqe.nsid()).is_some() {
-            vec![sqe.nsid()]
+            let view = self.subsystem.view();
+            let all = view.namespaces().filter(|n| !n.reservations.are_off());
+            all.map(|n| n.nsid).collect()
         } else {
-            return Err(Status::INVALID_NAMESPACE.do_not_retry());
+            vec![self.reservable(sqe.nsid())?.nsid]
         };
         let mut notices = self.notices();
         for nsid in nsids {
