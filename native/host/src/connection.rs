@@ -5,7 +5,7 @@
 //! the thread from the others; who has more to do says so.
 
 use crate::options::Route;
-use crate::queue::{Asked, Fault, QueuePair};
+use crate::queue::{Arrivals, Asked, Fault, QueuePair};
 use crate::socket::{connect, socket};
 use crate::transmit::PIECES_MAX;
 use headrace_transfer::IoError;
@@ -53,7 +53,7 @@ pub(crate) struct Connection<T> {
     ending: bool,
 }
 
-impl<T> Connection<T> {
+impl<T: Arrivals> Connection<T> {
     /// Begin to connect; ICReq follows by itself.
     pub fn open(
         (route, address): (&Route, SocketAddr),
@@ -226,6 +226,8 @@ mod tests {
     use mio::{Events, Poll};
     use std::net::TcpListener;
     use std::time::{Duration, Instant};
+
+    impl Arrivals for u16 {}
 
     const COUNT: u16 = 32;
     const BYTES: usize = 4096;

@@ -16,8 +16,9 @@ pub(crate) fn source(buffer: &Buffer, at: usize, length: usize) -> &[u8] {
 /// Room to receive into. Panics if the range is not inside.
 #[allow(clippy::mut_from_ref)]
 pub(crate) fn destination(buffer: &Buffer, at: usize, length: usize) -> &mut [u8] {
-    // SAFETY: a range is given to at most one read command at a time and its caller does not look before completion; the
-    // command table hands out one such slice at a time, because it is borrowed for it.
+    // SAFETY: a range is given to at most one read command at a time and its caller does not look before completion, or at
+    // what has come while this thread tells him so (`Sink::arrived`); the command table hands out one such slice at a time,
+    // because it is borrowed for it.
     let bytes = unsafe { buffer.bytes_mut() };
     &mut bytes[at..at + length]
 }

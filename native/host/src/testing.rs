@@ -3,7 +3,7 @@
 
 use crate::facts::Facts;
 use crate::options::{HostOptions, Portal};
-use crate::queue::{Asked, Data, End, Fault, QueuePair};
+use crate::queue::{Arrivals, Asked, Data, End, Fault, QueuePair};
 use crate::transmit::PIECES_MAX;
 use headrace_transfer::{Buffer, IoError};
 use headrace_wire::pdu::Digests;
@@ -36,6 +36,8 @@ pub enum Broken {
     /// The peer says that we did.
     Terminated { fes: u16, fei: u32 },
 }
+
+impl Arrivals for u64 {}
 
 /// One queue pair.
 pub struct Queue(QueuePair<u64>);

@@ -7,7 +7,7 @@
 //! it meant for one path.
 
 use crate::facts::{Deallocation, Facts};
-use crate::queue::Data;
+use crate::queue::{Data, WATCHED};
 use headrace_transfer::{Buffer, ErrorKind, IoError, Op, Request, Sink};
 use headrace_wire::command::{DsmRange, CDW11_DEALLOCATE, CDW12_DEAC, CDW12_FUA};
 use headrace_wire::{io, Sqe};
@@ -91,9 +91,28 @@ pub(crate) struct Part {
     /// Flush: where it must run to be worth anything.
     pub target: Option<Target>,
     pub trip: Option<Trip>,
+    /// Who is told of data as they come, if somebody wants to know. It stays with the blocks, however often they are sent
+    /// and whatever they are cut into: who is told of them once must be told whenever they come again.
+    pub watch: Option<Watcher>,
+}
+
+/// Of a part of a read: its request, as its sink knows it.
+#[derive(Clone)]
+pub(crate) struct Watcher {
+    sink: Arc<dyn Sink>,
+    token: u64,
+    /// Of the part's first byte, in the request.
+    at: usize,
 }
 
 impl Part {
+    /// `count` bytes from `at` of its data are in place.
+    pub fn arrived(&self, at: usize, count: usize) {
+        if let Some(watch) = &self.watch {
+            watch.sink.arrived(watch.token, watch.at + at, count);
+        }
+    }
+
     /// Its submission queue entry; CID and SGL are the queue pair's to fill.
     pub fn sqe(&self, nsid: u32) -> Sqe {
         let opcode = self.verb.opcode();
@@ -125,6 +144,8 @@ struct Progress {
     /// Bytes of the buffer that are cut already.
     cut: usize,
     flush_due: bool,
+    /// A read long enough to do something with it as it comes, for a sink that does.
+    watched: bool,
     under_way: u32,
     error: Option<IoError>,
 }
@@ -300,6 +321,7 @@ impl Work {
         }
         let block = u64::from(facts.block_bytes);
         let progress = Some(Progress {
+            watched: length > WATCHED as u64 && matches!(op, Op::Read { .. }) && sink.watches(),
             sink,
             token,
             op,
@@ -366,9 +388,14 @@ impl Work {
         let Some((first, second)) = halves else {
             return (part, data);
         };
+        let behind = |watch: &Watcher| Watcher {
+            at: watch.at + bytes,
+            ..watch.clone()
+        };
         let rest = Part {
             slba: part.slba + most,
             blocks: part.blocks - most,
+            watch: part.watch.as_ref().map(behind),
             ..part
         };
         if let Some(Some(progress)) = self.requests.get_mut(part.request as usize) {
@@ -556,6 +583,11 @@ impl Progress {
             tries: Tries::default(),
             target: None,
             trip: None,
+            watch: (verb == Verb::Read && self.watched).then(|| Watcher {
+                sink: self.sink.clone(),
+                token: self.token,
+                at: self.cut,
+            }),
         };
         self.slba += most;
         self.blocks -= most;

@@ -10,7 +10,8 @@
 //!   `Buffer` holds an `Arc` of it.
 //! * Access goes through raw pointers and short-lived slices inside [`Buffer::copy_from`], [`Buffer::copy_to`] and the
 //!   two `unsafe` slice functions. The rule that makes those slices exclusive is the engine's: a range is given to at
-//!   most one read command at a time, and whoever waits for the transfer does not look before it is complete. For memory
+//!   most one read command at a time, and whoever waits for the transfer does not look before it is complete (its sink:
+//!   only at what has come, while the device's thread says so). For memory
 //!   that came from Python the rule is the documented one of `read_into`: the buffer is the device's until the call or
 //!   transfer ends. A race there gives wrong bytes, as with any DMA; never an access outside of the range.
 //! * A command that timed out gives its buffer up *before* its completion is reported; after that no code holds a

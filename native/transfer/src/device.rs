@@ -38,6 +38,18 @@ pub enum Op {
 /// device may be dropped here (so a device's `Drop` must not join the thread it runs on).
 pub trait Sink: Send + Sync {
     fn complete(&self, token: u64, result: Result<(), IoError>);
+
+    /// Long reads should say what has come, see [`Sink::arrived`].
+    fn watches(&self) -> bool {
+        false
+    }
+
+    /// Of a read that is under way, `count` bytes from `at` of its memory are in place: something to do while they are in
+    /// the processor's cache. No promise: they come again where a command is sent again, and that is said again, from
+    /// its first byte on. A device need not say it at all. Never after `complete`.
+    fn arrived(&self, token: u64, at: usize, count: usize) {
+        let _ = (token, at, count);
+    }
 }
 
 pub struct Request {

@@ -8,8 +8,9 @@
 //! another that would like to leaves a note (`again`) instead of waiting, so completions may come from inside `submit`
 //! itself without recursion.
 //!
-//! A completion carries the number of a *slot*, which says what the request was. Reads are verified, and bounces copied
-//! out, on the thread that completed them, in parallel where devices have several.
+//! A completion carries the number of a *slot*, which says what the request was. Reads are [verified](crate::verify) as
+//! they come where the device tells of it and at their end where not, and bounces copied out, on the thread that completes
+//! them, in parallel where devices have several.
 //!
 //! The first error ends the batch: nothing new is submitted, and once the last request under way has ended the waiter
 //! gets that error. So when a wait has returned, no device holds the caller's buffers.
@@ -17,6 +18,7 @@
 use crate::checksum::ChecksumSpec;
 use crate::piece::{Cursor, Cutter, Piece};
 use crate::segment::{check, Direction, Segment, Surroundings};
+use crate::verify::{Verified, Verifier};
 use crate::{BlockDevice, Buffer, ErrorKind, IoError, Op, Request, Sink};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -39,6 +41,7 @@ struct Slot {
     piece: Piece,
     /// What the device reads into; `None` for writes.
     memory: Option<Buffer>,
+    verified: Verified,
 }
 
 #[derive(Default)]
@@ -266,6 +269,15 @@ impl Shared {
         }
     }
 
+    fn verifier(&self) -> Verifier<'_> {
+        Verifier {
+            segments: &self.segments,
+            checksum: self.checksum,
+            // Where there are none, nothing matches.
+            expected: self.expected.get().map_or(&[][..], Vec::as_slice),
+        }
+    }
+
     /// Submit as much as the window allows.
     fn pump(self: &Arc<Self>) {
         {
@@ -322,7 +334,11 @@ impl Shared {
             state.bounce_bytes += bounce;
             state.in_flight += 1;
             let kept = (self.direction == Direction::Read).then(|| memory.clone());
-            let slot = Some(Slot { piece, memory: kept });
+            let slot = Some(Slot {
+                piece,
+                memory: kept,
+                verified: Verified::default(),
+            });
             let number = match state.free.pop() {
                 Some(number) => {
                     state.slots[number as usize] = slot;
@@ -378,14 +394,14 @@ impl Shared {
         &self,
         piece: &Piece,
         memory: &Buffer,
+        verified: Verified,
         target: Option<&Buffer>,
     ) -> Result<(), (IoError, usize)> {
         // SAFETY: the device gave the range up with the completion, and the waiter does not look before the end.
         let data = unsafe { memory.bytes() };
         if self.verifies {
-            // Where there are none, nothing matches.
-            let expected = self.expected.get().map_or(&[][..], Vec::as_slice);
-            self.verify(piece, &data[..piece.length as usize], expected)?;
+            self.verifier()
+                .finish(piece, verified, &data[..piece.length as usize])?;
         }
         if let Some(take) = &self.take {
             let wanted = &data[..piece.length as usize];
@@ -407,40 +423,6 @@ impl Shared {
                 let part = &data[(first - piece.start) as usize..(last - piece.start) as usize];
                 target.copy_from(segment.buffer_position(first), part);
             }
-        }
-        Ok(())
-    }
-
-    fn verify(&self, piece: &Piece, mut data: &[u8], expected: &[u32]) -> Result<(), (IoError, usize)> {
-        let unit = self.checksum.block_bytes;
-        let (mut index, mut position) = (piece.segment, piece.start);
-        while !data.is_empty() {
-            let segment = &self.segments[index];
-            let mut left = (segment.length - position).min(data.len() as u64);
-            while left > 0 {
-                let (block, rest) = data.split_at(left.min(unit) as usize);
-                let number = position / unit;
-                let identity = segment.first_block.wrapping_add(number);
-                let found = self.checksum.of(segment.birth, identity, block);
-                let wanted = expected.get((segment.first_checksum + number) as usize).copied();
-                if wanted != Some(found) {
-                    let place = format!(
-                        "segment {index}, member {}, offset {}, block {identity}",
-                        segment.member,
-                        segment.offset + position
-                    );
-                    let error = IoError::new(ErrorKind::Checksum, "data do not match their checksum")
-                        .at(place)
-                        .expected(format!("crc32c {:#010x}", wanted.unwrap_or_default()))
-                        .found(format!("{found:#010x}"));
-                    return Err((error, index));
-                }
-                position += block.len() as u64;
-                left -= block.len() as u64;
-                data = rest;
-            }
-            index += 1;
-            position = 0;
         }
         Ok(())
     }
@@ -495,6 +477,41 @@ impl Shared {
 
 /// The sink of a batch is the batch itself: tokens are numbers of slots.
 impl Sink for Shared {
+    fn watches(&self) -> bool {
+        self.verifies
+    }
+
+    /// Verify what has come of a piece, as far as it has come without a gap. What does not match is left to `complete`,
+    /// which verifies it again: it may come once more.
+    fn arrived(&self, token: u64, at: usize, count: usize) {
+        let (piece, fresh, from) = {
+            let mut state = self.lock();
+            let Some(Some(slot)) = state.slots.get_mut(token as usize) else {
+                return;
+            };
+            let Some(memory) = &slot.memory else {
+                return;
+            };
+            let (at, end) = (at as u64, at.saturating_add(count) as u64);
+            let unit = self.checksum.block_bytes;
+            let Some((from, bytes)) = slot.verified.come(at, end.min(slot.piece.length), unit) else {
+                return;
+            };
+            let Some(fresh) = memory.slice(from.bytes() as usize, bytes as usize) else {
+                return;
+            };
+            slot.verified = Verified::Now;
+            (slot.piece, fresh, from)
+        };
+        // SAFETY: these bytes have come, and the thread that says so is the one that may let them come again.
+        let result = self.verifier().verify(&piece, from, unsafe { fresh.bytes() });
+        drop(fresh);
+        let mut state = self.lock();
+        if let Some(Some(slot)) = state.slots.get_mut(token as usize) {
+            slot.verified.got(result.ok());
+        }
+    }
+
     fn complete(&self, token: u64, result: Result<(), IoError>) {
         let (slot, target) = {
             let mut state = self.lock();
@@ -509,9 +526,13 @@ impl Sink for Shared {
                 .then(|| state.buffers[self.segments[slot.piece.segment].buffer as usize].clone());
             (slot, target)
         };
-        let Slot { piece, memory } = slot;
+        let Slot {
+            piece,
+            memory,
+            verified,
+        } = slot;
         let result = match (result, &memory) {
-            (Ok(()), Some(memory)) => self.accept(&piece, memory, target.as_ref()),
+            (Ok(()), Some(memory)) => self.accept(&piece, memory, verified, target.as_ref()),
             (Ok(()), None) => Ok(()),
             (Err(error), _) => Err((error, piece.segment)),
         };

@@ -4,7 +4,7 @@
 //! * [`device`]: the [`BlockDevice`] trait; NVMe/TCP hosts and local media both implement it
 //! * [`error`]: what can go wrong, and whose fault it was
 //! * [`single`]: one request and its waiter
-//! * [`segment`], [`piece`], [`engine`]: a batch's rows, how they are cut into requests, and how these move
+//! * [`segment`], [`piece`], [`engine`], `verify`: a batch's rows, how they are cut into requests, how these move, and what is checked as they come
 //! * [`stripes`], [`ranges`], [`pages`]: byte ranges of what is dealt out over devices, as batches; their checksums from tables
 //! * [`checksum`]: CRC32C with the block's identity mixed in
 //! * [`beat`]: a heartbeat of blocks that were made beforehand
@@ -23,6 +23,7 @@ pub mod ranges;
 pub mod segment;
 pub mod single;
 pub mod stripes;
+mod verify;
 
 pub use buffer::{Buffer, MemoryOwner};
 pub use checksum::ChecksumSpec;

@@ -31,7 +31,7 @@ use crate::facts::Facts;
 use crate::lane::LANES;
 use crate::options::HostOptions;
 use crate::passthrough::Call;
-use crate::queue::{Asked, Completion, Data, End, ADMIN_IN_CAPSULE};
+use crate::queue::{Arrivals, Asked, Completion, Data, End, ADMIN_IN_CAPSULE};
 use crate::reactor::Turn;
 use crate::work::Part;
 use events::Watch;
@@ -69,6 +69,18 @@ pub(crate) enum Tag {
     Call(Box<Call>),
     /// The question of the guard of this number.
     Guard(u64),
+}
+
+impl Arrivals for Tag {
+    fn watches(&self) -> bool {
+        matches!(self, Tag::Part(part) if part.watch.is_some())
+    }
+
+    fn arrived(&self, at: usize, count: usize) {
+        if let Tag::Part(part) = self {
+            part.arrived(at, count);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

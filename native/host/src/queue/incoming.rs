@@ -1,7 +1,7 @@
 //! The receiving half of a queue pair: what each byte, and each PDU, means.
 
 use super::{complete, send_data, send_part, slot_of, Agreed, Command, Data, End, Fault, QueuePair};
-use super::{LARGE_IO, TAIL_LARGE_IO, TAIL_MAX, TAIL_MIN, TAIL_PARTS};
+use super::{Arrivals, LARGE_IO, TAIL_LARGE_IO, TAIL_MAX, TAIL_MIN, TAIL_PARTS, WATCHED};
 use crate::memory;
 use crate::receive::{Incoming, State};
 use headrace_wire::digest::Digester;
@@ -10,17 +10,27 @@ use headrace_wire::pdu::{
 };
 use headrace_wire::{Cqe, Status};
 
-impl<T> QueuePair<T> {
+/// How many of the `left` bytes of a PDU are received at a time.
+fn room(tag: &impl Arrivals, left: usize) -> usize {
+    if tag.watches() {
+        left.min(WATCHED)
+    } else {
+        left
+    }
+}
+
+impl<T: Arrivals> QueuePair<T> {
     /// Where the next bytes belong, when they are data; else empty.
     pub fn destination(&mut self) -> &mut [u8] {
         let State::Data(incoming) = &self.receive.state else {
             return &mut [];
         };
-        match self.commands[slot_of(incoming.cid)]
-            .as_ref()
-            .map(|command| &command.data)
-        {
-            Some(Data::Read(buffer)) => memory::destination(buffer, incoming.at, incoming.left),
+        match &self.commands[slot_of(incoming.cid)] {
+            Some(Command {
+                data: Data::Read(buffer),
+                tag,
+                ..
+            }) => memory::destination(buffer, incoming.at, room(tag, incoming.left)),
             _ => &mut [],
         }
     }
@@ -32,7 +42,13 @@ impl<T> QueuePair<T> {
 
     /// How much to receive behind the destination.
     pub fn tail(&self) -> usize {
-        if self.reads_small() {
+        let cut_short = |incoming: &Incoming| {
+            let command = self.commands[slot_of(incoming.cid)].as_ref();
+            command.is_some_and(|command| room(&command.tag, incoming.left) < incoming.left)
+        };
+        if matches!(&self.receive.state, State::Data(incoming) if cut_short(incoming)) {
+            0
+        } else if self.reads_small() {
             (self.read_bytes / TAIL_PARTS).clamp(TAIL_MIN, TAIL_MAX)
         } else {
             TAIL_LARGE_IO
@@ -60,7 +76,7 @@ impl<T> QueuePair<T> {
                     }
                 }
                 State::Data(incoming) => {
-                    let step = incoming.left.min(rest.len());
+                    let step = incoming.left.min(rest.len()).min(WATCHED);
                     let (data, behind) = rest.split_at(step);
                     self.destination()[..step].copy_from_slice(data);
                     rest = behind;
@@ -103,13 +119,11 @@ impl<T> QueuePair<T> {
         let State::Data(incoming) = &mut self.receive.state else {
             return Err(PduError::sequence("data where none was expected").into());
         };
-        if incoming.digest {
-            if let Some(Data::Read(buffer)) = self.commands[slot_of(incoming.cid)]
-                .as_ref()
-                .map(|command| &command.data)
-            {
+        if let Some(command) = &self.commands[slot_of(incoming.cid)] {
+            if let (Data::Read(buffer), true) = (&command.data, incoming.digest) {
                 incoming.sum.update(memory::source(buffer, incoming.at, count));
             }
+            command.tag.arrived(incoming.at, count);
         }
         incoming.at += count;
         incoming.left -= count;

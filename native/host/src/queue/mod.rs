@@ -51,6 +51,8 @@ const TAIL_MAX: usize = 64 * 1024;
 /// Where transfers are large: what may follow the data, but little of the next PDU's data, which would be copied.
 const TAIL_LARGE_IO: usize = 64;
 const LARGE_IO: usize = 32 * 1024;
+/// Whoever works on data as they come gets them in pieces of this size, which are still in the cache then.
+pub(crate) const WATCHED: usize = 256 * 1024;
 
 /// The data of a command.
 pub(crate) enum Data {
@@ -148,6 +150,21 @@ pub(crate) struct Asked {
     pub maxr2t: u8,
 }
 
+/// What the owner gives with a command.
+pub(crate) trait Arrivals {
+    /// It wants to know of data as they come: they are then taken in pieces that stay in the cache.
+    fn watches(&self) -> bool {
+        false
+    }
+
+    /// `count` bytes from `at` of the command's data are in place; again from the first byte if it is sent again.
+    fn arrived(&self, at: usize, count: usize) {
+        let _ = (at, count);
+    }
+}
+
+impl Arrivals for () {}
+
 pub(crate) struct QueuePair<T> {
     asked: Asked,
     agreed: Option<Agreed>,
@@ -162,7 +179,7 @@ pub(crate) struct QueuePair<T> {
     completions: VecDeque<Completion<T>>,
 }
 
-impl<T> QueuePair<T> {
+impl<T: Arrivals> QueuePair<T> {
     /// A fresh connection; ICReq waits to be sent. `depth`: commands under way at most.
     pub fn new(depth: u16, asked: Asked, in_capsule: usize) -> Self {
         let mut transmit = Transmit::default();

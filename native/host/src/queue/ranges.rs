@@ -50,6 +50,8 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 31 + i / 251) as u8).collect()
 }
 
+impl Arrivals for u8 {}
+
 fn ready(terms: Terms) -> QueuePair<u8> {
     let mut queue = QueuePair::new(4, terms.asked, 0);
     sent(&mut queue);

@@ -55,7 +55,9 @@ fn encoded(pdu: Pdu, data: &[u8], digests: Digests) -> Vec<u8> {
     bytes
 }
 
-fn sent<T>(queue: &mut QueuePair<T>, random: &mut Random) -> Vec<u8> {
+impl Arrivals for usize {}
+
+fn sent<T: Arrivals>(queue: &mut QueuePair<T>, random: &mut Random) -> Vec<u8> {
     let mut out = Vec::new();
     while queue.has_output() {
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
