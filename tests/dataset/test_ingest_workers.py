@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from headrace.dataset import (
     progress,
     slices,
 )
+from headrace.dataset import pool as pools
+from headrace.dataset.hire import Local, LocalHire
 from headrace.dataset.output import Output
 from headrace.dataset.pool import MOST_DEATHS, Pool
 from headrace.dataset.slices import Done, Order, Slice, Task, slice_bytes
@@ -357,7 +361,7 @@ def _pool(session: Session, job: object) -> Pool:
     work = Work(session, "a")
     work.plan({}, {})
     order = Order([Slice(0, ())], None, most_parts=10)
-    return Pool(session, work, job, order, 4096, lambda *_: None, lambda *_: None)  # type: ignore[arg-type]
+    return Pool(session, work, job, order, 4096, lambda *_: None, order.finish, LocalHire())  # type: ignore[arg-type]
 
 
 def test_a_slice_that_kills_its_workers_is_named() -> None:
@@ -371,17 +375,56 @@ def test_a_slice_that_kills_its_workers_is_named() -> None:
 
 
 def test_no_receipt_is_waited_for_where_a_write_failed(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[bool] = []
+    waited: list[int] = []
 
-    def ending(self: Pool, worker: Any, until: float) -> None:
-        waited.append(worker.writing)
+    def ending(self: Pool, workers: list[Any], until: float) -> None:
+        waited.append(len(workers))
 
     monkeypatch.setattr(Pool, "_see_written", ending)
     with Volume.open([image], write=True) as volume, volume.session(run_id="test") as session:
         with pytest.raises(DeviceTimeout, match="no way to the volume"):
             _pool(session, FailsToWrite()).run(1)
-        assert waited == [False]
+        assert waited == [0]
         assert volume.list() == []
+
+
+class StopsOnce:
+    """A job whose process is stopped in the middle of a message, the first time."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def run(self, task: Task, output: Output) -> Done:
+        if not self.mark.exists():
+            self.mark.touch()
+            os.write(int(sys.argv[1]), struct.pack(">Q", 1000) + b"the rest never comes")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        output.write(np.full(8192, 7, np.uint8))
+        side = np.zeros(0, np.uint8)
+        return replace(_done(8192, None, False), parts=output.finish(side))
+
+
+def test_a_worker_that_is_stopped_in_the_middle_of_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, stopped = tmp_path / "mark", []
+    real = Local.stop
+
+    def stop(self: Local) -> None:
+        # The next one has all the time that it wants.
+        monkeypatch.undo()
+        stopped.append(mark.exists())
+        real(self)
+
+    class Silence(float):
+        def __lt__(self, other: float) -> bool:
+            return mark.exists() and float(self) < other
+
+    monkeypatch.setattr(Local, "stop", stop)
+    monkeypatch.setattr(pools, "MOST_SILENCE_S", Silence(0.5))
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+        _pool(session, StopsOnce(mark)).run(1)
+        assert stopped == [True]
+        assert volume.read("a.ingest/000000.001") == bytes([7]) * 4096
+        assert not _workers_of(os.getpid())
 
 
 # ---- what is no continuation ----------------------------------------------------------------------------------------

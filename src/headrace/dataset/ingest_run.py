@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headrace.dataset import places
 from headrace.dataset.corpus import Corpus, CorpusCounts
+from headrace.dataset.hire import LocalHire
 from headrace.dataset.output import PART_BYTES, Job
 from headrace.dataset.pool import Pool, read_here
 from headrace.dataset.progress import Teller
@@ -141,7 +142,7 @@ class Run:
             if self.workers == 1:
                 read_here(session, work, job, order, self.options.part_bytes, self._told, finished)
             else:
-                pool = Pool(session, work, job, order, self.options.part_bytes, self._told, finished)
+                pool = Pool(session, work, job, order, self.options.part_bytes, self._told, finished, LocalHire())
                 self.direct = pool.direct
                 pool.run(self.workers)
             totals = self.totals()

@@ -1,8 +1,9 @@
-"""Slices read by processes, on all cores: who reads what, what becomes of it, and of workers that die.
+"""Slices read by workers: who reads what, what becomes of it, and of workers that die.
 
-One thread holds all connections. It hands out slices and space, takes receipts, and commits each slice when it is
+One thread holds all channels. It hands out slices and space, takes receipts, and commits each slice when it is
 complete, with all that belongs to it. A worker that dies takes the slice that it was at along, and nothing else: the
-transaction of that is given up, and the slice is read again by another one, a bounded number of times.
+transaction of that is given up, and the slice is read again by another one, a bounded number of times. A worker that
+is not heard of any more (stopped, a machine that hangs) is dead, too: each says now and then that it lives.
 
 When it ends early, an error or Ctrl-C, writes that are under way are waited for: what they wrote is nobody's then, and
 its space is free at once.
@@ -10,22 +11,16 @@ its space is free at once.
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from headrace.dataset.channel import Channel, Gone
 from headrace.dataset.corpus import CorpusCounts
+from headrace.dataset.hire import Hire, Hired, wait_for
 from headrace.dataset.output import U8, Job, Output
 from headrace.dataset.slices import Done, Order, Task
 from headrace.dataset.work import CHECKSUM_BLOCK_BYTES, Work
@@ -34,6 +29,10 @@ from headrace.volume import Session, Transaction
 
 #: A slice whose workers have died so often is not tried again.
 MOST_DEATHS = 3
+#: A worker that has a slice says something this often at the least, whatever it is at.
+ALIVE_EVERY_S = 5.0
+#: One that has not said anything for so long is dead.
+MOST_SILENCE_S = 180.0
 #: The longest that nothing is looked at.
 _WAIT_S = 0.25
 #: What writes under way, and then processes, get to end.
@@ -78,36 +77,13 @@ def _transaction(session: Session, work: Work, index: int) -> Transaction:
 
 
 class _Worker:
-    """A process, and what it is at."""
+    """One, and what it is at."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # What it says where it cannot say it over the connection.
-            self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-            environment = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                # One core each: the library's threads would stand in each other's way.
-                "TOKENIZERS_PARALLELISM": "false",
-                "RAYON_NUM_THREADS": "1",
-            }
-            try:
-                # In a session of its own, so that Ctrl-C in a terminal comes here alone.
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "headrace.dataset.worker", str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self.said,
-                    stderr=self.said,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    env=environment,
-                )
-            except BaseException:
-                ours.close()
-                self.said.close()
-                raise
-        self.connection: Connection[Any, Any] = Connection(ours.detach())
+    def __init__(self, hired: Hired) -> None:
+        self.hired = hired
+        self.channel = hired.channel
+        #: When it was heard of.
+        self.heard = time.monotonic()
         self.task: Task | None = None
         self.transaction: Transaction | None = None
         #: It was given space, and has not answered.
@@ -122,30 +98,22 @@ class _Worker:
         self.task = self.transaction = None
         self.writing = False
 
-    def end(self, until: float) -> str:
-        """Close the connection, and see it end; killed where it does not. Returns why it ended, in words."""
-        self.connection.close()
-        try:
-            status = self.process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            status = self.process.wait()
-        with self.said as said:
-            said.seek(max(0, said.seek(0, os.SEEK_END) - 4096))
-            last = said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-        if status < 0:
-            name = signal.Signals(-status).name if -status in {*map(int, signal.Signals)} else str(-status)
-            return f"killed by {name}"
-        return last or f"exit status {status}"
-
 
 class Pool:
     """Workers of one ingest."""
 
     def __init__(
-        self, session: Session, work: Work, job: Job, order: Order, part_bytes: int, tell: Tell, finished: Finished
+        self,
+        session: Session,
+        work: Work,
+        job: Job,
+        order: Order,
+        part_bytes: int,
+        tell: Tell,
+        finished: Finished,
+        hire: Hire,
     ) -> None:
-        self._session, self._work, self._order = session, work, order
+        self._session, self._work, self._order, self._hire = session, work, order, hire
         self._tell, self._finished = tell, finished
         #: Workers write to the volume themselves; else they send what they have here.
         self.direct = reachable(session)
@@ -154,7 +122,7 @@ class Pool:
         self._deaths: dict[int, int] = {}
 
     def run(self, count: int) -> None:
-        """Read all slices with `count` processes, or fewer where there is less to do."""
+        """Read all slices with `count` workers, or fewer where there is less to do."""
         try:
             while not self._order.complete:
                 self._hand_out(count)
@@ -164,42 +132,52 @@ class Pool:
 
     def _hand_out(self, count: int) -> None:
         idle = [worker for worker in self._workers if worker.task is None]
-        given: list[tuple[_Worker, Task]] = []
-        new: list[_Worker] = []
-        while (idle or len(self._workers) < count) and (task := self._order.take()) is not None:
-            if idle:
-                worker = idle.pop()
-            else:
-                worker = _Worker()
-                self._workers.append(worker)
-                new.append(worker)
-            worker.task, worker.part = task, 0
+        while (task := self._order.take()) is not None:
+            worker = idle.pop() if idle else self._another(count)
+            if worker is None:
+                self._order.give_back(task)
+                return
+            worker.task, worker.part, worker.heard = task, 0, time.monotonic()
             worker.transaction = _transaction(self._session, self._work, task.index)
-            given.append((worker, task))
-        # When all have been started: what is sent waits for the process to come up.
-        for worker in new:
-            self._send(worker, self._hello)
-        for worker, task in given:
-            self._send(worker, task)
+            worker.channel.send(task)
+
+    def _another(self, count: int) -> _Worker | None:
+        if len(self._workers) >= count or (hired := self._hire.one()) is None:
+            return None
+        worker = _Worker(hired)
+        self._workers.append(worker)
+        worker.channel.send(self._hello)
+        return worker
 
     def _listen(self) -> None:
         self._session.look()
-        by_connection = {worker.connection: worker for worker in self._workers}
-        for connection in wait(list(by_connection), _WAIT_S):
-            worker = by_connection[connection]  # type: ignore[index]
-            try:
-                message = worker.connection.recv()
-            except (EOFError, OSError):
-                self._died(worker)
-                continue
+        by_channel = {worker.channel: worker for worker in self._workers}
+        others = [descriptor] if (descriptor := self._hire.fileno()) >= 0 else []
+        wait_for(list(by_channel), others, _WAIT_S, lambda channel: self._hear(by_channel[channel]))
+        self._hire.look(len(self._workers))
+        for worker in list(self._workers):
+            if worker.task is not None and time.monotonic() - worker.heard > MOST_SILENCE_S:
+                worker.hired.stop()
+                self._died(worker, f"nothing was heard of it for {MOST_SILENCE_S:.0f} s")
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            messages = worker.channel.receive()
+        except Gone:
+            self._died(worker)
+            return
+        worker.heard = time.monotonic()
+        for message in messages:
             self._take(worker, *message)
 
     def _take(self, worker: _Worker, what: str, *rest: Any) -> None:
+        if what == "alive":
+            return
         if what in ("failed", "defect"):
             # No receipt comes: nobody waits for one.
             worker.writing = False
         if what == "failed":
-            raise rest[0]
+            raise _seen_from(worker.hired.node, rest[0])
         if what == "defect":
             raise RuntimeError(f"a worker of the ingest failed:\n{rest[0]}")
         task, transaction = worker.task, worker.transaction
@@ -220,11 +198,11 @@ class Pool:
 
     def _grant(self, worker: _Worker, transaction: Transaction, name: str, length: int) -> None:
         if not self.direct:
-            self._send(worker, None)
+            worker.channel.send(None)
             return
         grant = transaction.allocate(name, length, checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
         worker.writing = True
-        self._send(worker, grant)
+        worker.channel.send(grant)
 
     def _complete(self, worker: _Worker, task: Task, transaction: Transaction, done: Done, side: U8) -> None:
         self._work.finish(transaction, task.index, done, np.asarray(side))
@@ -233,14 +211,9 @@ class Pool:
         worker.task = worker.transaction = None
         self._finished(task.index, done)
 
-    def _send(self, worker: _Worker, message: Any) -> None:
-        # A worker that is dead is found so when it is listened to.
-        with suppress(OSError):
-            worker.connection.send(message)
-
-    def _died(self, worker: _Worker) -> None:
+    def _died(self, worker: _Worker, why: str | None = None) -> None:
         self._workers.remove(worker)
-        why = worker.end(time.monotonic() + _END_S)
+        ended = worker.hired.end(time.monotonic() + _END_S)
         task = worker.task
         worker.give_up()
         if task is None:
@@ -250,7 +223,7 @@ class Pool:
             first = task.portions[0].source.location if task.portions else ""
             raise DatasetError(
                 f"workers died {deaths} times at one part of the corpus", where=f"slice {task.index}, from {first}",
-                found=why, next_step="where memory is short, use fewer workers: --workers",
+                found=why or ended, next_step="where memory is short, use fewer workers: --workers",
             )  # fmt: skip
         self._tell(task.index, None, 0)
         self._order.give_back(task)
@@ -258,24 +231,37 @@ class Pool:
     def _end(self) -> None:
         until = time.monotonic() + _END_S
         workers, self._workers = self._workers, []
+        self._see_written([worker for worker in workers if worker.writing], until)
         for worker in workers:
-            self._see_written(worker, until)
+            worker.channel.close()
         for worker in workers:
-            worker.connection.close()
-        for worker in workers:
-            worker.end(until)
+            worker.hired.end(until)
             worker.give_up()
 
-    def _see_written(self, worker: _Worker, until: float) -> None:
-        """Wait for the receipt of a write that is under way."""
-        with suppress(EOFError, OSError, HeadraceError, pickle.UnpicklingError):
-            while worker.writing and worker.connection.poll(max(0.0, until - time.monotonic())):
-                message = worker.connection.recv()
-                if message[0] == "receipt" and worker.transaction is not None:
-                    worker.transaction.accept(message[1])
-                    worker.writing = False
-                elif message[0] in ("failed", "defect"):
-                    return
+    def _see_written(self, workers: list[_Worker], until: float) -> None:
+        """Wait for the receipts of writes that are under way."""
+        by_channel = {worker.channel: worker for worker in workers}
+
+        def hear(channel: Channel) -> None:
+            worker = by_channel[channel]
+            try:
+                for message in channel.receive():
+                    if message[0] == "receipt" and worker.transaction is not None:
+                        worker.transaction.accept(message[1])
+                    if message[0] in ("receipt", "failed", "defect"):
+                        del by_channel[channel]
+            except (Gone, HeadraceError, pickle.UnpicklingError):
+                by_channel.pop(channel, None)
+
+        while by_channel and time.monotonic() < until:
+            wait_for(list(by_channel), [], _WAIT_S, hear)
+
+
+def _seen_from(node: str, error: HeadraceError) -> HeadraceError:
+    """What happened on another machine says on which."""
+    if node:
+        error.where = f"{error.where}, seen from {node}" if error.where else node
+    return error
 
 
 def reachable(session: Session) -> bool:

@@ -1,11 +1,12 @@
-"""A process that reads slices: `python -m headrace.dataset.worker DESCRIPTOR`, started by `headrace.dataset.pool`.
+"""A process that reads slices: `python -m headrace.dataset.worker DESCRIPTOR`, started by `headrace.dataset.hire`.
 
 It knows no session. For each part of a slice it asks the process that has one for space, writes straight to the volume
 as the host that the session is, and answers with the receipt; what it wrote is part of nothing until the whole slice
-is. It ends when the other end of its connection does, whatever it is at.
+is. It ends when the other end of its socket does, whatever it is at.
 
-    -> (volume or None, job, bytes of a part)    once
+    -> (volume or None, job, bytes of a part)    once, pickled for itself
     -> task                         <- ("counts", counts, tokens)      now and then
+                                    <- ("alive",)                      now and then, whatever it is at
                                     <- ("space", part, bytes)
     -> grant                        <- ("receipt", receipt)
     -> None (it has no volume)      <- ("bytes", the part)
@@ -18,15 +19,17 @@ import os
 import pickle
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from headrace.dataset.channel import Gone, Line
 from headrace.dataset.corpus import CorpusCounts
 from headrace.dataset.output import U8, Job, Output
+from headrace.dataset.pool import ALIVE_EVERY_S
 from headrace.dataset.slices import Task
 from headrace.errors import DatasetError, HeadraceError
 
@@ -37,13 +40,9 @@ if TYPE_CHECKING:
 _TELL_EVERY_S = 0.25
 
 
-class _Gone(BaseException):
-    """The other end is."""
-
-
 class _Worker:
-    def __init__(self, descriptor: int) -> None:
-        self._connection: Connection[Any, Any] = Connection(descriptor)
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._volume: Volume | None = None
         self._told = 0.0
 
@@ -51,13 +50,13 @@ class _Worker:
         """Read what comes until the other end is closed."""
         job, part_bytes = self._begin()
         while True:
-            task: Task = self._receive()
+            task: Task = self._line.receive()
             self._told = time.monotonic()
             output = Output(self._store, self._tell, part_bytes)
             self._answer(lambda task=task, output=output: ("done", job.run(task, output), output.side))
 
     def _begin(self) -> tuple[Job, int]:
-        packed = self._receive()
+        packed = self._line.receive()
         found: list[Any] = []
 
         def opened() -> None:
@@ -66,8 +65,8 @@ class _Worker:
         self._answer(opened)
         if not found:
             # Said what it was; nothing more is to be done here.
-            self._receive()
-            raise _Gone
+            self._line.receive()
+            raise Gone
         self._volume, job, part_bytes = found
         return job, part_bytes
 
@@ -78,55 +77,49 @@ class _Worker:
             said = ("failed", error)
         except MemoryError:
             said = ("failed", DatasetError("out of memory", next_step="use fewer workers: --workers"))
+        except Gone:
+            raise
         except Exception:
             said = ("defect", traceback.format_exc())
         if said is not None:
-            self._send(said)
+            self._line.send(said)
 
     def _tell(self, counts: CorpusCounts, tokens: int) -> None:
         if time.monotonic() - self._told >= _TELL_EVERY_S:
             self._told = time.monotonic()
-            self._send(("counts", counts, tokens))
+            self._line.send(("counts", counts, tokens))
 
     def _store(self, part: int, data: U8) -> None:
-        self._send(("space", part, len(data)))
-        grant = self._receive()
+        self._line.send(("space", part, len(data)))
+        grant = self._line.receive()
         if grant is None or self._volume is None:
-            self._send(("bytes", data.tobytes()))
+            self._line.send(("bytes", data.tobytes()))
         else:
-            self._send(("receipt", self._volume.write_grant(grant, data)))
-
-    def _send(self, message: tuple[Any, ...]) -> None:
-        try:
-            self._connection.send(message)
-        except OSError:
-            raise _Gone from None
-
-    def _receive(self) -> Any:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            raise _Gone from None
+            self._line.send(("receipt", self._volume.write_grant(grant, data)))
 
 
 def main(descriptor: int) -> None:
-    """Serve the other end of this connection until it is closed."""
+    """Serve the other end of this socket until it is closed."""
     # Who started this hears Ctrl-C, and ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(descriptor,), name="headrace-ingest-watch", daemon=True).start()
+    line = Line(socket.socket(fileno=descriptor))
+    threading.Thread(target=_end_with, args=(descriptor, line), name="headrace-ingest-watch", daemon=True).start()
     try:
-        _Worker(descriptor).serve()
-    except _Gone:
+        _Worker(line).serve()
+    except Gone:
         return
 
 
-def _end_with(descriptor: int) -> None:
-    """End this process when the other end of the connection is closed: a native call in the middle of a document hears
-    nothing else."""
+def _end_with(descriptor: int, line: Line) -> None:
+    """Say now and then that this process lives, and end it when the other end is closed: a native call in the middle of
+    a document hears nothing else."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     ends = select.POLLRDHUP | select.POLLHUP | select.POLLERR
-    while not any(event & ends for _, event in poll.poll()):
+    try:
+        while not any(event & ends for _, event in poll.poll(ALIVE_EVERY_S * 1000)):
+            line.send(("alive",))
+    except Gone:
         pass
     os._exit(0)
 
