@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import pickle
 import threading
+import time
 from pathlib import Path
 
 import fsspec
@@ -15,6 +17,7 @@ import pytest
 
 from headrace.errors import UsageError, WriterActive
 from headrace.filesystem import HeadraceFileSystem
+from headrace.units import KIB
 from headrace.volume import Volume
 
 
@@ -178,6 +181,47 @@ def test_a_block_that_fails_leaves_nothing(fs: HeadraceFileSystem) -> None:
     file.write(_bytes(100_000))
     del file
     assert not fs.exists("y")
+
+
+@pytest.mark.parametrize("length", [100, 100_000])
+def test_a_file_is_dropped_on_a_thread_that_may_wait_for_nothing(fs: HeadraceFileSystem, length: int) -> None:
+    """The garbage collector comes on any thread, whatever that one holds and others want."""
+    fs.pipe_file("x", b"x")
+    session = fs.writing.session()
+    free = session.free_bytes
+    file = fs.open("y", "wb", block_size=4096)
+    file.write(_bytes(length))
+    held, go, dropped = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with session.lock:
+            held.set()
+            assert go.wait(120)
+
+    def drop() -> None:
+        nonlocal file
+        with session.volume.lock:
+            del file
+            gc.collect()
+        dropped.set()
+
+    holder, dropper = threading.Thread(target=hold), threading.Thread(target=drop)
+    holder.start()
+    assert held.wait(60)
+    dropper.start()
+    try:
+        assert dropped.wait(60)
+    finally:
+        go.set()
+        holder.join()
+        dropper.join()
+    # Nobody ends it but the next call.
+    fs.pipe_file("z", b"z")
+    deadline = time.monotonic() + 60
+    while session.open_transactions and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert session.open_transactions == [] and fs.find("") == ["x", "z"]
+    assert session.quarantined_bytes == 0 and free - session.free_bytes < 64 * KIB
 
 
 def test_a_transaction_is_one_commit_or_none(fs: HeadraceFileSystem) -> None:

@@ -49,7 +49,9 @@ class _Stream:
     """Blocks on their way from `write` to the volume, on a thread of their own; so few that memory stays bounded."""
 
     def __init__(self, transaction: Transaction, name: str) -> None:
-        self._blocks: queue.Queue[bytes | None] = queue.Queue(_WAITING_BLOCKS)
+        # One that a finaliser may put into, whatever its thread is doing.
+        self._blocks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_WAITING_BLOCKS)
         self._error: BaseException | None = None
         self._given_up = False
         #: The last block was taken out of the queue.
@@ -64,27 +66,43 @@ class _Stream:
             self._error = error
             # Whoever waits to put a block finds room, and then the error.
             while not self._ended:
-                self._ended = self._blocks.get() is None
+                self._next()
+
+    def _next(self) -> bytes | None:
+        block = self._blocks.get()
+        self._ended = block is None
+        self._room.release()
+        return block
 
     def _iterate(self) -> Iterator[Buffer]:
-        while (block := self._blocks.get()) is not None:
+        while (block := self._next()) is not None and not self._given_up:
             yield block
-        self._ended = True
         if self._given_up:
             raise _GivenUp
 
     def put(self, block: bytes) -> None:
+        self._room.acquire()
         if self._error is not None:
+            self._room.release()
             raise self._error
         self._blocks.put(block)
 
-    def end(self, *, give_up: bool = False) -> None:
-        """Wait for everything to be durable, or for nothing to be under way."""
-        self._given_up = give_up
+    def end(self) -> None:
+        """Wait for everything to be durable."""
         self._blocks.put(None)
         self._thread.join()
-        if self._error is not None and not give_up:
+        if self._error is not None:
             raise self._error
+
+    def give_up(self) -> None:
+        """Nothing of it is wanted any more. Waits for nothing: a finaliser may call it."""
+        self._given_up = True
+        self._blocks.put(None)
+
+    def discard(self) -> None:
+        """Wait for nothing to be under way."""
+        self.give_up()
+        self._thread.join()
 
 
 class WriteFile(AbstractBufferedFile):  # type: ignore[misc]
@@ -131,7 +149,7 @@ class WriteFile(AbstractBufferedFile):  # type: ignore[misc]
         """Nothing of it is ever seen."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.end(give_up=True)
+            stream.discard()
         if self._own:
             self._transaction.abort()
 
@@ -144,7 +162,11 @@ class WriteFile(AbstractBufferedFile):  # type: ignore[misc]
             self.discard()
 
     def __del__(self) -> None:
-        # Dropped without `close`: nobody said that it is whole.
+        # Dropped without `close`: nobody said that it is whole. Nor may anything be waited for here: whose thread this
+        # is, and what it holds, nobody knows.
         if not self.closed:
             self.closed = True
-            self.discard()
+            if self._stream is not None:
+                self._stream.give_up()
+            if self._own:
+                self._transaction.abandon()

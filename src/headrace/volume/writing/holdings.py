@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,6 +52,8 @@ class Holdings(Tenure):
     def __init__(self, volume: Volume, run_id: str) -> None:
         super().__init__(volume, run_id)
         self._transactions: dict[int, Transaction] = {}
+        #: Of these, some that nobody will end: aborted when the session is asked for a transaction or for space.
+        self.abandoned: deque[Transaction] = deque()
         self._reservations = Reservations()
         #: Told when a deallocation has ended.
         self._given_back = threading.Condition(self._lock)
@@ -73,6 +76,13 @@ class Holdings(Tenure):
     @property
     def open_transactions(self) -> list[Transaction]:
         return list(self._transactions.values())
+
+    def _end_abandoned(self) -> bool:
+        """False where there were none."""
+        some = bool(self.abandoned)
+        while self.abandoned:
+            self.abandoned.popleft().abort()
+        return some
 
     def _ghosts(self) -> list[Range]:
         return self._never_quiet + self._restless()
@@ -108,6 +118,7 @@ class Holdings(Tenure):
         """
         with self._lock:
             self.check()
+            self._end_abandoned()
             if not self._fence.reserved:
                 raise UsageError("only targets with reservations can confirm that nothing is under way any more")
             if self._transactions:
@@ -203,6 +214,8 @@ class Holdings(Tenure):
             try:
                 return take()
             except VolumeFull:
+                if self._end_abandoned():
+                    continue
                 self._wanted = True
                 if not self._allocator.deallocating_bytes or not self._given_back.wait(SPACE_S):
                     raise

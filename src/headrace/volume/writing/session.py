@@ -320,6 +320,7 @@ class Session(Holdings):
         """
         with self._lock:
             self.look()
+            self._end_abandoned()
             if not self._transactions and self._fence.reserved and (self._half_way or self._to_be_settled()):
                 # Nothing of ours is under way but what was given up: a good moment to rule that out. Where a target is
                 # away just now, it waits for the next one.

@@ -135,8 +135,8 @@ class Transaction:
         self._settled = False
         #: Calls of threads that are under way.
         self._calls = 0
-        #: Guards these four. Nothing else is taken while it is held; its own thread may come again (a collected file).
-        self._gate = threading.RLock()
+        #: Guards these four. Nothing else is taken while it is held.
+        self._gate = threading.Lock()
         self._sequence: int | None = None
         self._lock = threading.Lock()
         self._names = Names()
@@ -549,6 +549,10 @@ class Transaction:
         with self._gate:
             self._ended = self._decided = True
         self._leave(0)
+
+    def abandon(self) -> None:
+        """Abort, for who may wait for nothing, as a finaliser: it is done with the session's next call."""
+        self._session.abandoned.append(self)
 
     def check_not_aborted(self) -> None:
         """UsageError where another thread has ended it meanwhile. For the session, before it commits."""
