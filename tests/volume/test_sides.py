@@ -141,6 +141,12 @@ def test_a_side_that_has_committed_nothing_is_left_behind(empty: int) -> None:
     volume = Volume.open(devices)
     assert volume.log.copies == (1 - empty,) and "by the other" in volume
     assert any("nothing was committed there" in warning for warning in volume.info().warnings)
+    # The checker and salvage say it, and go on with the other side.
+    report, found = scrub(devices), salvage.look(devices)
+    assert not any(finding.fatal for finding in report.findings) and report.object_count == 3
+    for said in (map(str, report.findings), found.lost):
+        assert any(f"member {empty}" in line and "nothing was committed there" in line for line in said)
+    assert {one.name for one in found.objects if not one.doubtful} == {"wide", "by the other", "and again"}
     assert [bytes(device.data) for device in devices] == before
     go_on(devices, "together", degraded=False)
     assert names(devices) == names([devices[0]]) == names([devices[1]]) == {
@@ -175,8 +181,9 @@ def test_a_side_that_may_have_what_the_other_does_not_know_is_no_empty_one(
     devices = made(2)
     touch([devices[side]])
     go_on([devices[1 - side]], "by the other")
-    with pytest.raises(VolumeDiverged):
-        Volume.open(devices)
+    for call in (Volume.open, scrub, salvage.look):
+        with pytest.raises(VolumeDiverged):
+            call(devices)  # type: ignore[operator]
 
 
 def test_a_side_that_is_about_to_commit_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:

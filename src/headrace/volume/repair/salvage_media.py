@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from headrace.errors import DeviceError, NotAVolume, VolumeDamaged, VolumeDiverg
 from headrace.volume import layout
 from headrace.volume.layout import ALIGN, AreaHeader, Superblock
 from headrace.volume.media import epochs
+from headrace.volume.repair.sides import given_up
 
 #: Read at once where a whole device is searched.
 _SEARCH_BYTES = 4 << 20
@@ -58,6 +59,13 @@ class Media:
             return None, f"member {member} cannot be read at offset {offset}: {error}"
         return buffer[:length].tobytes(), ""
 
+    def get(self, member: int, offset: int, length: int) -> bytes:
+        """DeviceError where there is nothing to be had."""
+        data, why = self.read(member, offset, length)
+        if data is None:
+            raise DeviceError(why)
+        return data
+
     @property
     def size_bytes(self) -> int:
         return sum(device.size_bytes for device in self.members.values())
@@ -81,7 +89,7 @@ def recognise(
             where=", ".join(device.uri for device in devices),
             next_step="without one nothing can be verified, and so nothing be salvaged",
         )
-    best = max(blocks, key=lambda block: (block.log_epoch, block.generation, block.member_index in block.log_member))
+    best = max(blocks, key=_newest)
     media = Media({})
     strangers: list[BlockDevice] = []
     for device, each in zip(devices, found, strict=True):
@@ -100,25 +108,41 @@ def recognise(
             if len(each) < 2:
                 lost.say(f"member {index} ({device.uri}): one copy of its superblock")
     _place(best, media, strangers, lost)
+    own = _own(best, blocks)
+    left = given_up(own, media.get)
+    for index in left:
+        lost.say(f"member {index}: it went on without the others, and nothing was committed there: left out")
+    best = max((block for index, block in own.items() if index not in left), key=_newest)
     for index in range(len(best.members)):
         if index not in media.members:
             lost.say(f"member {index}: it is missing")
         elif media.members[index].size_bytes < best.members[index].size_bytes:
             lost.say(f"member {index} ({media.members[index].uri}): it is smaller than it was")
-    return best, media, _copies(best, blocks, media, lost)
+    return best, media, _copies(best, own, left, media, lost)
 
 
-def _copies(best: Superblock, blocks: Sequence[Superblock], media: Media, lost: Lost) -> list[int]:
-    """The log copies to read: of the newest epoch that has one here. An older one knows objects that are gone, and two
-    that went on without each other do not add up. VolumeDiverged.
-    """
+def _newest(block: Superblock) -> tuple[int, int, bool]:
+    return block.log_epoch, block.generation, block.member_index in block.log_member
+
+
+def _own(best: Superblock, blocks: Sequence[Superblock]) -> dict[int, Superblock]:
+    """Each member's newer one."""
     own: dict[int, Superblock] = {}
     for block in blocks:
         if block.volume_id == best.volume_id:
             known = own.setdefault(block.member_index, block)
             own[block.member_index] = max(known, block, key=lambda one: one.generation)
+    return own
+
+
+def _copies(
+    best: Superblock, own: Mapping[int, Superblock], left: Sequence[int], media: Media, lost: Lost
+) -> list[int]:  # fmt: skip
+    """The log copies to read: of the newest epoch that has one here. An older one knows objects that are gone, and two
+    that went on without each other do not add up. VolumeDiverged.
+    """
     for index, block in own.items():
-        if epochs.known(best, block):
+        if index in left or epochs.known(best, block):
             continue
         if index in best.log_member:
             raise VolumeDiverged(
@@ -135,7 +159,7 @@ def _copies(best: Superblock, blocks: Sequence[Superblock], media: Media, lost: 
     numbers = {
         copy: own[member].log_epoch if member in own else 0
         for copy, member in enumerate(best.log_member)
-        if member in media.members and (member not in own or own[member].epoch.counts(copy))
+        if member in media.members and member not in left and (member not in own or own[member].epoch.counts(copy))
     }
     newest = max(numbers.values(), default=0)
     for copy, epoch in numbers.items():

@@ -23,6 +23,7 @@ from headrace.volume.repair.findings import Finding, Reader, ScrubReport
 from headrace.volume.repair.scrub_data import check_blob, read_bytes
 from headrace.volume.repair.scrub_log import State, check_heartbeats, read_log
 from headrace.volume.repair.scrub_objects import check_space, contents_of
+from headrace.volume.repair.sides import given_up
 
 #: How often something is looked at before it is taken for damage, and the time in between.
 _LOOKS = 4
@@ -181,9 +182,16 @@ def _superblocks(
                 expected=problem.expected, found=problem.found,
             )
         )  # fmt: skip
-    current = max((block for block, _ in by_index.values()), key=lambda block: (block.log_epoch, block.generation))
+    blocks = {index: block for index, (block, _) in by_index.items()}
+    left = given_up(blocks, Reader(ordered, report))
+    going_on = (block for index, block in blocks.items() if index not in left)
+    current = max(going_on, key=lambda block: (block.log_epoch, block.generation))
     for index, (block, device) in sorted(by_index.items()):
-        _check_history(block, current, index, device, report)
+        if index in left:
+            what = "the member went on without the others, and nothing was committed there: it is left behind"
+            report.findings.append(Finding(what=what, member=index, offset=0, fatal=False, uri=device.uri))
+        else:
+            _check_history(block, current, index, device, report)
     copies = []
     for copy, member in enumerate(current.log_member):
         own = by_index[member][0].epoch
