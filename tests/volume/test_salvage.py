@@ -12,7 +12,9 @@ from headrace.testing import MemoryDevice
 from headrace.volume import Volume, layout
 from headrace.volume.catalog import commit
 from headrace.volume.catalog.usage import usage_of
+from headrace.volume.repair import salvage_log
 from headrace.volume.repair.salvage import Salvage, look
+from headrace.volume.repair.salvage_media import Lost, Media
 from headrace.volume.space.allocator import count_space
 from tests.volume.support import KIB, STRIPE, State, content, writing
 
@@ -161,21 +163,53 @@ def test_headers_of_the_log_are_not_needed() -> None:
     assert taken(look(devices)) == state
 
 
-def test_after_many_moves_of_the_log() -> None:
-    """What was deleted long ago is not brought back."""
+def moved(commits: int) -> tuple[list[MemoryDevice], State, int]:
+    """Each object is deleted five commits later. Also: the area of the log that is in force."""
     devices = [MemoryDevice(4096 * KIB) for _ in range(2)]
     volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=128 * KIB)
     state: State = {}
     with writing(volume) as session:
-        for number in range(60):
+        for number in range(commits):
             with session.transaction() as tx:
                 if number >= 5:
                     tx.delete(f"o/{number - 5}")
                     del state[f"o/{number - 5}"]
                 state[f"o/{number}"] = content(number, 3000)
                 tx.put(f"o/{number}", state[f"o/{number}"])
+        return devices, state, session._writer.cursor.area
+
+
+def test_after_many_moves_of_the_log() -> None:
+    """What was deleted long ago is not brought back."""
+    devices, state, _ = moved(60)
     found = look(devices)
     assert (found.lost, taken(found)) == ([], state)
+
+
+def test_of_too_many_records_the_newest_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever area they are in. Of one generation that is too large alone: what comes first, so its snapshot."""
+    areas = set()
+    for commits in (60, 77, 94):
+        devices, state, area = moved(commits)
+        areas.add(area)
+        records = salvage_log._records(Volume.open(devices).superblock, _media(devices), (0, 1), Lost())
+        newest = max(records)
+        sizes = {one: sum(len(record.payload) for record in records[one].values()) for one in records}
+        assert len(sizes) > 2
+        monkeypatch.setattr(salvage_log, "_HELD_BYTES", sizes[newest] + min(sizes.values()) // 2)
+        found = look(devices)
+        assert taken(found) == state and not any(one.doubtful for one in found.objects)
+        assert any("the oldest are left out" in line for line in found.lost)
+        monkeypatch.setattr(salvage_log, "_HELD_BYTES", sizes[newest] - 1)
+        found = look(devices)
+        known = taken(found)
+        assert known and all(state.get(name, data) == data for name, data in known.items())
+        monkeypatch.undo()
+    assert len(areas) > 1
+
+
+def _media(devices: Sequence[MemoryDevice]) -> Media:
+    return Media(dict(enumerate(devices)))
 
 
 def test_damage_is_never_wrong_bytes() -> None:

@@ -9,6 +9,7 @@ what was there before is doubtful, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from headrace.errors import VolumeDamaged
@@ -128,19 +129,37 @@ def read_log(superblock: Superblock, media: Media, copies: Sequence[int], lost: 
 def _records(
     superblock: Superblock, media: Media, copies: Sequence[int], lost: Lost
 ) -> dict[int, dict[int, Record]]:  # fmt: skip
-    """By generation and block, from whichever copy has each."""
+    """By generation and block, from whichever copy has each. Where they are too many: the newest generations, whichever
+    copy and area they are in, and of one that is too large alone what comes first."""
     found: dict[int, dict[int, Record]] = {}
-    held = 0
+    held: dict[int, int] = {}
+    total = 0
+    #: Generations that are held, the oldest first.
+    oldest: list[int] = []
+    #: Those up to it are left out, and of this one there is no more.
+    too_old = full = -1
     for copy in copies:
         for area in range(superblock.area_count):
             for index, record in _area(superblock, media, copy, area, lost):
-                held += len(record.payload)
-                if held > _HELD_BYTES:
-                    lost.say(f"the log: more than {_HELD_BYTES >> 20} MiB of records, the rest is left out")
-                    return found
-                if found.setdefault(record.generation, {}).setdefault(index, record) is not record:
-                    held -= len(record.payload)
-    return found
+                generation, length = record.generation, len(record.payload)
+                if generation <= too_old or generation == full or index in found.get(generation, ()):
+                    continue
+                if generation not in found:
+                    found[generation], held[generation] = {}, 0
+                    heappush(oldest, generation)
+                while total + length > _HELD_BYTES and oldest[0] < generation:
+                    too_old = heappop(oldest)
+                    total -= held.pop(too_old)
+                    del found[too_old]
+                if total + length > _HELD_BYTES:
+                    full = max(full, generation)
+                else:
+                    found[generation][index] = record
+                    held[generation] += length
+                    total += length
+                if full >= 0 or too_old >= 0:
+                    lost.say(f"the log: more than {_HELD_BYTES >> 20} MiB of records, the oldest are left out")
+    return {generation: records for generation, records in found.items() if records}
 
 
 def _area(superblock: Superblock, media: Media, copy: int, area: int, lost: Lost) -> Iterator[tuple[int, Record]]:
