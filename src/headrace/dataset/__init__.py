@@ -17,6 +17,7 @@ samples.py segments.py what a sample is; where documents begin in it
 sampler.py mixture.py  the order: a permutation that is computed; several datasets in shares
 state.py feed.py       where a loader stands; batches ahead of time
 chosen.py              batches that somebody else chooses
+staging.py             a copy on a medium of this node, made behind a loader
 inspect.py             what a volume has of datasets; is it all there
 
 Names are imported when used: reading tokens needs no tokenizer.
@@ -62,6 +63,14 @@ if TYPE_CHECKING:
     from headrace.dataset.sampler import Sampler as Sampler
     from headrace.dataset.samples import open_samples as open_samples
     from headrace.dataset.segments import Segments as Segments
+    from headrace.dataset.staging import StageOptions as StageOptions
+    from headrace.dataset.staging import StageProgress as StageProgress
+    from headrace.dataset.staging import StageReport as StageReport
+    from headrace.dataset.staging import StageStatus as StageStatus
+    from headrace.dataset.staging import Staging as Staging
+    from headrace.dataset.staging import drop_stage as drop_stage
+    from headrace.dataset.staging import stage as stage
+    from headrace.dataset.staging import stages as stages
     from headrace.dataset.state import LoaderState as LoaderState
     from headrace.dataset.stream import Manifest as Manifest
     from headrace.dataset.stream import TokenStream as TokenStream
@@ -95,10 +104,16 @@ _HOMES = {
     "RecordsReport": "records_ingest",
     "Sampler": "sampler",
     "Segments": "segments",
+    "StageOptions": "staging",
+    "StageProgress": "staging",
+    "StageReport": "staging",
+    "StageStatus": "staging",
+    "Staging": "staging",
     "TextTokenizer": "tokenizer",
     "TokenStream": "stream",
     "WindowFeed": "feed",
     "WorkOptions": "ingest_run",
+    "drop_stage": "staging",
     "import_megatron": "ingest_megatron",
     "ingest": "ingest_text",
     "ingest_records": "records_ingest",
@@ -107,6 +122,8 @@ _HOMES = {
     "open_records": "records_ingest",
     "open_samples": "samples",
     "pack_stream": "packs",
+    "stage": "staging",
+    "stages": "staging",
 }
 
 __all__ = sorted(_HOMES)

@@ -28,6 +28,7 @@ from headrace.dataset.state import MAX_CONSUMED, LoaderState, check_state, curre
 from headrace.dataset.stream import TokenStream
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
 from headrace.volume import VolumeTransfer
+from headrace.volume.stage.read import Near
 
 I64 = npt.NDArray[np.int64]
 
@@ -61,6 +62,9 @@ class FeedOptions:
     stall_timeout_s: float = 300.0
     #: Verify the checksum of every block that is read.
     verify: bool = True
+    #: Where the data are staged, or will be, on this node (`headrace.dataset.stage`): what is there by then comes from
+    #: there, and the rest, and what is not good, from the volume.
+    stage: str | None = None
     #: A state saved with another `global_batch` is accepted, and goes on at the same sample.
     allow_global_batch_change: bool = False
 
@@ -205,6 +209,9 @@ class Feed:
         self._samples = list(self.sources.values())
         _check_alike(self.sources, options)
         self.options = options
+        if options.stage is not None:
+            for samples in self._samples:
+                samples.stream.near = Near(samples.stream.volume, options.stage, samples.stream.name)
         self.dtype: np.dtype[Any] = self._samples[0].stream.dtype
         self.order = GlobalOrder(
             {name: samples.sample_count for name, samples in self.sources.items()},
@@ -389,6 +396,15 @@ class Feed:
             in_flight=len(self._flights),
             ring_bytes=self.ring_bytes,
         )
+
+    def describe(self) -> dict[str, Any]:
+        """Of each dataset: the addresses of its volume, and of its stage how much is there, and which share came from
+        it (`headrace.volume.stage.read.Near.describe`); None where none was asked for."""
+        return {
+            name: {"volume": samples.stream.volume.uris, "stage": near and near.describe()}
+            for name, samples in self.sources.items()
+            for near in [samples.stream.near]
+        }
 
     def close(self) -> None:
         """Forget what is in flight: the engine lets go of each buffer when its read ends. Safe to call again."""

@@ -223,7 +223,7 @@ class Packing:
         table = np.empty(int(counts.sum()), PIECE)
         places = np.cumsum(counts) - counts
         size = PIECE.itemsize
-        transfer = self.stream.volume.submit_read(self.info, first * size, counts * size, [table], places * size)
+        transfer = self.stream.reads.submit_read(self.info, first * size, counts * size, [table], places * size)
         return PackRead(self, samples, counts, table, transfer)
 
 

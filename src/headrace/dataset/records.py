@@ -34,6 +34,7 @@ from headrace.dataset.records_lookup import RecordLookup, RecordPlaces
 from headrace.errors import DatasetError, UsageError
 from headrace.units import GIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
+from headrace.volume.stage.read import Near
 
 I64 = npt.NDArray[np.int64]
 
@@ -49,15 +50,26 @@ class Records:
         self._data, self._index, self.header = data, index, header
         #: What fields are called: suffixes of files, `"jpg"`.
         self.kinds = kinds
+        #: Where it is staged: bytes are read from there as far as they are there.
+        self.near: Near | None = None
 
     @classmethod
-    def open(cls, volume: Volume, name: str) -> Records:
-        """The dataset `name`: reads the head of its index. ObjectNotFound; DatasetError where it is none of records."""
+    def open(cls, volume: Volume, name: str, *, stage: str | None = None) -> Records:
+        """The dataset `name`: reads the head of its index. ObjectNotFound; DatasetError where it is none of records.
+
+        `stage`: where it is staged, or will be (`headrace.dataset.stage`).
+        """
         data, index = volume.stat(f"{name}.records"), volume.stat(f"{name}.records.idx")
         head = volume.read(index.name, 0, min(HEADER_BYTES, index.length_bytes))
         header = decode_header(head, index.length_bytes, data.length_bytes, index.name)
         kinds = decode_kinds(volume.read(index.name, HEADER_BYTES, KIND_BYTES * header.kinds), index.name)
-        return cls(volume, data, index, header, kinds)
+        records = cls(volume, data, index, header, kinds)
+        records.near = None if stage is None else Near(volume, stage, name)
+        return records
+
+    @property
+    def _reads(self) -> Volume | Near:
+        return self.volume if self.near is None else self.near
 
     def __len__(self) -> int:
         return self.header.records
@@ -107,7 +119,7 @@ class Records:
         buffer = np.empty(int(lengths.sum()), np.uint8)
         if int(begins.max(initial=0)) > self.header.key_bytes:
             raise self._wrong("a key")
-        self.volume.submit_read(self._index, self.header.keys_at + begins[:, 0], lengths, [buffer], places).wait()
+        self._reads.submit_read(self._index, self.header.keys_at + begins[:, 0], lengths, [buffer], places).wait()
         letters = buffer.tobytes()
         return [
             letters[place : place + length] for place, length in zip(places.tolist(), lengths.tolist(), strict=True)
@@ -144,7 +156,7 @@ class Records:
             )  # fmt: skip
         buffer = np.empty(total, np.uint8)
         begins = np.cumsum(places.lengths) - places.lengths
-        transfer = self.volume.submit_read(self._data, places.offsets, places.lengths, [buffer], begins, verify=verify)
+        transfer = self._reads.submit_read(self._data, places.offsets, places.lengths, [buffer], begins, verify=verify)
         names = [self.kinds[kind] for kind in places.kinds.tolist()]
         return RecordBatch(transfer, buffer, places.count, places.owner, names, begins, places.lengths)
 
@@ -204,7 +216,7 @@ class Records:
         places = np.arange(len(starts), dtype=np.int64) * each
         lengths = np.full(len(starts), each, np.int64)
         buffer = found.reshape(-1).view(np.uint8)
-        return found, self.volume.submit_read(self._index, at + starts * kind.itemsize, lengths, [buffer], places)
+        return found, self._reads.submit_read(self._index, at + starts * kind.itemsize, lengths, [buffer], places)
 
     def _wrong(self, what: str) -> DatasetError:
         return DatasetError(f"an index of records is wrong about {what}", where=self._index.name)

@@ -17,6 +17,7 @@ from headrace.dataset.idx import HEADER_BYTES, Index, IndexHeader, parse_idx, pa
 from headrace.errors import DatasetError, UsageError
 from headrace.units import MIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
+from headrace.volume.stage.read import Near
 
 #: Layout of `NAME.json`.
 MANIFEST_VERSION = 1
@@ -102,6 +103,13 @@ class TokenStream:
         self.token_count = bin_info.length_bytes // header.dtype.itemsize
         self.document_count = header.document_count
         self.manifest = manifest
+        #: Where it is staged: its bytes, and those of its packings, are read from there as far as they are there.
+        self.near: Near | None = None
+
+    @property
+    def reads(self) -> Volume | Near:
+        """What ranges of its objects are read from."""
+        return self.volume if self.near is None else self.near
 
     @classmethod
     def open(cls, volume: Volume, name: str) -> TokenStream:
@@ -186,7 +194,7 @@ class TokenStream:
         """Entries of a column of the index, eight bytes each."""
         buffer = np.empty(count, "<i8")
         if count:
-            self.volume.submit_read(self.idx_info, [base + 8 * first], [buffer.nbytes], [buffer], [0]).wait()
+            self.reads.submit_read(self.idx_info, [base + 8 * first], [buffer.nbytes], [buffer], [0]).wait()
         return buffer
 
     def _index_is_wrong(self, first: int, expected: str) -> DatasetError:
@@ -254,7 +262,7 @@ class TokenStream:
         leaves the stream or the buffer.
         """
         itemsize = self.dtype.itemsize
-        return self.volume.submit_read(
+        return self.reads.submit_read(
             self.bin_info, starts * itemsize, lengths * itemsize, [buffer], places * itemsize, verify=verify
         )
 

@@ -66,6 +66,7 @@ class OrderOptions(TypedDict, total=False):
     epochs: int | None
     stall_timeout_s: float
     verify: bool
+    stage: str | None
     allow_global_batch_change: bool
 
 
@@ -194,6 +195,10 @@ class _Loader(ABC, Generic[Batch]):
 
     def metrics(self) -> FeedMetrics:
         return self._feed.metrics()
+
+    def describe(self) -> dict[str, Any]:
+        """Which share of the bytes came from where, by dataset: `headrace.dataset.feed.Feed.describe`."""
+        return self._feed.describe()
 
     def state_dict(self) -> dict[str, int | str]:
         """A few numbers and strings; the same on every rank."""
