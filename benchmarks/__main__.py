@@ -19,11 +19,13 @@ SUITES = {
     "volume-scale": "what a volume of a million objects costs to open, to load and to commit to",
     "volume-copy": "a folder of files into a volume and out of it, beside cp -r",
     "feed": "batches of tokens for a training loop, beside the loaders of PyPI (makes .venv-peers when first run)",
+    "dlio": "the DLIO benchmark from a volume over a shaped link (makes .venv-dlio when first run)",
+    "records": "records of 0.1 to 15 MB in random order over a shaped link, beside a bare socket",
     "soak": "whether memory or descriptors grow over many connects and half an hour of verified traffic",
 }
 
 #: Not in `all`: what it compares with is installed from the network first.
-ALONE = ("feed",)
+ALONE = ("feed", "dlio")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.figures import Figure
 from benchmarks.node_client import SIZE_BYTES
+from benchmarks.shaped import serve
 from headrace.testing.nodes import Link, Node, Nodes, NodesUnavailable
 from headrace.units import KIB
 
@@ -33,28 +33,12 @@ LINK = Link(rate_bits=400e6, buffer_bytes=128 * KIB)
 #: Of an Ethernet frame of 1514 bytes, TCP with timestamps carries 1448; the bucket counts frames.
 PAYLOAD_BYTES_PER_S = LINK.rate_bits / 8 * 1448 / 1514
 NQN = "nqn.2024-01.headrace:node"
-START_TIMEOUT_S = 60
 
 
 @dataclass
 class _Measured:
     rates: list[float] = field(default_factory=list)
     p99s: list[float] = field(default_factory=list)
-
-
-def _serve(node: Node, client: Node, stack: ExitStack) -> str:
-    """Start a target in this node; the address of its namespace."""
-    command = [sys.executable, "-m", "headrace.cli", "serve", f"mem:{SIZE_BYTES}", "--nqn", NQN]
-    command += ["--listen", f"{node.address}:4420", "--allow-host", client.hostnqn]
-    process = stack.enter_context(
-        node.popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8")
-    )
-    stack.callback(process.terminate)
-    assert process.stdout is not None
-    line: str = process.stdout.readline()
-    if not line.startswith("READY "):
-        raise RuntimeError(f"the target in {node.name} did not start")
-    return line.split()[1]
 
 
 def _read(
@@ -82,7 +66,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
         except NodesUnavailable as error:
             print(f"suite {SUITE} is skipped: {error}", file=sys.stderr)
             return
-        uris = [_serve(node, client, stack) for node in nodes[:TARGETS]]
+        uris = [serve(node, [client], stack, NQN, f"mem:{SIZE_BYTES}")[0] for node in nodes[:TARGETS]]
         for _ in range(rounds):
             _read(client, uris[:1], DEPTH * TARGETS, seconds, {}, one)
             _read(client, uris, DEPTH, seconds, {}, many)

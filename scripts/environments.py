@@ -40,6 +40,8 @@ class Environment:
     holds: str
     #: Packages that it may take no other version of than the one that is here.
     keeps: tuple[str, ...] = ("torch",)
+    #: Requirements that are taken without what they name as their dependencies.
+    alone: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -79,7 +81,7 @@ class Environment:
         return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in self.keeps]
 
     def _key(self) -> str:
-        facts = [sys.version, sysconfig.get_paths()["purelib"], *self._lines(), *self._kept()]
+        facts = [sys.version, sysconfig.get_paths()["purelib"], *self._lines(), *self._kept(), *self.alone]
         return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
     def _ready(self) -> bool:
@@ -96,6 +98,8 @@ class Environment:
         install = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
         try:
             self._run([*install, "--prefer-binary", *self._lines(), *self._kept()])
+            if self.alone:
+                self._run([*install, "--no-deps", *self.alone])
         except CannotMake as error:
             (self.folder / ".failed").write_text(str(error))
             raise
@@ -132,7 +136,15 @@ FRAMEWORKS = Environment(
     holds="the frameworks that train from a volume in tests",
     keeps=("torch", "numpy"),
 )
-ENVIRONMENTS = {each.name: each for each in (PEERS, FRAMEWORKS)}
+DLIO = Environment(
+    name="dlio",
+    wanted=ROOT / "benchmarks" / "dlio.txt",
+    holds="the DLIO benchmark, and an MPI",
+    keeps=("torch", "numpy"),
+    # It names TensorFlow, DALI, torchvision and torchaudio, which training with PyTorch does not use (decision 0033).
+    alone=("dlio-benchmark==2.0.0",),
+)
+ENVIRONMENTS = {each.name: each for each in (PEERS, FRAMEWORKS, DLIO)}
 
 
 def main() -> int:
