@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from headrace.volume.layout import Epoch
 from headrace.volume.media import epochs
 from headrace.volume.repair import salvage
 from headrace.volume.repair.scrub import scrub
-from headrace.volume.writing import copies, heartbeat
+from headrace.volume.writing import copies, fence, heartbeat
 from tests.volume.epochs import commit, copied, epochs_of, go_on, made, names
 from tests.volume.support import KIB, writing
 
@@ -107,6 +108,38 @@ def test_a_reader_of_the_side_that_is_given_up_forgets_its_blobs(
     assert reader.refresh() and "together" in reader
     with pytest.raises(MemberMissing, match="packed"):
         reader.read("packed")
+
+
+@pytest.mark.parametrize("moment", ["judge", "take"])
+def test_a_side_that_is_given_up_while_it_begins_a_session_forgets_its_blobs(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its volume has followed the log, and does not hold the members yet."""
+    devices = made(2)
+    for index in (0, 1):
+        with writing(Volume.open([devices[index]], write=True, degraded=True)) as session, session.transaction() as tx:
+            tx.put_many(["packed", "with it"], b"by %d" % index, [4, 4], [0, 0])
+    volume = Volume.open([devices[1]], write=True, degraded=True)
+    assert volume.read("packed") == b"by 1"
+    owner: Any = {"judge": heartbeat, "take": fence}[moment]
+    step, others = getattr(owner, moment), []
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        if not others:
+            others.append(Volume.open(devices, keep=0, write=True))
+            with writing(others[0]) as session:
+                commit(session.volume, session, "together")
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(owner, moment, late)
+    if moment == "take":
+        with pytest.raises(WriterActive, match="at the same moment"), writing(volume):
+            pass
+        volume.refresh()
+    with writing(volume) if moment == "judge" else nullcontext():
+        assert others and "together" in volume
+        with pytest.raises(MemberMissing, match="packed"):
+            volume.read("packed")
 
 
 def test_without_identities_two_histories_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:

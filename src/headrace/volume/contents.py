@@ -70,7 +70,7 @@ class Contents:
         self._watch = Watch()
         #: Another epoch was met, and its log could not be read yet: what this reader has may be of another history.
         self._adrift = False
-        #: By birth, so not stale as long as there is one history.
+        #: By birth, so not stale as long as there is one history (`_go_on_from`).
         self._blobs: OrderedDict[int, StoredBlob] = OrderedDict()
         #: Dropped without `close`, it ends: so nothing here keeps it.
         self._begun: weakref.ref[Session] | None = None
@@ -114,7 +114,7 @@ class Contents:
             self.log.forget_chunks()
             followed = Followed.MOVED if self._adrift else self.log.follow(self._cursor, self._catalog)
             if followed is Followed.MOVED:
-                self._catalog, self._cursor = self._load()
+                self._go_on_from(*self._load())
             # Another history may have come as far.
             changed = (self._catalog.sequence, self._cursor.header.epoch) != before
             if changed:
@@ -160,13 +160,19 @@ class Contents:
         if self._adrift or cursor.header.epoch > self.superblock.log_epoch:
             self._adrift = True
             self.look_again(self.devices, degraded=True, met=cursor)
+            catalog, cursor = self.log.load()
+            self._adrift = False
+        return catalog, cursor
+
+    def _go_on_from(self, catalog: Catalog, cursor: Cursor) -> None:
+        """Holds the lock."""
+        if cursor.header.epoch != self._cursor.header.epoch:
             # Where this was the side that is given up, the numbers of blobs and tables are those of others now.
             self._blobs.clear()
             self._checksums.clear()
             self.log.nodes.clear()
-            catalog, cursor = self.log.load()
-            self._adrift = False
-        return catalog, cursor
+        self._catalog, self._cursor = catalog, cursor
+        self._decoded.clear()
 
     def list(self, prefix: str = "") -> ObjectList:
         """Objects whose name begins with `prefix`, by name."""
@@ -340,8 +346,8 @@ class Contents:
 
     def adopt_state(self, catalog: Catalog, writer: LogWriter, session: Session) -> None:
         """From now on the session moves this volume's state."""
-        self._catalog, self._cursor, self._begun = catalog, writer.cursor, weakref.ref(session)
-        self._decoded.clear()
+        self._go_on_from(catalog, writer.cursor)
+        self._begun = weakref.ref(session)
 
     def end_session(self, writer: LogWriter) -> None:
         """The session is over: follow the log again from where it stopped."""
