@@ -13,6 +13,7 @@ from headrace.units import MIB
 from headrace.volume import Volume
 from headrace.volume.data import durable
 from headrace.volume.writing import transaction
+from headrace.volume.writing.allocation import Allocation
 from tests.volume.support import KIB, content, crash_volume, open_read, second, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -209,7 +210,7 @@ def test_whoever_flushes_waits_for_a_flush_that_has_its_writes(monkeypatch: pyte
 
     monkeypatch.setattr(durable, "flush_all", slow)
     unflushed = durable.Unflushed()
-    unflushed.write(transaction.Allocation("x", 1), [], lambda: None, kept_bytes=1)
+    unflushed.write(Allocation("x", 1), [], lambda: None, kept_bytes=1)
     first = threading.Thread(target=unflushed.flush)
     first.start()
     assert began.wait(60)

@@ -17,8 +17,8 @@ from headrace.volume.repair.scrub import scrub
 from headrace.volume.space import deallocate
 from headrace.volume.space.allocator import FreeSpace
 from headrace.volume.writing import reserve
+from headrace.volume.writing.allocation import Allocation
 from headrace.volume.writing.holdings import window_ranges
-from headrace.volume.writing.transaction import Allocation
 from tests.volume.support import KIB, STRIPE, content, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")

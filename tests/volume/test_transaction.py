@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -286,6 +287,50 @@ def test_nothing_comes_into_a_transaction_that_is_being_committed(monkeypatch: p
             tx.commit()
         assert session.free_bytes == left
     assert state_of(volume) == {"x": b"1" * 5000}
+
+
+@pytestmark_fast
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_abort_that_comes_too_late_says_so(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = new_volume()
+    with writing(volume) as session, ThreadPoolExecutor(2) as pool:
+        tx = session.transaction()
+        tx.put("x", b"1" * 5000)
+        record, wait = session._record, tx._gate.wait
+        begun, waiting, go = threading.Event(), threading.Event(), threading.Event()
+
+        def slow(*arguments: Any) -> Any:
+            with pytest.raises(UsageError, match="by this very thread"):
+                tx.abort()
+            begun.set()
+            assert go.wait(60)
+            if fails:
+                raise DeviceTimeout("no answer")
+            return record(*arguments)
+
+        def told(timeout: float | None = None) -> bool:
+            waiting.set()
+            return wait(timeout)
+
+        monkeypatch.setattr(session, "_record", slow)
+        monkeypatch.setattr(tx._gate, "wait", told)
+        committing = pool.submit(tx.commit)
+        assert begun.wait(60)
+        aborting = pool.submit(tx.abort)
+        assert waiting.wait(60) and not aborting.done()
+        go.set()
+        if fails:
+            with pytest.raises(DeviceTimeout):
+                committing.result(60)
+            aborting.result(60)
+        else:
+            late = f"committed before it could be aborted: found commit {committing.result(60)}"
+            with pytest.raises(UsageError, match=late):
+                aborting.result(60)
+        # It has ended.
+        tx.abort()
+        assert session.open_transactions == []
+    assert state_of(volume) == ({} if fails else {"x": b"1" * 5000})
 
 
 @pytestmark_fast

@@ -10,7 +10,7 @@ from headrace.device.protocol import BlockDevice
 
 
 def flush_all(devices: Sequence[BlockDevice]) -> None:
-    """Flush all of them, and raise the first error when every flush has ended.
+    """Flush all of them, and raise the first error when every flush has ended; or what is no error, as Ctrl-C.
 
     Those of the native engine at once, and without a thread of Python's: none may be to be had, or may never come to
     life, where memory is short, and whoever commits must not wait for that. Others one after another.
@@ -31,4 +31,4 @@ def flush_all(devices: Sequence[BlockDevice]) -> None:
     except BaseException as error:
         errors.append(error)
     if errors:
-        raise errors[0]
+        raise next((error for error in errors if not isinstance(error, Exception)), errors[0])

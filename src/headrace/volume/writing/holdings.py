@@ -20,10 +20,11 @@ from headrace.volume.data.objects import Range
 from headrace.volume.space.allocator import Allocator
 from headrace.volume.space.deallocate import Deallocator
 from headrace.volume.writing import fence
+from headrace.volume.writing.allocation import Allocation
 from headrace.volume.writing.renewal import Renewal
 from headrace.volume.writing.reserve import Reservation, Reservations
 from headrace.volume.writing.tenure import Tenure
-from headrace.volume.writing.transaction import Allocation, Transaction
+from headrace.volume.writing.transaction import Transaction
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume

@@ -34,10 +34,11 @@ from headrace.volume.media.members import Members
 from headrace.volume.space.allocator import Allocator, TableSpace, count_space
 from headrace.volume.space.deallocate import Deallocator
 from headrace.volume.writing import copies, fence, heartbeat, past
+from headrace.volume.writing.allocation import Allocation, may_still_be_written
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.heartbeat import HeartbeatBlock
 from headrace.volume.writing.holdings import Holdings, window_ranges
-from headrace.volume.writing.transaction import Allocation, Transaction, may_still_be_written
+from headrace.volume.writing.transaction import Transaction
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -283,7 +284,9 @@ class Session(Holdings):
         self._deallocator.stop()
         with self._lock:
             for transaction in list(self._transactions.values()):
-                transaction.abort()
+                # One that was committed a moment before is no matter.
+                with suppress(UsageError):
+                    transaction.abort()
             self._closed = True
             self._writer.close()
             half = self._half_way
@@ -433,8 +436,10 @@ class Session(Holdings):
                     catalog.apply(record)
                     self.volume.forget_objects()
                 for allocation in transaction.allocations.values():
-                    self._allocator.commit(allocation.space)
-                    allocation.committed = True
+                    # What was written for a pack that Ctrl-C kept from being noted is nobody's.
+                    if allocation.own or allocation.birth in outcome.counts:
+                        self._allocator.commit(allocation.space)
+                        allocation.committed = True
                 freed: list[Range] = []
                 for blob in outcome.gone:
                     space = space_of(blob, self.volume.stripe_bytes)

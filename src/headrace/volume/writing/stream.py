@@ -15,7 +15,8 @@ from headrace.volume.layout import Rows
 from headrace.volume.writing.write import members_of, write_extents, write_table
 
 if TYPE_CHECKING:
-    from headrace.volume.writing.transaction import Allocation, Transaction
+    from headrace.volume.writing.allocation import Allocation
+    from headrace.volume.writing.transaction import Transaction
 
 #: At least so much is written at a time; and a stripe of every member.
 _STAGE_BYTES = 16 << 20

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +18,12 @@ from headrace.errors import ObjectNotFound, UsageError, VolumeError
 from headrace.volume import layout
 from headrace.volume.catalog.bulk import Keys
 from headrace.volume.catalog.changes import Changes, already_exists, check_none_exists
-from headrace.volume.data.durable import Unflushed, write_durably
-from headrace.volume.data.extents import I64, Extents
+from headrace.volume.data.durable import Unflushed
+from headrace.volume.data.extents import I64
 from headrace.volume.data.names import check_checksum_block, check_length, check_name
-from headrace.volume.data.objects import ObjectInfo, Range, StoredObject, objects_of
+from headrace.volume.data.objects import ObjectInfo, StoredObject, objects_of
 from headrace.volume.layout import Blob, Rows
+from headrace.volume.writing.allocation import Allocation, may_still_be_written
 from headrace.volume.writing.compose import Composition, Part
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.names import Names
@@ -37,76 +37,6 @@ if TYPE_CHECKING:
 DEFAULT_CHECKSUM_BLOCK = 64 << 10
 #: Bytes that a transaction keeps until its objects are flushed together.
 KEPT_BYTES = 16 << 20
-
-
-@dataclass
-class Allocation:
-    """A blob in the making: space handed out in a transaction, and what is known of the commands to it."""
-
-    #: Of the object that it is for, for messages.
-    name: str
-    birth: int
-    #: All of it is the object `name`; else objects get slices of it.
-    own: bool = True
-    #: The objects that get slices of it, where they are many.
-    pack: Packed | None = None
-    space: list[Range] = field(default_factory=list)
-    #: All of it is written.
-    blob: Blob | None = None
-    created_ns: int = 0
-    grant: Grant | None = None
-    #: It is in the catalogue.
-    committed: bool = False
-    #: Somebody may write there by the grant.
-    granted: bool = False
-    #: Writes that have begun, less those that were answered: one that failed counts for ever, as it may still land.
-    under_way: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def share(self, prefix: str, taken: int) -> int:
-        """Of `taken` bytes of its space, those for objects whose names begin with `prefix`."""
-        if self.pack is not None:
-            return self.pack.share(prefix, taken)
-        return taken if self.name.startswith(prefix) else 0
-
-    def begin(self) -> None:
-        """Commands go there from now on."""
-        with self._lock:
-            self.under_way += 1
-
-    def end(self) -> None:
-        """Every command since `begin` has been answered. Where this is not reached, one may still land."""
-        with self._lock:
-            self.under_way -= 1
-
-    def run(self, devices: Sequence[BlockDevice], write: Callable[[], None]) -> None:
-        """Write durably."""
-        self.begin()
-        write_durably(devices, write)
-        self.end()
-
-    def written(self, *, data: Extents, tables: Sequence[Extents], roots: layout.U32) -> None:
-        """All of it is written; it is durable, too, when the transaction's flush has succeeded. Who had the grant has
-        answered."""
-        self.blob = Blob(
-            birth=self.birth,
-            length_bytes=data.length_bytes,
-            checksum_block_bytes=data.block_bytes,
-            table_page_bytes=tables[0].block_bytes if tables else 0,
-            runs=data.runs,
-            columns=data.columns,
-            table_runs=np.concatenate([data.runs[:0], *(table.runs for table in tables)]),
-            table_columns=np.concatenate([data.columns[:0], *(table.columns for table in tables)]),
-            roots=roots,
-            table_copies=max(len(tables), 1),
-        )
-        self.created_ns = time.time_ns()
-        self.granted = False
-
-
-def may_still_be_written(allocation: Allocation) -> bool:
-    """The quarantine rule: may a command to this space be under way somewhere, to land later?"""
-    return allocation.granted or allocation.under_way > 0
 
 
 class Transaction:
@@ -130,13 +60,15 @@ class Transaction:
         self.committing = False
         #: Its end has begun: nothing more is taken.
         self._ended = False
+        #: The thread whose commit nothing stops any more.
+        self._committer: int | None = None
         #: It is committed, or will not be.
         self._decided = False
         self._settled = False
         #: Calls of threads that are under way.
         self._calls = 0
-        #: Guards these four. Nothing else is taken while it is held.
-        self._gate = threading.Lock()
+        #: Guards these five, and is told when it is decided. Nothing else is taken while it is held.
+        self._gate = threading.Condition(threading.Lock())
         self._sequence: int | None = None
         self._lock = threading.Lock()
         self._names = Names()
@@ -541,24 +473,43 @@ class Transaction:
         finally:
             with self._gate:
                 self._decided = True
+                self._gate.notify_all()
             self._leave(1)
         return self._sequence
 
     def abort(self) -> None:
-        """Nothing of it is ever visible. Space that a command may still reach is not used again by this session."""
+        """Nothing of it is ever visible. Space that a command may still reach is not used again by this session.
+
+        Where it has ended, this does nothing. Where another thread is in the middle of its commit, this waits for what
+        becomes of it: UsageError where it is committed.
+        """
         with self._gate:
-            self._ended = self._decided = True
+            self._ended = True
+            late = self._committer is not None and not self._decided
+            if late and self._committer == threading.get_ident():
+                raise UsageError("the transaction is being committed by this very thread")
+            while late and not self._decided:
+                self._gate.wait()
+            self._decided = True
         self._leave(0)
+        if late and self._sequence is not None:
+            raise UsageError(
+                "the transaction was committed before it could be aborted",
+                found=f"commit {self._sequence}",
+                next_step="delete what it put in another transaction",
+            )
 
     def abandon(self) -> None:
         """Abort, for who may wait for nothing, as a finaliser: it is done with the session's next call."""
         self._session.abandoned.append(self)
 
     def check_not_aborted(self) -> None:
-        """UsageError where another thread has ended it meanwhile. For the session, before it commits."""
+        """UsageError where another thread has ended it meanwhile; from then on no other can. For the session, before it
+        commits."""
         with self._gate:
             if self._decided:
                 raise UsageError("the transaction was aborted while it was committed")
+            self._committer = threading.get_ident()
 
     def _settle(self) -> None:
         """Nobody does anything more in it."""
