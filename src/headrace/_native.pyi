@@ -36,6 +36,8 @@ class Transfer:
     def done(self) -> bool: ...
     def wait(self, timeout_s: float | None) -> bool:
         """True when complete, False when the time passed; raises the batch's first error once all segments ended."""
+    def waiting(self) -> tuple[int, int, int, int] | None:
+        """Member, offset, length of a request that it waits for; how many it has under way."""
     def failed_segment(self) -> int | None: ...
     def failed_range(self) -> tuple[int, int, int, int, int] | None:
         """Of `submit_ranges`: the range, where in it, bytes, member, offset."""
@@ -245,6 +247,10 @@ def paths(device: Device) -> str:
 
 def unsettled(device: Device) -> list[tuple[int, int, str, int, float]]:
     """Offset, length, path, generation, seconds since."""
+
+def under_way(device: Device, offset: int, length: int) -> list[tuple[str | None, bool, int, int, float, int]]:
+    """Commands that touch these bytes, the oldest first: path (None: it waits to be sent), whether it reads, offset,
+    length, seconds since it was sent, how often."""
 
 def settle(device: Device, generation: int) -> int: ...
 def reconnect(device: Device) -> None: ...

@@ -46,7 +46,8 @@ def test_a_stalled_target_is_named_and_the_step_goes_on_after_it(tmp_path: Path)
                 finally:
                     os.kill(target.process.pid, signal.SIGCONT)
                 message = str(caught.value)
-                assert "corpus.bin" in message and f"127.0.0.1:{target.port}" in message and "within 1 s" in message
+                assert "object 'corpus.bin', member 0, " in message and "within 1 s" in message
+                assert ", LBA " in message and f", sent to 127.0.0.1:{target.port} " in message
                 # What had arrived was handed out; what had not comes now, and nothing is left out or twice.
                 assert 5 <= len(seen) <= 7
                 seen += list(islice(each, 20 - len(seen)))

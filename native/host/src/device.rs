@@ -84,9 +84,14 @@ impl NvmeTcpDevice {
         }
     }
 
-    /// As in `describe`.
+    /// As in `describe`, and with every latency.
     pub fn describe_paths(&self) -> serde_json::Value {
-        self.paths().iter().map(PathInfo::describe).collect()
+        let whole = |path: &PathInfo| {
+            let mut said = path.describe();
+            said["latency"]["buckets"] = serde_json::json!(path.latencies);
+            said
+        };
+        self.paths().iter().map(whole).collect()
     }
 
     /// Ranges that a write which was given up may still reach, although the write itself was answered since: see
@@ -152,6 +157,15 @@ impl NvmeTcpDevice {
                     .next("check the target and the network; `describe()` says what the paths do"),
             )
         })
+    }
+
+    /// `false`: this is not the process that the I/O thread runs in.
+    pub(crate) fn ask_under_way(&self, bytes: std::ops::Range<u64>, reply: crate::under_way::Reply) -> bool {
+        let ours = self.reactor.is_ours();
+        if ours {
+            self.reactor.send(Message::UnderWay(self.core, bytes, reply));
+        }
+        ours
     }
 
     /// Try at once every path that is refused, held back or waiting.

@@ -64,6 +64,13 @@ impl Histogram {
         }
     }
 
+    /// What was counted: the largest value of each bucket that has any, in nanoseconds, and how many it has.
+    pub fn buckets(&self) -> Vec<(u64, u64)> {
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
+        let filled = counts.enumerate().filter(|(_, count)| *count > 0);
+        filled.map(|(bucket, count)| (top_of(bucket), count)).collect()
+    }
+
     pub fn latency(&self) -> Latency {
         let counts: Vec<u64> = self.buckets.iter().map(|b| b.load(Ordering::Relaxed)).collect();
         let count: u64 = counts.iter().sum();
@@ -118,6 +125,9 @@ mod tests {
         let latency = histogram.latency();
         assert_eq!((latency.count, latency.max_s), (1000, 1e-3));
         assert!((480e-6..560e-6).contains(&latency.p50_s), "{latency:?}");
+        let buckets = histogram.buckets();
+        assert!(buckets.is_sorted() && buckets.last().is_some_and(|(top, _)| *top >= 1_000_000));
+        assert_eq!(buckets.iter().map(|(_, count)| count).sum::<u64>(), 1000);
         assert!((980e-6..=1e-3).contains(&latency.p99_s), "{latency:?}");
     }
 }

@@ -66,6 +66,7 @@ mod socket;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod transmit;
+mod under_way;
 mod work;
 
 pub use device::NvmeTcpDevice;
@@ -84,3 +85,4 @@ pub use options::{
 pub use passthrough::{Command, CommandAnswer, CommandData, COMMAND_BYTES_MAX};
 pub use paths::{PathInfo, PathState};
 pub use referrals::{survey, SurveyOptions};
+pub use under_way::UnderWay;

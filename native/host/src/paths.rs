@@ -4,7 +4,7 @@ use crate::histogram::{Histogram, Latency};
 use crate::options::Portal;
 use crate::shared::Counters;
 use headrace_wire::ana::AnaState;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -60,7 +60,13 @@ pub struct PathInfo {
     /// Commands that this path failed: error statuses and broken associations.
     pub errors: u64,
     pub under_way: usize,
+    /// Its answers take much longer than those of another path: commands go there while they can.
+    pub slow: bool,
+    /// How often that began.
+    pub slow_times: u64,
     pub latency: Latency,
+    /// Nanoseconds, and how many commands took no longer, and longer than the entry before.
+    pub latencies: Vec<(u64, u64)>,
 }
 
 impl PathInfo {
@@ -83,6 +89,8 @@ impl PathInfo {
             "written_bytes": self.written_bytes,
             "errors": self.errors,
             "under_way": self.under_way,
+            "slow": self.slow,
+            "slow_times": self.slow_times,
             "latency": {
                 "count": self.latency.count,
                 "p50_s": self.latency.p50_s,
@@ -111,6 +119,8 @@ pub(crate) struct PathShared {
     pub counters: Counters,
     pub losses: AtomicU64,
     pub under_way: AtomicUsize,
+    pub slow: AtomicBool,
+    pub slow_times: AtomicU64,
     pub latency: Histogram,
     status: Mutex<PathStatus>,
 }
@@ -122,6 +132,8 @@ impl PathShared {
             counters: Counters::default(),
             losses: AtomicU64::new(0),
             under_way: AtomicUsize::new(0),
+            slow: AtomicBool::new(false),
+            slow_times: AtomicU64::new(0),
             latency: Histogram::new(),
             status: Mutex::new(PathStatus {
                 state: PathState::Waiting,
@@ -163,7 +175,10 @@ impl PathShared {
             written_bytes: of(&counters.written_bytes),
             errors: of(&counters.errors),
             under_way: self.under_way.load(Ordering::Relaxed),
+            slow: self.slow.load(Ordering::Relaxed),
+            slow_times: of(&self.slow_times),
             latency: self.latency.latency(),
+            latencies: self.latency.buckets(),
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::flow::Governor;
 use crate::life::Core;
 use crate::passthrough::Call;
 use crate::shared::Latch;
+use crate::under_way;
 use crate::work::reject;
 use headrace_transfer::{ErrorKind, IoError, Request};
 use headrace_wire::reservation::ReservationType;
@@ -25,6 +26,7 @@ use std::cell::RefCell;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -77,6 +79,7 @@ pub(crate) enum Message {
         Option<(u64, ReservationType)>,
         Arc<Latch<Result<(), IoError>>>,
     ),
+    UnderWay(usize, Range<u64>, under_way::Reply),
     Close(usize, Instant, Arc<Latch<()>>),
     Stop,
 }
@@ -96,6 +99,7 @@ impl Message {
             Message::Close(_, _, reply) => reply.set(()),
             Message::Call(_, call) => call.fail(gone()),
             Message::Guard(_, _, reply) => reply.set(Err(gone())),
+            Message::UnderWay(_, _, reply) => reply.set(Err(gone())),
             Message::Wake(_) | Message::Reconnect(_) | Message::Stop => {}
         }
     }
@@ -408,6 +412,13 @@ impl Thread {
                     None => reply.set(Err(closed(""))),
                 }
                 Some(id)
+            }
+            Message::UnderWay(id, bytes, reply) => {
+                reply.set(match self.cores.get_mut(&id) {
+                    Some(entry) => Ok(entry.core.under_way(&bytes, Instant::now())),
+                    None => Err(closed("")),
+                });
+                None
             }
             Message::Wake(id) => Some(id),
             Message::Reconnect(id) => {

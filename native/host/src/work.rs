@@ -6,6 +6,8 @@
 //! sending. A part is cut for the path that takes it; a flush is spread over several (see [`crate::life`]), each part of
 //! it meant for one path.
 
+mod look;
+
 use crate::facts::{Deallocation, Facts};
 use crate::queue::{Data, WATCHED};
 use headrace_transfer::{Buffer, ErrorKind, IoError, Op, Request, Sink};

@@ -49,6 +49,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(reservation::unguard_writes, module)?)?;
     module.add_function(wrap_pyfunction!(paths::paths, module)?)?;
     module.add_function(wrap_pyfunction!(paths::unsettled, module)?)?;
+    module.add_function(wrap_pyfunction!(paths::under_way, module)?)?;
     module.add_function(wrap_pyfunction!(paths::settle, module)?)?;
     module.add_function(wrap_pyfunction!(paths::reconnect, module)?)?;
     module.add_function(wrap_pyfunction!(paths::lane, module)?)?;

@@ -29,6 +29,25 @@ pub fn unsettled(py: Python<'_>, device: &Device) -> PyResult<Vec<Range>> {
     Ok(ranges.into_iter().map(tuple).collect())
 }
 
+/// Path (`None`: it waits to be sent), whether it reads, offset, length, seconds since it was sent, sendings.
+type Command = (Option<String>, bool, u64, u64, f64, u32);
+
+/// What touches these bytes of the namespace.
+#[pyfunction]
+pub fn under_way(py: Python<'_>, device: &Device, offset: u64, length: u64) -> PyResult<Vec<Command>> {
+    let device = device.nvme(py)?;
+    let bytes = offset..offset.saturating_add(length);
+    let found = py
+        .detach(|| device.under_way(bytes))
+        .map_err(|error| errors::raise(py, &error))?;
+    let tuple = |each: headrace_host::UnderWay| {
+        let path = each.portal.map(|portal| portal.to_string());
+        let age_s = each.age.as_secs_f64();
+        (path, each.reads, each.offset, each.length, age_s, each.sent)
+    };
+    Ok(found.into_iter().map(tuple).collect())
+}
+
 #[pyfunction]
 pub fn settle(py: Python<'_>, device: &Device, generation: u64) -> PyResult<usize> {
     let device = device.nvme(py)?;

@@ -58,6 +58,13 @@ impl Transfer {
         wait::until(py, wait::duration(timeout_s), |timeout| self.batch.wait(timeout))
     }
 
+    /// Member, offset and length there of a request that it waits for, and how many it has under way.
+    fn waiting(&self, py: Python<'_>) -> PyResult<Option<(u32, u64, u64, usize)>> {
+        self.check_process(py)?;
+        let waiting = py.detach(|| self.batch.waiting());
+        Ok(waiting.map(|at| (at.member, at.offset, at.length, at.requests)))
+    }
+
     fn failed_segment(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         self.check_process(py)?;
         Ok(self.batch.failed_segment())

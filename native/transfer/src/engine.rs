@@ -15,6 +15,10 @@
 //! The first error ends the batch: nothing new is submitted, and once the last request under way has ended the waiter
 //! gets that error. So when a wait has returned, no device holds the caller's buffers.
 
+mod waiting;
+
+pub use waiting::Waiting;
+
 use crate::checksum::ChecksumSpec;
 use crate::piece::{Cursor, Cutter, Piece};
 use crate::segment::{check, Direction, Segment, Surroundings};
@@ -92,6 +96,8 @@ struct Shared {
 /// A batch under way. Dropping it cancels nothing: what is under way ends by itself, with its buffers alive.
 pub struct Transfer {
     shared: Arc<Shared>,
+    /// What has to end before it begins.
+    before: Weak<Shared>,
 }
 
 /// Read every segment of `plan`. With `checksums` (one a block, in segment order) every block is verified.
@@ -172,8 +178,9 @@ pub fn submit_read_behind(
             behind.give_up(error);
         }
     }));
+    let before = Arc::downgrade(&first);
     first.start(none);
-    Ok(Transfer { shared })
+    Ok(Transfer { shared, before })
 }
 
 /// Write every segment of `plan`; the end of the last block is padded with zeros. `checksums` (4 bytes a block, native
@@ -248,7 +255,10 @@ impl Shared {
     fn start(self: Arc<Self>, buffers: Vec<Buffer>) -> Transfer {
         self.lock().buffers = buffers;
         self.pump();
-        Transfer { shared: self }
+        Transfer {
+            shared: self,
+            before: Weak::new(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -26,6 +26,7 @@ from headrace.dataset.samples import WINDOWS, Places, Plan, Samples, WindowSampl
 from headrace.dataset.segments import Segments
 from headrace.dataset.state import MAX_CONSUMED, LoaderState, check_state, current_state
 from headrace.dataset.stream import TokenStream
+from headrace.device import troubled_paths
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
 from headrace.volume import VolumeTransfer
 from headrace.volume.stage.read import Near
@@ -487,7 +488,7 @@ class Feed:
                 transfer.wait(max(0.0, end_s - time.monotonic()))
             except HeadraceError as error:
                 if isinstance(error, DeviceTimeout) and not transfer.done():
-                    raise self._stalled() from error
+                    raise self._stalled(transfer) from error
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -539,15 +540,15 @@ class Feed:
         sources, samples = self._order
         return sources[row], samples[row]
 
-    def _stalled(self) -> DeviceTimeout:
+    def _stalled(self, transfer: VolumeTransfer) -> DeviceTimeout:
         ready = sum(flight.done() for flight in self._flights)
-        names = ", ".join(samples.stream.bin_info.name for samples in self._samples)
-        uris = dict.fromkeys(uri for samples in self._samples for uri in samples.stream.volume.uris)
+        devices = {device.uri: device for each in self._samples for device in each.stream.volume.devices}
+        trouble = [said for device in devices.values() for said in troubled_paths(device)]
         return DeviceTimeout(
             "a batch did not come in time",
-            where=f"{names} on {', '.join(uris)}",
+            where=transfer.waiting() or self.where,
             expected=f"within {self.options.stall_timeout_s:g} s",
-            found=f"{len(self._flights)} batches in flight, {ready} of them ready",
+            found=", ".join([f"{len(self._flights)} batches in flight, {ready} of them ready", *trouble]),
             next_step="look at the target and the path to it; the next call waits for the same batch again",
         )
 

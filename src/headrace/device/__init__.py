@@ -20,7 +20,7 @@ from headrace.device.kernel_reservations import KernelReservations
 from headrace.device.lock import FileLock, lock_file
 from headrace.device.native import NativeDevice
 from headrace.device.open import lanes, open_device
-from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnsettledRange
+from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnderWay, UnsettledRange
 from headrace.device.protocol import BlockDevice, Buffer
 from headrace.device.ranges import ChecksumPages, Source, make_source, submit_ranges
 from headrace.device.reservations import (
@@ -33,6 +33,7 @@ from headrace.device.reservations import (
     new_key,
 )
 from headrace.device.transfer import Transfer, read_batch, submit_read, submit_write, write_batch
+from headrace.device.waiting import describe_wait, paths_of, troubled_paths
 
 __all__ = [
     "AdminResult",
@@ -60,8 +61,10 @@ __all__ = [
     "Source",
     "TrafficClass",
     "Transfer",
+    "UnderWay",
     "UnsettledRange",
     "crc32c",
+    "describe_wait",
     "flush_all",
     "lanes",
     "lock_file",
@@ -69,10 +72,12 @@ __all__ = [
     "new_key",
     "open_device",
     "parse_address",
+    "paths_of",
     "read_batch",
     "start_beat",
     "submit_ranges",
     "submit_read",
     "submit_write",
+    "troubled_paths",
     "write_batch",
 ]

@@ -23,7 +23,7 @@ from headrace.device.address import (
 )
 from headrace.device.kernel import about, users_of
 from headrace.device.kernel_reservations import KernelReservations
-from headrace.device.paths import PathInfo, TrafficClass, UnsettledRange
+from headrace.device.paths import PathInfo, TrafficClass, UnderWay, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
 from headrace.errors import (
@@ -240,6 +240,23 @@ class NativeDevice:
         return [
             UnsettledRange(offset=offset, length=length, path=path, generation=generation, age_s=age_s)
             for offset, length, path, generation, age_s in _native.unsettled(self.handle)
+        ]
+
+    @property
+    def has_paths(self) -> bool:
+        """An `nvme+tcp:` device."""
+        return isinstance(self._address, NvmeTcpAddress)
+
+    def under_way(self, offset: int = 0, length: int = 1 << 63) -> list[UnderWay]:
+        """What is under way, or waits to be sent, to these bytes: at most 256, the oldest first. Of devices that keep
+        no account of it, nothing."""
+        _check_offset(offset)
+        _check_offset(length)
+        if not self.has_paths:
+            return []
+        return [
+            UnderWay(path=path or "", reads=reads, offset=at, length=bytes_, age_s=age_s, sent=sent)
+            for path, reads, at, bytes_, age_s, sent in _native.under_way(self.handle, offset, length)
         ]
 
     def settle(self, generation: int) -> int:

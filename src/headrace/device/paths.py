@@ -19,6 +19,8 @@ class PathLatency:
     p50_s: float
     p99_s: float
     max_s: float
+    #: Of all: no more than so many nanoseconds, and how many of those took longer than the entry before.
+    buckets: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,33 @@ class PathInfo:
     errors: int
     #: Commands sent and not answered yet.
     under_way: int
+    #: Its answers take much longer than those of another path, or one has been missing for long: commands go elsewhere
+    #: while they can, and now and then one tries whether that is over. And how often that began.
+    slow: bool
+    slow_times: int
     latency: PathLatency
 
     @classmethod
     def from_native(cls, said: dict[str, Any]) -> PathInfo:
-        return cls(**{**said, "latency": PathLatency(**said["latency"])})
+        latency = dict(said["latency"])
+        latency["buckets"] = tuple((int(top), int(count)) for top, count in latency.get("buckets", ()))
+        return cls(**{**said, "latency": PathLatency(**latency)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderWay:
+    """A command that was sent and not answered yet, or that waits to be sent."""
+
+    #: `HOST:PORT` that it was sent by; empty: it waits for a path, or its turn.
+    path: str
+    reads: bool
+    #: Bytes of the namespace.
+    offset: int
+    length: int
+    #: Seconds since it was sent; 0 where it waits.
+    age_s: float
+    #: How often it was sent.
+    sent: int
 
 
 @dataclass(frozen=True, kw_only=True)

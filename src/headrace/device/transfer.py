@@ -46,6 +46,11 @@ class Transfer:
         if self._error is not None:
             raise self._error
 
+    def waiting(self) -> tuple[int, int, int] | None:
+        """Member, offset and length there of a request that it waits for; None where it has none under way."""
+        found = None if self._native is None else self._native.waiting()
+        return None if found is None else found[:3]
+
     @property
     def failed_segment(self) -> int | None:
         """Row of the batch in which the first error was; `None` where there is none, or it is not known."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.device import describe_wait
 from headrace.errors import ChecksumMismatch, DeviceError, DeviceTimeout, HeadraceError, ObjectNotFound
 from headrace.volume.data.damage import BadBlock, find_bad
 from headrace.volume.data.extents import Pieces, spread
@@ -88,6 +89,16 @@ class VolumeTransfer:
     def done(self) -> bool:
         """All bytes have arrived, or it failed; never blocks."""
         return all(move.transfer.done() for move in self._moves)
+
+    def waiting(self) -> str | None:
+        """What it waits for, in words: object, member, block, path. None where it has nothing under way."""
+        for move in self._moves:
+            found = move.transfer.waiting()
+            if found is not None:
+                member, offset, length = found
+                where = f"object {self._stored.name!r}, member {member}"
+                return f"{where}, {describe_wait(self._volume.devices[member], offset, length)}"
+        return None
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the end. `timeout_s`: DeviceTimeout when it passes, and the read goes on.

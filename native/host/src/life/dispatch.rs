@@ -2,7 +2,7 @@
 //!
 //! Commands go to paths whose ANA state is optimized; only where there is none, to the others that take them. Among equals
 //! the policy decides. A command that a path has failed for a reason that lies with the path avoids it while there is
-//! another.
+//! another; so do all commands a path that is slow beside the others ([`super::pace`]).
 //!
 //! A flush is spread: see [`crate::life`].
 
@@ -179,19 +179,23 @@ impl Core {
 
     /// The path for the next command, if there is one with room; for a write, one that the guard lets through.
     fn choose(&mut self, lane: usize, avoid: u16, writes: bool, now: Instant) -> Option<usize> {
-        let tier = |path: &Path| path.tier(now).filter(|_| !writes || self.may_write(path.index));
         if let [only] = &self.paths[..] {
-            tier(only)?;
+            only.tier(now).filter(|_| !writes || self.may_write(only.index))?;
             let Phase::Ready(association) = &only.phase else {
                 return None;
             };
             return association.has_room(lane).then_some(0);
         }
-        let wanted = |path: &Path| avoid & 1 << path.index == 0;
+        self.look_at_pace(now);
+        let tier = |path: &Path| path.tier(now).filter(|_| !writes || self.may_write(path.index));
+        let fault = |path: &Path| {
+            let slow = path.pace.avoided(path.under_way, now);
+            (avoid & 1 << path.index != 0, slow)
+        };
         let usable = || self.paths.iter().filter(|path| tier(path).is_some());
         // Room does not count here: an optimized path that is full is waited for.
-        let only_wanted = usable().any(wanted);
-        let eligible = |path: &&Path| !only_wanted || wanted(path);
+        let least = usable().map(fault).min()?;
+        let eligible = |path: &&Path| fault(path) == least;
         let best = usable().filter(eligible).filter_map(tier).min()?;
         let room = |path: &&Path| match &path.phase {
             Phase::Ready(association) => association.has_room(lane),
@@ -210,7 +214,7 @@ impl Core {
         let chosen = match self.shared.options.policy {
             Policy::RoundRobin => candidates().min_by_key(|path| turn(path)),
             Policy::QueueDepth => {
-                let known = candidates().filter_map(|path| path.latency(now)).min();
+                let known = candidates().filter_map(|path| path.pace.recent(now)).min();
                 let usual = known.unwrap_or(Duration::from_micros(100));
                 let queues = |path: &Path| path.facts().map_or(1, |facts| facts.queues.into());
                 candidates().min_by_key(|path| (path.cost(usual, queues(path), now), turn(path)))

@@ -1,7 +1,7 @@
 //! The life of one device, on the I/O thread: open its paths, move commands over them, lose them, get them back, end.
 //!
 //! * [`path`]: the life of one path
-//! * [`dispatch`]: which path takes the next command
+//! * [`dispatch`]: which path takes the next command; [`pace`]: which are slow
 //! * [`outcome`]: what answers, and the lack of them, mean
 //! * [`own`]: commands that are no parts of requests, and the guard of writes
 //! * [`ending`]: deadlines, failing, the orderly close
@@ -50,6 +50,7 @@ mod ending;
 mod heed;
 mod outcome;
 mod own;
+mod pace;
 mod path;
 
 use crate::association::{Association, Failure, Step, Tag};
@@ -159,6 +160,24 @@ impl Core {
     pub fn join(&mut self, governor: &mut Governor) {
         self.flows = std::array::from_fn(|_| governor.join(self.id, self.shared.options.inflight));
         let _ = self.shared.flow.set(governor.report());
+    }
+
+    pub fn block_bytes(&self) -> u32 {
+        self.facts.block_bytes
+    }
+
+    pub fn works(&self) -> &[Work] {
+        &self.works
+    }
+
+    /// Of every path that has one.
+    pub fn each_association(&mut self, mut look: impl FnMut(&crate::options::Portal, &Association)) {
+        for path in &mut self.paths {
+            let portal = path.portal().clone();
+            if let Some(association) = path.association() {
+                look(&portal, association);
+            }
+        }
     }
 
     pub fn leave(&self, governor: &mut Governor) {

@@ -99,14 +99,14 @@ impl Core {
 
     /// What an answer means for its part.
     fn settle(&mut self, at: usize, mut part: Part, data: Data, end: End, now: Instant) -> Option<Ended> {
+        if let (Some(trip), End::Answer(_)) = (part.trip, &end) {
+            self.answered(at, now.saturating_duration_since(trip.sent_at), now);
+        }
         let (counters, options) = (&self.shared.paths[at].counters, &*self.shared.options);
         let bytes = part.blocks * u64::from(self.facts.block_bytes);
         let path = &mut self.paths[at];
         path.under_way = path.under_way.saturating_sub(1);
         path.public().under_way.store(path.under_way, Ordering::Relaxed);
-        if let (Some(trip), End::Answer(_)) = (part.trip, &end) {
-            path.answered(now.saturating_duration_since(trip.sent_at), now);
-        }
         let result = match end {
             End::Answer(cqe) if cqe.status.is_success() => {
                 path.progress = true;

@@ -18,6 +18,7 @@
 //! while another path is usable. Commands that went its way would wait for its next break again and again.
 
 use super::own::Asked;
+use super::pace::Pace;
 use crate::association::Association;
 use crate::facts::Facts;
 use crate::lane::LANES;
@@ -44,8 +45,6 @@ const HOLD_MIN: Duration = Duration::from_secs(5);
 const HOLD_MAX: Duration = Duration::from_secs(60);
 /// A state that a command's status told, where no ANA log page confirms or ends it.
 const HEARSAY: Duration = Duration::from_secs(1);
-/// A latency that is older than this says nothing about now.
-const LATENCY_OLD: Duration = Duration::from_secs(1);
 
 pub(super) enum Phase {
     /// While a method has the association in its hands.
@@ -87,8 +86,7 @@ pub(super) struct Path {
     pub written: u64,
     pub flushed: u64,
     pub under_way: usize,
-    latency: Duration,
-    latency_at: Instant,
+    pub pace: Pace,
     losses: VecDeque<Instant>,
     hold: Duration,
     /// When the path was held back.
@@ -122,8 +120,7 @@ impl Path {
             written: 0,
             flushed: 0,
             under_way: 0,
-            latency: Duration::ZERO,
-            latency_at: now,
+            pace: Pace::new(now),
             losses: VecDeque::new(),
             hold: HOLD_MIN,
             held: false,
@@ -215,23 +212,8 @@ impl Path {
 
     /// What one more command would cost here: those before it, times how long each takes.
     pub fn cost(&self, usual: Duration, queues: usize, now: Instant) -> u128 {
-        let latency = self.latency(now).unwrap_or(usual);
+        let latency = self.pace.recent(now).unwrap_or(usual);
         (self.under_way as u128 + 1) * latency.as_nanos().max(1) / queues.max(1) as u128
-    }
-
-    /// `None` where nothing is known of now.
-    pub fn latency(&self, now: Instant) -> Option<Duration> {
-        let fresh = now.saturating_duration_since(self.latency_at) < LATENCY_OLD;
-        (fresh && !self.latency.is_zero()).then_some(self.latency)
-    }
-
-    pub fn answered(&mut self, took: Duration, now: Instant) {
-        self.public().latency.count(took);
-        self.latency = match self.latency(now) {
-            None => took.max(Duration::from_nanos(1)),
-            Some(before) => (before * 15 + took) / 16,
-        };
-        self.latency_at = now;
     }
 
     // Phases.
@@ -272,6 +254,15 @@ impl Path {
         }
     }
 
+    /// Whether it is slow: where that changed.
+    pub fn tell_pace(&self) {
+        let public = self.public();
+        let slow = self.pace.is_slow();
+        if public.slow.swap(slow, Ordering::Relaxed) != slow && slow {
+            public.slow_times.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Do without the queues that the controller did not let the last association have.
     pub fn share_lanes(&self, association: &mut Association) {
         (1..LANES)
@@ -288,7 +279,8 @@ impl Path {
         self.held = false;
         self.hopeless = None;
         self.hearsay = None;
-        self.latency = Duration::ZERO;
+        self.pace = Pace::new(now);
+        self.tell_pace();
         self.tell(PathState::Ready, "");
         let mut status = self.public().status();
         status.reconnects += u64::from(!first);
@@ -317,6 +309,8 @@ impl Path {
     pub fn lost(&mut self, now: Instant, random: u64, others: bool, why: &str) {
         (self.written, self.flushed, self.under_way) = (0, 0, 0);
         self.public().under_way.store(0, Ordering::Relaxed);
+        self.pace = Pace::new(now);
+        self.tell_pace();
         if now.duration_since(self.ready_since) >= GOOD_LIFE {
             self.backoff = BACKOFF_MIN;
             // It may have been the network, or a controller that was short of queues then.

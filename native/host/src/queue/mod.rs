@@ -29,6 +29,7 @@
 //! at rest, what lands in the scratch is parsed.
 
 mod incoming;
+mod look;
 
 use crate::memory;
 use crate::receive::Receive;

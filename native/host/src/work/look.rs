@@ -1,0 +1,36 @@
+//! What waits to be sent, for whoever asks.
+
+use super::{Verb, Work};
+use headrace_transfer::Op;
+
+/// Blocks that wait.
+pub(crate) struct WaitingRange {
+    pub reads: bool,
+    pub slba: u64,
+    pub blocks: u64,
+    /// How often they were sent already.
+    pub sent: u32,
+}
+
+impl Work {
+    pub fn waiting_ranges(&self) -> impl Iterator<Item = WaitingRange> + '_ {
+        let again = self.again.iter().map(|(part, _)| part);
+        let delayed = self.delayed.iter().map(|(_, part, _)| part);
+        let parts = again.chain(delayed).map(|part| WaitingRange {
+            reads: part.verb == Verb::Read,
+            slba: part.slba,
+            blocks: part.blocks,
+            sent: part.tries.total(),
+        });
+        let fresh = self.fresh.iter().filter_map(|&number| {
+            let progress = self.requests.get(number as usize)?.as_ref()?;
+            Some(WaitingRange {
+                reads: matches!(progress.op, Op::Read { .. }),
+                slba: progress.slba,
+                blocks: progress.blocks,
+                sent: 0,
+            })
+        });
+        parts.chain(fresh)
+    }
+}

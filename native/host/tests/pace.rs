@@ -1,0 +1,133 @@
+//! A path that is slow beside another one: it is seen, named and left alone, and comes back when it is not slow any more.
+
+#[path = "fake/calls.rs"]
+mod calls;
+mod fake;
+
+use calls::{close, pattern, read, until, write};
+use fake::{Action, Fake, Media, Script, BLOCK, BLOCKS};
+use headrace_host::{NvmeTcpDevice, PathState, Policy};
+use headrace_transfer::{submit_one, Buffer, Op};
+use headrace_wire::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Two controllers over one medium, in turns; what the first does with reads while `on`.
+fn two(action: fn() -> Action, on: &Arc<AtomicBool>) -> (Vec<Fake>, Arc<NvmeTcpDevice>) {
+    let media = Media::new(vec![0; BLOCKS * BLOCK]);
+    let on = on.clone();
+    let odd = Script {
+        hook: Box::new(move |qid, sqe, _| match (qid, sqe.opcode()) {
+            (1, io::READ) if on.load(Ordering::SeqCst) => action(),
+            _ => Action::Normal,
+        }),
+        ..Default::default()
+    };
+    let fakes: Vec<_> = [odd, Script::default()]
+        .into_iter()
+        .map(|script| Fake::start_over(0, script, media.clone()))
+        .collect();
+    let mut options = fakes[0].options();
+    options.portals = fakes
+        .iter()
+        .map(|fake| fake.options().portals[0].clone())
+        .collect();
+    options.policy = Policy::RoundRobin;
+    options.io_timeout = Duration::from_secs(60);
+    options.keep_alive = Duration::from_secs(60);
+    let device = NvmeTcpDevice::open(options).unwrap();
+    until("both paths", || {
+        device.paths().iter().all(|path| path.state == PathState::Ready)
+    });
+    (fakes, device)
+}
+
+fn reads(fake: &Fake) -> usize {
+    fake.io_commands()
+        .iter()
+        .filter(|&&code| code == io::READ)
+        .count()
+}
+
+#[test]
+fn a_path_whose_answers_are_late_is_left_alone_until_they_are_in_time() {
+    let on = Arc::new(AtomicBool::new(false));
+    let (fakes, device) = two(|| Action::Late(Duration::from_millis(300)), &on);
+    let bytes = pattern(4096, 3);
+    write(&device, 0, &bytes).unwrap();
+    let look = || assert_eq!(read(&device, 0, 4096).unwrap(), bytes);
+    (0..8).for_each(|_| look());
+    let before: Vec<_> = fakes.iter().map(reads).collect();
+    (0..8).for_each(|_| look());
+    assert_eq!(
+        fakes
+            .iter()
+            .map(reads)
+            .zip(before)
+            .map(|(now, then)| now - then)
+            .max(),
+        Some(4)
+    );
+    assert!(device
+        .paths()
+        .iter()
+        .all(|path| !path.slow && path.slow_times == 0));
+
+    on.store(true, Ordering::SeqCst);
+    until("it is slow", || {
+        look();
+        device.paths()[0].slow
+    });
+    let (before, begun) = (reads(&fakes[0]), Instant::now());
+    (0..40).for_each(|_| look());
+    // In turns it would be 20. Now and then it is tried.
+    let tried = (reads(&fakes[0]) - before) as u64;
+    assert!(tried <= 1 + begun.elapsed().as_secs(), "{tried} of 40");
+    let path = &device.paths()[0];
+    assert!(path.usable && path.slow_times >= 1, "{path:?}");
+    assert!(!device.paths()[1].slow);
+
+    on.store(false, Ordering::SeqCst);
+    until("it is used again", || {
+        look();
+        !device.paths()[0].slow
+    });
+    close(&device);
+}
+
+#[test]
+fn a_path_with_a_command_that_is_not_answered_gets_no_others_and_says_which() {
+    let on = Arc::new(AtomicBool::new(true));
+    let (mut fakes, device) = two(|| Action::Silent, &on);
+    // In turns: the next one goes the first way, and stays there.
+    let into = Buffer::zeroed(4096);
+    let stuck = submit_one(&*device, Op::Read { into }, 64 * 4096);
+    until("it was sent", || {
+        device.under_way(0..u64::MAX).unwrap().len() == 1
+    });
+    let waits = || device.under_way(64 * 4096..64 * 4096 + 1).unwrap().pop().unwrap();
+    let portal = device.paths()[0].portal.clone();
+    assert_eq!(
+        (
+            waits().portal,
+            waits().reads,
+            waits().offset,
+            waits().length,
+            waits().sent
+        ),
+        (Some(portal), true, 64 * 4096, 4096, 1)
+    );
+    assert!(device.under_way(0..64 * 4096).unwrap().is_empty());
+    until("it waits for long", || waits().age > Duration::from_millis(1100));
+    let before = reads(&fakes[0]);
+    for _ in 0..20 {
+        assert_eq!(read(&device, 0, 4096).unwrap(), vec![0; 4096]);
+    }
+    assert_eq!(reads(&fakes[0]), before);
+    assert!(device.paths()[0].slow && device.paths()[0].usable);
+    fakes[0].stop();
+    stuck.wait(Duration::from_secs(20)).unwrap().unwrap();
+    assert!(device.under_way(0..u64::MAX).unwrap().is_empty());
+    close(&device);
+}
