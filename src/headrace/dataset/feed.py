@@ -26,7 +26,7 @@ from headrace.dataset.samples import WINDOWS, Places, Plan, Samples, WindowSampl
 from headrace.dataset.segments import Segments
 from headrace.dataset.state import MAX_CONSUMED, LoaderState, check_state, current_state
 from headrace.dataset.stream import TokenStream
-from headrace.device import troubled_paths
+from headrace.device import BlockDevice, troubled_paths
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
 from headrace.volume import VolumeTransfer
 from headrace.volume.stage.read import Near
@@ -385,7 +385,21 @@ class Feed:
             )
         self._consumed = self._ahead = behind
 
+    @property
+    def name(self) -> str:
+        """Of its datasets."""
+        return self.where
+
+    @property
+    def devices(self) -> list[BlockDevice]:
+        """All that it reads from, each once."""
+        devices = {id(device): device for each in self._samples for device in each.stream.volume.devices}
+        return list(devices.values())
+
     def metrics(self) -> FeedMetrics:
+        """Of now; other threads may ask, too."""
+        # They change while somebody else asks.
+        flights = list(self._flights)
         return FeedMetrics(
             batches=self._batches,
             samples=self._batches * self.options.local_batch,
@@ -393,8 +407,8 @@ class Feed:
             wait_s=self._wait_s,
             last_wait_s=self._last_wait_s,
             longest_wait_s=self._longest_wait_s,
-            ready=sum(flight.done() for flight in self._flights),
-            in_flight=len(self._flights),
+            ready=sum(flight.done() for flight in flights),
+            in_flight=len(flights),
             ring_bytes=self.ring_bytes,
         )
 
@@ -542,8 +556,7 @@ class Feed:
 
     def _stalled(self, transfer: VolumeTransfer) -> DeviceTimeout:
         ready = sum(flight.done() for flight in self._flights)
-        devices = {device.uri: device for each in self._samples for device in each.stream.volume.devices}
-        trouble = [said for device in devices.values() for said in troubled_paths(device)]
+        trouble = [said for device in self.devices for said in troubled_paths(device)]
         return DeviceTimeout(
             "a batch did not come in time",
             where=transfer.waiting() or self.where,

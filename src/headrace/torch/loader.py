@@ -30,6 +30,7 @@ from headrace.dataset.samples import WINDOWS, Samples, open_samples
 from headrace.dataset.segments import IGNORED
 from headrace.dataset.state import LoaderState
 from headrace.dataset.stream import TokenStream
+from headrace.device import BlockDevice
 from headrace.errors import UsageError
 from headrace.torch.parallel import data_rank
 from headrace.volume import Volume
@@ -193,7 +194,18 @@ class _Loader(ABC, Generic[Batch]):
         """Memory that the loader holds for batches."""
         return self._feed.ring_bytes
 
+    @property
+    def name(self) -> str:
+        """Of its datasets."""
+        return self._feed.name
+
+    @property
+    def devices(self) -> list[BlockDevice]:
+        """Members of the volume."""
+        return self._feed.devices
+
     def metrics(self) -> FeedMetrics:
+        """Counters of this rank; `headrace.metrics` has those of a node, and of paths."""
         return self._feed.metrics()
 
     def describe(self) -> dict[str, Any]:

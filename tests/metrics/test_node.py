@@ -1,0 +1,268 @@
+"""Metrics of a node: real loaders in real processes, of which some die, stop, or come late."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.errors import UsageError
+from headrace.metrics import METRICS, NodeMetrics
+from headrace.metrics.folder import run_folder
+from headrace.metrics.report import merged_latency
+from headrace.testing.serve import ServeProcess, serving
+from headrace.torch import TokenLoader
+from headrace.volume import Volume
+from tests.dataset.corpora import ingest_texts, native_volume
+
+NQN = "nqn.2026-01.io.headrace:test-metrics"
+OPTIONS: dict[str, Any] = {"sequence_length": 32, "global_batch": 8, "rank": 0, "world": 1, "seed": 3}
+
+#: Reads three batches, says so, and answers until its input ends.
+RANK = """
+import sys
+from headrace.dataset import FeedOptions, TokenStream, WindowFeed
+from headrace.metrics import NodeMetrics
+from headrace.volume import Volume
+uri, folder = sys.argv[1:]
+with Volume.open(uri) as volume:
+    feed = WindowFeed(TokenStream.open(volume, "corpus"), FeedOptions(sequence_length=32, global_batch=8))
+    with NodeMetrics(feed, port=0, folder=folder) as metrics:
+        for _ in range(3):
+            feed.release(feed.acquire())
+        print("ready", metrics.address, flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    with serving(NQN, "mem:32MiB") as target:
+        with Volume.create([target.uri()]) as volume:
+            ingest_texts(volume, tmp_path_factory.mktemp("corpus"), count=60)
+        yield target
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+class RankProcess:
+    def __init__(self, rank: int, uri: str, folder: Path) -> None:
+        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK, uri, str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    def ready(self) -> str:
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert said.startswith("ready"), said
+        return said
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_what_the_ranks_of_a_node_say_together(target: ServeProcess, folder: Path) -> None:
+    with Volume.open(target.uri()) as volume, TokenLoader(volume, "corpus", **OPTIONS) as loader:
+        with NodeMetrics(loader, port=0, rank=0, local_rank=0, folder=folder) as metrics:
+            list(islice(loader, 5))
+            alone = metrics.node()
+            assert [rank["up"] for rank in alone["ranks"]] == [True]
+            assert alone["feeds"]["batches"] == 5 and alone["feeds"]["samples"] == 40
+            assert alone["feeds"]["token_bytes"] == 40 * 33 * 2
+            late = [RankProcess(rank, target.uri(), folder) for rank in (1, 2)]
+            try:
+                assert all("None" in each.ready() for each in late), "only local rank 0 serves"
+                node = metrics.node(patience_s=30)
+                assert [(rank["rank"], rank["up"]) for rank in node["ranks"]] == [(0, True), (1, True), (2, True)]
+                assert [rank["feeds"][0]["batches"] for rank in node["ranks"]] == [5, 3, 3]
+                assert node["feeds"]["batches"] == 11 and node["feeds"]["longest_wait_s"] > 0
+                (path,) = node["paths"]
+                each = [rank["devices"][0]["paths"][0] for rank in node["ranks"]]
+                assert path["path"] == f"127.0.0.1:{target.port}" and path["device"] == volume.uris[0]
+                assert path["ranks"] == path["usable_ranks"] == 3 and path["slow_ranks"] == 0
+                assert path["read_bytes"] == sum(one["read_bytes"] for one in each) > 11 * 8 * 33 * 2
+                count = sum(one["latency"]["count"] for one in each)
+                assert path["latency"]["count"] == count > 0
+                assert path["latency"]["max_s"] == max(one["latency"]["max_s"] for one in each)
+                assert 0 < path["latency"]["p50_s"] <= path["latency"]["p99_s"] <= path["latency"]["max_s"]
+
+                # One dies, one is stopped: neither holds anybody up.
+                late[0].end()
+                late[1].process.send_signal(signal.SIGSTOP)
+                node = metrics.node(patience_s=0.2)
+                assert [(rank["rank"], rank["up"]) for rank in node["ranks"]] == [(0, True), (2, False)]
+                assert node["feeds"]["batches"] == 5 and len(list(folder.glob("*.sock"))) == 2
+                late[1].process.send_signal(signal.SIGCONT)
+                assert metrics.node(patience_s=30)["feeds"]["batches"] == 8
+            finally:
+                for one in late:
+                    one.end()
+        # The sockets of those that were killed are there until somebody finds them dead.
+        assert all("rank-2-" in path.name for path in folder.iterdir())
+
+
+def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder: Path) -> None:
+    with Volume.open(target.uri()) as volume, TokenLoader(volume, "corpus", **OPTIONS) as loader:
+        list(islice(loader, 4))
+        with (
+            NodeMetrics({"train": loader}, port=0, folder=folder) as metrics,
+            NodeMetrics(loader, port=0, folder=folder.with_name("another")) as other,
+        ):
+            assert metrics.address is not None and other.address is not None
+            assert metrics.address[0] == "127.0.0.1" and metrics.address != other.address
+            host, port = metrics.address
+            told = json.loads((folder / "targets.json").read_text())
+            assert told[0]["targets"] == [f"{host}:{port}"]
+            with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+            with pytest.raises(UsageError, match=f"served here at 127.0.0.1:{port}: .*port=0"):
+                NodeMetrics(loader, port=port, folder=folder.with_name("third"))
+            assert not folder.with_name("third").exists()
+        assert not folder.exists()
+        with pytest.raises(OSError):
+            socket.create_connection((host, port), 2)
+        with NodeMetrics(loader, port=port, folder=folder) as metrics:
+            assert metrics.address == (host, port)
+            assert "headrace_rank_up" in metrics.prometheus()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    by_name: dict[str, list[Any]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.name, []).append(sample)
+    assert set(by_name) == {f"headrace_{metric.name}" for metric in METRICS}
+    for metric in METRICS:
+        for sample in by_name[f"headrace_{metric.name}"]:
+            assert set(sample.labels) == set(metric.labels), metric.name
+    assert [(s.labels, s.value) for s in by_name["headrace_feed_batches_total"]] == [
+        ({"rank": "0", "feed": "train"}, 4.0)
+    ]
+    assert by_name["headrace_feed_bytes_total"][0].value == 4 * 8 * 33 * 2
+    (read,) = by_name["headrace_path_read_bytes_total"]
+    assert read.labels["path"] == f"127.0.0.1:{target.port}" and read.value > 0
+    assert [s.labels["quantile"] for s in by_name["headrace_path_latency_seconds"]] == ["0.5", "0.99", "1"]
+
+
+def test_a_loader_is_asked_while_it_is_used(folder: Path, tmp_path: Path) -> None:
+    with native_volume() as volume:
+        ingest_texts(volume, tmp_path, count=20)
+        with (
+            TokenLoader(volume, "corpus", **OPTIONS) as one,
+            TokenLoader(volume, "corpus", **OPTIONS) as two,
+            NodeMetrics([one, two], folder=folder) as metrics,
+        ):
+            failed: list[BaseException] = []
+            over = threading.Event()
+
+            def ask() -> None:
+                try:
+                    while not over.is_set():
+                        metrics.node()
+                except BaseException as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=ask)
+            thread.start()
+            for loader in (one, two):
+                list(islice(loader, 400))
+            over.set()
+            thread.join()
+            assert not failed
+            feeds = metrics.node()["ranks"][0]["feeds"]
+            assert [(feed["name"], feed["batches"]) for feed in feeds] == [("corpus", 400), ("corpus 2", 400)]
+            # Memory of this process has no paths.
+            assert [device["paths"] for device in metrics.node()["ranks"][0]["devices"]] == [[], []]
+
+
+def test_a_child_of_a_fork_answers_for_nobody(folder: Path, tmp_path: Path) -> None:
+    with native_volume() as volume:
+        ingest_texts(volume, tmp_path, count=20)
+        with TokenLoader(volume, "corpus", **OPTIONS) as loader:
+            metrics = NodeMetrics(loader, port=0, folder=folder)
+            assert metrics.address is not None
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                # Alive for as long as the parent looks.
+                os.close(writer)
+                os.read(reader, 1)
+                os._exit(0)
+            os.close(reader)
+            path = next(folder.glob("*.sock"))
+            address = metrics.address
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                assert json.loads(client.makefile().read())["pid"] == os.getpid()
+            metrics.close()
+            with pytest.raises(OSError):
+                socket.create_connection(address, 2)
+            os.close(writer)
+            os.waitpid(child, 0)
+
+
+def test_every_job_of_a_node_has_a_directory_of_its_own() -> None:
+    job = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}
+    first = run_folder({**job, "LOCAL_RANK": "0", "RANK": "0"})
+    assert first == run_folder({**job, "LOCAL_RANK": "7", "RANK": "7"})
+    others = [run_folder({**job, name: "another"}) for name in job]
+    assert len({first, *others, run_folder({}), run_folder({"SLURM_JOB_ID": "7"})}) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "say"),
+    [
+        ({"port": -1}, "port is out of range"),
+        ({"port": 65536}, "port is out of range"),
+        ({"rank": -1}, "rank is out of range"),
+        ({"host": "no.such.host.invalid", "port": 0}, "cannot be served here"),
+        ({"folder": "/proc/none"}, "cannot be made"),
+        ({"folder": "/"}, "not this user's alone"),
+    ],
+)
+def test_what_cannot_be_meant(folder: Path, options: dict[str, Any], say: str) -> None:
+    with pytest.raises(UsageError, match=say):
+        NodeMetrics([], **{"folder": folder, **options})
+    assert not folder.exists()
+
+
+def test_nonsense_from_a_socket_is_a_rank_that_is_not_up(folder: Path) -> None:
+    with NodeMetrics([], rank=0, folder=folder) as metrics:
+        with socket.socket(socket.AF_UNIX) as liar:
+            liar.bind(str(folder / "rank-5-123.sock"))
+            liar.listen(8)
+
+            def lie(text: bytes) -> None:
+                with liar.accept()[0] as client:
+                    client.sendall(text)
+
+            for text in (b"", b"{", b"[]", b'{"feeds": 3, "devices": []}', b"[" * 100_000):
+                thread = threading.Thread(target=lie, args=(text,))
+                thread.start()
+                ranks = metrics.node(patience_s=30)["ranks"]
+                thread.join()
+                assert [(rank["rank"], rank["up"]) for rank in ranks] == [(0, True), (5, False)]
+        (folder / "rank-5-123.sock").unlink()
+
+
+def test_percentiles_of_several_ranks_are_those_of_all_that_was_counted() -> None:
+    quick = {"buckets": [[1_000_000, 97]], "max_s": 0.001}
+    slow = {"buckets": [[1_000_000, 1], [2_000_000_000, 2]], "max_s": 1.9}
+    together = merged_latency([quick, slow])
+    assert together == {"count": 100, "p50_s": 0.001, "p99_s": 1.9, "max_s": 1.9}
+    assert merged_latency([]) == {"count": 0, "p50_s": 0.0, "p99_s": 0.0, "max_s": 0.0}
