@@ -380,6 +380,12 @@ class NearTransfer(VolumeTransfer):
         self._settle()
         return all(far.done() for far in self._fars)
 
+    def waiting(self) -> str | None:
+        """As of `VolumeTransfer`."""
+        if any(not move.done() for move in self._moves_near):
+            return f"the stage of {self._near.dataset} at {self._near.uri}"
+        return next((said for far in list(self._fars) if (said := far.waiting())), None)
+
     def wait(self, timeout_s: float | None = None) -> None:
         """As of `VolumeTransfer`; what is wrong with the stage is no error here."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
