@@ -83,6 +83,15 @@ def ingest(
         int | None,
         typer.Option(metavar="N", help="Processes that read and tokenize.", show_default="one for each core"),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let the CPUs of a Ray cluster be the workers: `auto` or HOST:PORT. All nodes must see the corpus and "
+            "reach the volume by the same names.",
+            show_default="this machine",
+        ),
+    ] = None,
     bad: Annotated[
         str,
         typer.Option(
@@ -117,7 +126,7 @@ def ingest(
     from headrace.errors import HeadraceError
     from headrace.volume import Volume
 
-    work = WorkOptions(workers=workers, restart=restart)
+    work = WorkOptions(workers=workers, restart=restart, ray=ray)
     begin: _Begin
     if records:
         _refuse(
@@ -136,6 +145,7 @@ def ingest(
             train_bytes=parse_size("--train-size", train_size),
             workers=workers,
             restart=restart,
+            ray=ray,
         )
         of_corpus = CorpusOptions(
             limit_bytes=None if limit is None else parse_size("--limit", limit),

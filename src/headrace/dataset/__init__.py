@@ -11,6 +11,7 @@ records_ahead.py npz.py    batches of records ahead of time, decoded in threads;
 ingest_run.py slices.py work.py    what is read at a time; what of it is in the volume already
 pool.py worker.py output.py progress.py    who reads it, on all cores
 hire.py channel.py     where workers come from; what they and the ingest tell each other
+ray_hire.py ray_bridge.py    workers of a Ray cluster
 idx.py stream.py       the token stream: Megatron's index, windows of tokens
 packing.py packs.py    documents that share a sample: which, and stored beside the stream
 samples.py segments.py what a sample is; where documents begin in it

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Protocol
 
 from headrace.dataset.channel import Channel
@@ -34,6 +35,9 @@ class Hired(Protocol):
 class Hire(Protocol):
     """Where workers come from."""
 
+    #: They are of other machines: what they see under a name may be something else.
+    far: bool
+
     def one(self) -> Hired | None:
         """Another worker; None where there is none just now."""
         ...
@@ -50,9 +54,10 @@ class Hire(Protocol):
 
 
 class Process:
-    """A process that reads slices, and the other end of its socket."""
+    """A process that reads slices, and the other end of its socket. Paths are seen from `folder` where there is such a
+    one."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str | None = None) -> None:
         self.socket, theirs = socket.socketpair()
         with theirs:
             # What it says where it cannot say it over the connection.
@@ -73,6 +78,7 @@ class Process:
                     stderr=self._said,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
+                    cwd=folder if folder is not None and Path(folder).is_dir() else None,
                     env=environment,
                 )
             except BaseException:
@@ -123,6 +129,8 @@ class Local:
 
 class LocalHire:
     """Processes of this machine, as many as are asked for."""
+
+    far = False
 
     def one(self) -> Local:
         return Local()

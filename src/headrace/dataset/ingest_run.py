@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from headrace.dataset import places
 from headrace.dataset.corpus import Corpus, CorpusCounts
-from headrace.dataset.hire import LocalHire
+from headrace.dataset.hire import Hire, LocalHire
 from headrace.dataset.output import PART_BYTES, Job
 from headrace.dataset.pool import Pool, read_here
 from headrace.dataset.progress import Teller
+from headrace.dataset.ray_hire import RayHire, check_address
 from headrace.dataset.slices import Done, Order, Slice, known_parts, too_many_parts
 from headrace.dataset.work import Work
 from headrace.errors import ObjectExists, UsageError
@@ -35,6 +36,8 @@ class WorkOptions:
     part_bytes: int = PART_BYTES
     #: Begin anew where an earlier ingest of this name was not finished.
     restart: bool = False
+    #: Address of a Ray cluster whose CPUs are the workers: "auto", "HOST:PORT". None: this machine's.
+    ray: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and not 1 <= self.workers <= 4096:
@@ -101,15 +104,24 @@ class Run:
 
     def _workers(self, slices: int) -> int:
         here = any(places.own_to_a_process(source.location) for source in self.corpus.sources[:1])
-        wanted = self.options.workers
-        if here and wanted is not None and wanted > 1:
+        wanted, ray = self.options.workers, self.options.ray
+        if here and (ray is not None or (wanted is not None and wanted > 1)):
             raise UsageError(
                 "other processes cannot see this corpus", where=self.corpus.description, expected="workers=1",
-                found=str(wanted),
+                found=f"ray={ray!r}" if ray is not None else str(wanted),
             )  # fmt: skip
+        if ray is not None:
+            check_address(ray)
+            # All that the cluster has room for.
+            return min(wanted or slices, slices)
         if wanted is None:
             wanted = 1 if here else len(os.sched_getaffinity(0))
         return max(1, min(wanted, slices))
+
+    def _hire(self) -> Hire:
+        if self.options.ray is None:
+            return LocalHire()
+        return RayHire(self.options.ray, self.options.workers, len(self.order.slices))
 
     def drop(self) -> None:
         """Forget what an earlier run has done."""
@@ -139,12 +151,14 @@ class Run:
                 self._tell()
                 digest.follow()
 
-            if self.workers == 1:
+            if self.workers == 1 and self.options.ray is None:
                 read_here(session, work, job, order, self.options.part_bytes, self._told, finished)
             else:
-                pool = Pool(session, work, job, order, self.options.part_bytes, self._told, finished, LocalHire())
+                hire = self._hire()
+                pool = Pool(session, work, job, order, self.options.part_bytes, self._told, finished, hire)
                 self.direct = pool.direct
                 pool.run(self.workers)
+                self.workers = pool.most
             totals = self.totals()
             self.tell.begin("commit")
             self.tell.now(totals.documents, totals.tokens, totals.text_bytes, 1.0)

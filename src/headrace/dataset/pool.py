@@ -14,6 +14,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from headrace.dataset.channel import Channel, Gone
 from headrace.dataset.corpus import CorpusCounts
 from headrace.dataset.hire import Hire, Hired, wait_for
 from headrace.dataset.output import U8, Job, Output
+from headrace.dataset.places import is_url
 from headrace.dataset.slices import Done, Order, Task
 from headrace.dataset.work import CHECKSUM_BLOCK_BYTES, Work
 from headrace.errors import DatasetError, HeadraceError
@@ -117,8 +119,15 @@ class Pool:
         self._tell, self._finished = tell, finished
         #: Workers write to the volume themselves; else they send what they have here.
         self.direct = reachable(session)
-        self._hello = pickle.dumps((session.volume if self.direct else None, job, part_bytes))
+        if hire.far and not self.direct:
+            raise DatasetError(
+                "other machines cannot reach the volume", where=", ".join(session.volume.uris) or "memory",
+                expected="members that they can open by the same address", found="memory of this process",
+            )  # fmt: skip
+        self._hello = pickle.dumps((session.volume if self.direct else None, job, part_bytes, hire.far))
         self._workers: list[_Worker] = []
+        #: As many were at work at a time.
+        self.most = 0
         self._deaths: dict[int, int] = {}
 
     def run(self, count: int) -> None:
@@ -139,13 +148,14 @@ class Pool:
                 return
             worker.task, worker.part, worker.heard = task, 0, time.monotonic()
             worker.transaction = _transaction(self._session, self._work, task.index)
-            worker.channel.send(task)
+            worker.channel.send(_from_anywhere(task) if self._hire.far else task)
 
     def _another(self, count: int) -> _Worker | None:
         if len(self._workers) >= count or (hired := self._hire.one()) is None:
             return None
         worker = _Worker(hired)
         self._workers.append(worker)
+        self.most = max(self.most, len(self._workers))
         worker.channel.send(self._hello)
         return worker
 
@@ -237,6 +247,7 @@ class Pool:
         for worker in workers:
             worker.hired.end(until)
             worker.give_up()
+        self._hire.close(until)
 
     def _see_written(self, workers: list[_Worker], until: float) -> None:
         """Wait for the receipts of writes that are under way."""
@@ -255,6 +266,17 @@ class Pool:
 
         while by_channel and time.monotonic() < until:
             wait_for(list(by_channel), [], _WAIT_S, hear)
+
+
+def _from_anywhere(task: Task) -> Task:
+    """Paths that do not depend on where a process stands."""
+    portions = tuple(
+        portion
+        if is_url(portion.source.location)
+        else replace(portion, source=replace(portion.source, location=str(portion.source.path.absolute())))
+        for portion in task.portions
+    )
+    return replace(task, portions=portions)
 
 
 def _seen_from(node: str, error: HeadraceError) -> HeadraceError:

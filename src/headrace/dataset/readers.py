@@ -20,13 +20,13 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
-from headrace.dataset.places import AGAIN, is_url, open_binary, reason
+from headrace.dataset.places import AGAIN, is_url, one, open_binary, reason
 from headrace.errors import CorpusUnreadable, DatasetError, HeadraceError
 from headrace.units import KIB, MIB, format_bytes
 
@@ -35,6 +35,7 @@ PIECE_CHARACTERS = 256 * KIB
 LINE_BYTES = 256 * MIB
 #: What is read at a time of a file that is unpacked, or of which lines are counted.
 _BLOCK_BYTES = 256 * KIB
+_EVERYWHERE = "all machines must see the same files under the same names: a shared folder, or a URL"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +114,24 @@ def read(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
         if inside:
             # A part of this document is out already: it ends here.
             yield Piece(text="", last=True, source_bytes=0)
+
+
+def check_sources(portions: Sequence[Portion]) -> None:
+    """Are these the files that were listed? On another machine others may have their names. DatasetError."""
+    for source in {portion.source.location: portion.source for portion in portions}.values():
+        try:
+            found = one(source.location)
+        except (DatasetError, OSError) as error:
+            said = error.found if isinstance(error, DatasetError) else reason(error)
+            raise CorpusUnreadable(
+                "a file of the corpus is not there", where=source.location, found=said, next_step=_EVERYWHERE
+            ) from error
+        if (found.size_bytes, found.stamp) != (source.size_bytes, source.stamp):
+            raise DatasetError(
+                "a file of the corpus is another one, or was changed", where=source.location,
+                expected=f"{source.size_bytes} bytes, stamp {source.stamp}",
+                found=f"{found.size_bytes} bytes, stamp {found.stamp}", next_step=_EVERYWHERE,
+            )  # fmt: skip
 
 
 def wrong(source: Source, error: Exception) -> DatasetError | None:

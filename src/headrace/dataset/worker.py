@@ -4,7 +4,7 @@ It knows no session. For each part of a slice it asks the process that has one f
 as the host that the session is, and answers with the receipt; what it wrote is part of nothing until the whole slice
 is. It ends when the other end of its socket does, whatever it is at.
 
-    -> (volume or None, job, bytes of a part)    once, pickled for itself
+    -> (volume or None, job, bytes of a part, on another machine?)    once, pickled for itself
     -> task                         <- ("counts", counts, tokens)      now and then
                                     <- ("alive",)                      now and then, whatever it is at
                                     <- ("space", part, bytes)
@@ -30,14 +30,15 @@ from headrace.dataset.channel import Gone, Line
 from headrace.dataset.corpus import CorpusCounts
 from headrace.dataset.output import U8, Job, Output
 from headrace.dataset.pool import ALIVE_EVERY_S
+from headrace.dataset.readers import check_sources
 from headrace.dataset.slices import Task
 from headrace.errors import DatasetError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.volume import Volume
 
-#: Between two words on how far a slice is.
-_TELL_EVERY_S = 0.25
+#: Between two words on how far a slice is: of a worker of this machine, and of one of many.
+_TELL_EVERY_S = 0.25, 2.0
 
 
 class _Worker:
@@ -45,6 +46,7 @@ class _Worker:
         self._line = line
         self._volume: Volume | None = None
         self._told = 0.0
+        self._far = False
 
     def serve(self) -> None:
         """Read what comes until the other end is closed."""
@@ -53,7 +55,12 @@ class _Worker:
             task: Task = self._line.receive()
             self._told = time.monotonic()
             output = Output(self._store, self._tell, part_bytes)
-            self._answer(lambda task=task, output=output: ("done", job.run(task, output), output.side))
+            self._answer(lambda task=task, output=output: self._read(job, task, output))
+
+    def _read(self, job: Job, task: Task, output: Output) -> tuple[Any, ...]:
+        if self._far:
+            check_sources(task.portions)
+        return "done", job.run(task, output), output.side
 
     def _begin(self) -> tuple[Job, int]:
         packed = self._line.receive()
@@ -67,7 +74,7 @@ class _Worker:
             # Said what it was; nothing more is to be done here.
             self._line.receive()
             raise Gone
-        self._volume, job, part_bytes = found
+        self._volume, job, part_bytes, self._far = found
         return job, part_bytes
 
     def _answer(self, work: Any) -> None:
@@ -85,7 +92,7 @@ class _Worker:
             self._line.send(said)
 
     def _tell(self, counts: CorpusCounts, tokens: int) -> None:
-        if time.monotonic() - self._told >= _TELL_EVERY_S:
+        if time.monotonic() - self._told >= _TELL_EVERY_S[self._far]:
             self._told = time.monotonic()
             self._line.send(("counts", counts, tokens))
 
