@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -56,8 +57,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"
+def folder() -> Iterator[Path]:
+    # The path of a socket has 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="hr-") as short:
+        yield Path(short) / "run"
 
 
 class RankProcess:
