@@ -309,6 +309,15 @@ class LogReader:
                     )
                 catalog.apply(record)
             else:
+                if catalog.session < cursor.header.session:
+                    # Its successor would have a number that was there, and a generation.
+                    raise VolumeDamaged(
+                        "the header of the log's newest area names a session that the log does not know",
+                        where=self._places(cursor.area, 0),
+                        expected=f"session {catalog.session}",
+                        found=f"session {cursor.header.session}",
+                        next_step=_SALVAGE,
+                    )
                 if self.follow(cursor, catalog, ahead=_AHEAD_BLOCKS) is Followed.MOVED:
                     continue
                 headless = self._headless(cursor)

@@ -23,6 +23,10 @@ ALIGN = 4096
 MAX_MEMBERS = 64
 MAX_NAME_BYTES = 1024
 RESERVED_BYTES = 64 << 10
+#: Numbers that count up (sequences, generations, beats) stay below: a volume that says otherwise was made by hand.
+END_OF_COUNTS = 1 << 62
+#: Sessions, which are half of a birth number, and epochs.
+END_OF_SESSIONS = END_OF_EPOCHS = (1 << 32) - 1
 LOG_COPIES = 2
 #: Tables of at most this many checksums live in the object's entry and need no extent.
 INLINE_CHECKSUMS = 16

@@ -6,7 +6,7 @@ import struct
 from typing import NamedTuple
 
 from headrace.device import crc32c
-from headrace.volume.layout.base import ALIGN, VERSION, clip_utf8, place_seed
+from headrace.volume.layout.base import ALIGN, END_OF_COUNTS, END_OF_SESSIONS, VERSION, clip_utf8, place_seed
 
 # ---- heartbeat -------------------------------------------------------------------------------------------------------
 #
@@ -78,6 +78,8 @@ class Heartbeat(NamedTuple):
         (
             _, _, state, session, nonce, beat, interval, started, pid, run_n, host_n, run_id, host, key, flags, due,
         ) = _HEARTBEAT.unpack_from(data)  # fmt: skip
+        if session >= END_OF_SESSIONS or beat >= END_OF_COUNTS:
+            return None
         return cls(
             state, session, nonce, beat, interval, started, pid,
             run_id[:run_n].decode(errors="replace"), host[:host_n].decode(errors="replace"), key, flags, due,

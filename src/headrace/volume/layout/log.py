@@ -9,7 +9,16 @@ import numpy as np
 
 from headrace.device import crc32c
 from headrace.errors import VolumeDamaged
-from headrace.volume.layout.base import ALIGN, EXTENT, Rows, align_up, place_seed
+from headrace.volume.layout.base import (
+    ALIGN,
+    END_OF_COUNTS,
+    END_OF_EPOCHS,
+    END_OF_SESSIONS,
+    EXTENT,
+    Rows,
+    align_up,
+    place_seed,
+)
 
 # ---- area header -----------------------------------------------------------------------------------------------------
 #
@@ -48,7 +57,9 @@ class AreaHeader(NamedTuple):
             return None
         if struct.unpack_from("<I", data, ALIGN - 4)[0] != crc32c(data[: ALIGN - 4], place_seed(volume_id, 0, area)):
             return None
-        return cls(*_AREA.unpack_from(data)[1:])
+        header = cls(*_AREA.unpack_from(data)[1:])
+        counts = max(header.generation, header.base_sequence) < END_OF_COUNTS and header.epoch < END_OF_EPOCHS
+        return header if counts and max(header.session, header.mover) < END_OF_SESSIONS else None
 
 
 # ---- record ----------------------------------------------------------------------------------------------------------
@@ -129,6 +140,8 @@ class RecordHead(NamedTuple):
         )
         crc = struct.unpack_from("<I", data, RECORD_BYTES - 4)[0]
         if crc != crc32c(data[: RECORD_BYTES - 4], place_seed(volume_id, generation, block)):
+            return None
+        if max(sequence, durable, generation) >= END_OF_COUNTS or session >= END_OF_SESSIONS:
             return None
         return cls(kind, payload_bytes, payload_crc, sequence, durable, generation, session, previous, crc)
 

@@ -6,7 +6,7 @@ import struct
 from typing import NamedTuple
 
 from headrace.errors import VolumeDamaged
-from headrace.volume.layout.base import clip_utf8
+from headrace.volume.layout.base import END_OF_SESSIONS, clip_utf8
 
 # ---- session records -------------------------------------------------------------------------------------------------
 #
@@ -44,4 +44,6 @@ class SessionEntry(NamedTuple):
             host = payload[48 + run_n : 48 + run_n + host_n].decode()
         except (struct.error, ValueError) as error:
             raise VolumeDamaged("a session record makes no sense", where=where, found=str(error)) from error
+        if number >= END_OF_SESSIONS:
+            raise VolumeDamaged("a session has a number that none comes to", where=where, found=str(number))
         return cls(number, flags, nonce, started, run_id, host)

@@ -8,7 +8,16 @@ from typing import NamedTuple
 
 from headrace.device import crc32c
 from headrace.errors import NotAVolume, VolumeDamaged, VolumeTooNew
-from headrace.volume.layout.base import ALIGN, KNOWN_INCOMPAT, LOG_COPIES, MAX_MEMBERS, RESERVED_BYTES, VERSION
+from headrace.volume.layout.base import (
+    ALIGN,
+    END_OF_COUNTS,
+    END_OF_EPOCHS,
+    KNOWN_INCOMPAT,
+    LOG_COPIES,
+    MAX_MEMBERS,
+    RESERVED_BYTES,
+    VERSION,
+)
 
 # ---- superblock ------------------------------------------------------------------------------------------------------
 #
@@ -155,6 +164,8 @@ class Superblock:
                 or max(log_member0, log_member1) >= count
             ):
                 raise ValueError(f"{count} members, index {index}, log on {log_member0} and {log_member1}")
+            if generation >= END_OF_COUNTS:
+                raise ValueError(f"generation {generation}")
             if stripe < ALIGN or stripe & (stripe - 1) or area < 2 * ALIGN or area % ALIGN:
                 raise ValueError(f"stripe {stripe}, area {area}")
             members = tuple(
@@ -206,7 +217,9 @@ def _epochs(data: bytes, number: int, created_ns: int) -> tuple[tuple[Epoch, ...
     if not rows:
         # Of a volume that is older than they are.
         rows = (Epoch(number, began_ns=created_ns),)
-    if rows[0].number != number or any(not 0 < row.copies <= BOTH_COPIES for row in rows):
+    if rows[0].number != number or any(
+        not 0 < row.copies <= BOTH_COPIES or row.number >= END_OF_EPOCHS for row in rows
+    ):
         raise ValueError(f"epoch {number}, and {rows[0]}")
     return rows, areas or 2
 

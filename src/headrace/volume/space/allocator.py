@@ -541,8 +541,7 @@ def count_space(
     `used`: by blobs; `tables`: by the catalogue itself.
     """
     member, offset, length = used
-    if len(member) and int(member.max()) >= len(superblock.members):
-        raise VolumeDamaged("no such member", where="a blob", found=str(int(member.max())))
+    _check_member(superblock, int(member.max(initial=0)), "a blob")
     if np.any(length < 0):
         raise VolumeDamaged("a blob makes no sense", found=f"{int(length.min()) % (1 << 64)} bytes of space")
     spaces = []
@@ -555,14 +554,21 @@ def count_space(
         if not inside or room - spaces[-1].total != sum(sizes.tolist()):
             raise _used_twice(index)
     for index, start, size in tables:
+        _check_member(superblock, index, "a table")
         total = spaces[index].total
         spaces[index].remove(start, start + size)
         if total - spaces[index].total != size:
             raise _used_twice(index)
     before = sum(space.total for space in spaces)
     for index, start, size in windows:
+        _check_member(superblock, index, "a window of a session")
         spaces[index].remove(start, start + size)
     return spaces, before - sum(space.total for space in spaces)
+
+
+def _check_member(superblock: Superblock, index: int, whose: str) -> None:
+    if index >= len(superblock.members):
+        raise VolumeDamaged("no such member", where=whose, found=str(index))
 
 
 def _used_twice(member: int) -> VolumeDamaged:
