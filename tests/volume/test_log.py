@@ -5,13 +5,24 @@ from __future__ import annotations
 import pytest
 
 from headrace.device.protocol import Buffer
-from headrace.errors import CommandFailed, HeadraceError, ObjectNotFound, VolumeDamaged, VolumeFull
+from headrace.errors import (
+    CommandFailed,
+    DeviceTimeout,
+    HeadraceError,
+    ObjectNotFound,
+    SessionLost,
+    VolumeDamaged,
+    VolumeError,
+    VolumeFull,
+)
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume
-from headrace.volume.catalog import log
-from headrace.volume.layout import ALIGN
+from headrace.volume.catalog import commit, log
+from headrace.volume.catalog.commit import LogWriter
+from headrace.volume.layout import ALIGN, RECORD_BYTES, RecordHead
 from headrace.volume.repair.scrub import scrub
+from tests.volume.fenced import World, stopped
 from tests.volume.support import KIB, STRIPE, Model, content, crash_volume, open_read, state_of, writing
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
@@ -315,3 +326,58 @@ def test_an_area_that_lost_its_header_is_looked_through_in_pieces() -> None:
     with pytest.raises(VolumeDamaged, match="newest area is damaged"):
         Volume.open(devices)
     assert longest[0] <= MIB
+
+
+def test_no_two_records_of_one_generation_have_one_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a move fails and is tried again, nor where the session ends then and the next one moves: records of the
+    first attempt stand there, and are no part of what comes after."""
+    volume = world.open()
+    written: dict[tuple[int, int, int], bytes] = {}
+    again = 0
+    write = LogWriter._write
+
+    def noted(self: LogWriter, area: int, block: int, data: bytes) -> None:
+        nonlocal again
+        head = RecordHead.decode(data[:RECORD_BYTES], volume.superblock.volume_id, block)
+        if head is not None:
+            again += (area, block) in {place[:2] for place in written}
+            assert written.setdefault((area, block, head.generation), data) == data
+        write(self, area, block, data)
+
+    def unreachable() -> None:
+        raise DeviceTimeout("no answer")
+
+    monkeypatch.setattr(LogWriter, "_write", noted)
+    expected: set[str] = set()
+    for number in range(3):
+        session = volume.session("run", takeover="now", heartbeat_s=60)
+        for step in range(3):
+            with session.transaction() as tx:
+                tx.put(f"{number}.{step}", content(step, 5000))
+            expected.add(f"{number}.{step}")
+            for _ in range(2):
+                with monkeypatch.context() as patch, pytest.raises(DeviceTimeout):
+                    patch.setattr(session._writer, "look", unreachable)
+                    session._writer.move(say_so=True)
+            assert set(state_of(world.open())) == expected
+            if step == 1:
+                session._writer.move(say_so=True)
+        # It dies with a move that it had begun, and the targets confirm that: the next one stays in these areas.
+        stopped(session)
+        volume = world.open()
+    assert again >= 6 and set(state_of(volume)) == expected
+    assert scrub(volume.devices).clean
+
+
+def test_a_move_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "GENERATIONS", 2)
+    volume = Volume.create(devices=devices_of(2), stripe_bytes=STRIPE)
+    with writing(volume) as session:
+        looks = session._writer.look
+        session._writer.look = lambda: (_ for _ in ()).throw(DeviceTimeout("no answer"))
+        for error in (DeviceTimeout, DeviceTimeout, VolumeError):
+            with pytest.raises(error):
+                session._writer.move(say_so=True)
+        session._writer.look = looks
+        with pytest.raises(SessionLost, match="could not be moved"), session.transaction() as tx:
+            tx.put("x", b"1")

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol
 
-from headrace.errors import SessionLost, VolumeFull
+from headrace.errors import SessionLost, VolumeError, VolumeFull
 from headrace.units import format_bytes
 from headrace.volume import layout
 from headrace.volume.catalog.bulk import Changed
@@ -55,6 +55,8 @@ LOG_BYTES = 128 << 10
 RECENT_BYTES = 64 << 10
 #: A commit of more than this is a table of its own.
 BULK_BYTES = 64 << 10
+#: Generations that belong to one session, of the moves out of one area: each time that one is tried takes another.
+GENERATIONS = 1 << 10
 
 
 def refuge(cursor: Cursor, area_count: int, number: int, last_session: int) -> int:
@@ -96,8 +98,10 @@ class LogWriter:
         self.look: Callable[[], None] = lambda: None
         #: Of the session that writes.
         self.number = 0
-        #: Generations that the first move leaves out: those to which a session that did not end was moving, perhaps.
-        self.skip = 0
+        #: Sessions since the one that made the area in force: to the generations of each it may have begun to move.
+        self.before = 0
+        #: How often it was begun to move out of this area.
+        self._tries = 0
         area = reader.superblock.area_bytes
         self._log_blocks = min(LOG_BYTES, area * 3 // 8) // ALIGN
         self._recent_bytes = min(RECENT_BYTES, area // 8)
@@ -442,7 +446,8 @@ class LogWriter:
 
     def _move(self, flushed: tuple[Root | None, Image, list[Range]] | None, area: int, *, say_so: bool) -> None:
         old = self.cursor
-        generation, base = old.header.generation + 1 + self.skip, old.sequence
+        generation = old.header.generation + 1 + self.before * GENERATIONS + self._tries
+        base = old.sequence
         block, previous, count = 1, 0, 0
         limit = self.reader.superblock.area_blocks - RESERVE_BLOCKS
         roots = [table.root for table in self.catalog.tables]
@@ -461,6 +466,11 @@ class LogWriter:
             records.append((block, data))
             block += record.blocks
             count += 1
+        with self._or_broken():
+            # What was written by the one before stands there, and may still land: never two records of one generation.
+            self._tries += 1
+            if self._tries > GENERATIONS:
+                raise VolumeError("the log could not be moved", found=f"{GENERATIONS} attempts")
         for at, data in records:
             self._write(area, at, data)
         header = AreaHeader(
@@ -472,7 +482,7 @@ class LogWriter:
             self.look()
             if say_so:
                 self._append(layout.MOVED, b"", self.catalog.session)
-            self.skip = 0
+            self.before = self._tries = 0
             self.cursor = Cursor(area, header, block=block, sequence=base, previous=previous, durable=base, begin=block)
             if flushed is not None and self._space is not None:
                 root, image, space = flushed

@@ -196,8 +196,8 @@ class Session(Holdings):
             mine.run_id,
             mine.host,
         )
-        # No move of a session before this one, finished or not, can have used this generation.
-        writer.skip = self.number - cursor.header.session
+        # No move of a session before this one, finished or not, can have used a generation that this one does.
+        writer.before = self.number - cursor.header.session
         if not clean or cursor.findings or cursor.header.epoch != self._log.superblock.log_epoch:
             writer.move(say_so=clean)
         record = writer.append(layout.SESSION, entry.encode(), self.number)
