@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.programs import ROOT
-from benchmarks.shaped import bare_rate, serve
+from benchmarks.shaped import Client, serve, serve_bare
 from headrace.settings import VOLUME
 from headrace.testing.nodes import Link, Node, Nodes, NodesUnavailable
 from headrace.units import KIB, MIB
@@ -141,8 +141,9 @@ def run(quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
         except NodesUnavailable as error:
             print(f"suite {SUITE} is skipped: {error}", file=sys.stderr)
             return
+        socket = Client(client, "benchmarks.records_client", serve_bare(target, stack), stack)
         for _ in range(scale.rounds):
-            bare.append(bare_rate(target, client, 2 if quick else 5))
+            bare.append(float(socket.ask(bare=2.0 if quick else 5.0)["bytes_per_s"]))
             compute_s = RANKS * BATCH * mean_bytes / (DEMAND * bare[-1])
             ours.append(bench.train(client, stubs, compute_s, uri))
             local.append(bench.train(client, data, compute_s))

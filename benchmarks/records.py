@@ -6,26 +6,25 @@ What the link carries is what a bare socket gets over it in the same run, in tur
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.shaped import bare_rate, serve
+from benchmarks.pairs import interleaved
+from benchmarks.shaped import Client, serve, serve_bare
 from headrace.testing.nodes import Link, Nodes, NodesUnavailable
 from headrace.units import KIB, MIB
 
 SUITE = "records"
 FIGURES = {
     "link": "bytes of records of 0.1 to 15 MB, verified, in random order, over those of a bare socket on the same link",
-    "cpu": "CPU seconds a GB of the process that gets them",
+    "cpu": "CPU seconds a GB of the process that gets them, over those of the bare socket's",
 }
 LINK = Link(rate_bits=2e9, buffer_bytes=256 * KIB)
 SMALLEST, LARGEST = 100_000, 15_000_000
@@ -42,39 +41,40 @@ def write_records(folder: Path, count: int, smallest: int = SMALLEST, largest: i
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
-    count, rounds, seconds = (40, 3, 1.5) if quick else (400, 7, 8.0)
-    shares: list[float] = []
-    answers: list[dict[str, Any]] = []
-    bare: list[float] = []
+    count, rounds, seconds = (40, 3, 1.0) if quick else (400, 9, 3.0)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-benchmark-")))
         (folder / "files").mkdir()
         total = write_records(folder / "files", count)
         try:
-            nodes = stack.enter_context(Nodes(2, shared=[folder]))
-            target, client = nodes
-            (uri,) = serve(target, [client], stack, NQN, f"mem:{-(-total // MIB) + total // MIB // 8 + 96}MiB")
+            target, node = stack.enter_context(Nodes(2, shared=[folder]))
+            (uri,) = serve(target, [node], stack, NQN, f"mem:{total * 9 // 8 // MIB + 96}MiB")
             cli = [sys.executable, "-m", "headrace.cli"]
-            client.run([*cli, "volume", "create", uri])
-            client.run([*cli, "ingest", str(folder / "files"), "records", "--records", "--volume", uri], timeout_s=300)
-            client.shape(down=LINK)
+            node.run([*cli, "volume", "create", uri])
+            node.run([*cli, "ingest", str(folder / "files"), "records", "--records", "--volume", uri], timeout_s=300)
+            node.shape(down=LINK)
         except NodesUnavailable as error:
             print(f"suite {SUITE} is skipped: {error}", file=sys.stderr)
             return
-        for _ in range(rounds):
-            bare.append(bare_rate(target, client, seconds / 2))
-            command = [sys.executable, "-m", "benchmarks.records_client", uri, "records", str(seconds)]
-            answers.append(json.loads(client.run(command, timeout_s=120 + 4 * seconds).stdout))
-        # What the bare socket got before and after.
-        bare.append(bare_rate(target, client, seconds / 2))
-    rates = [answer["bytes_per_s"] for answer in answers]
-    shares = [rate / ((bare[turn] + bare[turn + 1]) / 2) for turn, rate in enumerate(rates)]
-    costs = [answer["cpu_s_per_gb"] for answer in answers]
+        client = Client(node, "benchmarks.records_client", [*serve_bare(target, stack), uri, "records"], stack)
+        costs: dict[str, list[float]] = {"records": [], "bare": []}
+
+        def measure(what: str) -> float:
+            answer = client.ask(**{what: seconds})
+            costs[what].append(answer["cpu_s_per_gb"])
+            return float(answer["bytes_per_s"])
+
+        pairs = interleaved(lambda: measure("records"), lambda: measure("bare"), rounds)
+    cpu = [ours / statistics.median(costs["bare"]) for ours in costs["records"]]
     figures = [
         Figure(
-            suite=SUITE, figure="link", value=statistics.median(shares), unit="of a bare socket", at_least=0.9,
-            samples=shares, ours=statistics.median(rates) / 1e6, peer=statistics.median(bare) / 1e6, measured_in="MB/s",
+            suite=SUITE, figure="link", value=pairs.median_ratio, unit="of a bare socket", at_least=0.9,
+            samples=pairs.ratios, noise=pairs.noise, ours=statistics.median(pairs.ours) / 1e6,
+            peer=statistics.median(pairs.peer) / 1e6, measured_in="MB/s",
         ),
-        Figure(suite=SUITE, figure="cpu", value=statistics.median(costs), unit="s/GB", samples=costs),
+        Figure(
+            suite=SUITE, figure="cpu", value=statistics.median(cpu), unit="of a bare socket", samples=cpu,
+            ours=statistics.median(costs["records"]), peer=statistics.median(costs["bare"]), measured_in="s/GB",
+        ),
     ]  # fmt: skip
     yield from (figure for figure in figures if not only or figure.figure in only)

@@ -1,7 +1,10 @@
-"""The client of suite `records`: all records of a dataset in a random order, epoch after epoch, as batches of eight.
+"""The client of the suites over a shaped link: what comes over it, as records of a volume or to a bare socket.
 
-`python -m benchmarks.records_client VOLUME NAME SECONDS` prints one JSON object. The time begins when the first batch
-is there, and its bytes do not count.
+`python -m benchmarks.records_client ADDRESS PORT [VOLUME NAME]`, and jobs as JSON lines, answered by
+`{"bytes_per_s", "cpu_s_per_gb"}`:
+
+    {"bare": 2.0}       of `benchmarks.link_socket` at ADDRESS and PORT, for so many seconds
+    {"records": 2.0}    all records of the dataset in a random order, epoch after epoch, in batches of eight, verified
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.link_socket import receive
 from headrace.dataset import Records, RecordsAhead, Sampler
 from headrace.dataset.records_ahead import Record
 from headrace.volume import Volume
@@ -29,21 +33,35 @@ def order(count: int) -> Iterator[npt.NDArray[np.int64]]:
             yield sampler.indices(epoch, first, BATCH)
 
 
-def main(where: str, name: str, seconds: float) -> None:
-    with Volume.open(where) as volume:
-        records = Records.open(volume, name)
-        ahead: RecordsAhead[Record] = RecordsAhead(records, order(len(records)))
-        with ahead:
+def read(records: Records, batches: Iterator[npt.NDArray[np.int64]], seconds: float) -> tuple[float, float]:
+    """(bytes a second, CPU seconds of this process a GB), from when the first batch is there; it does not count."""
+    ahead: RecordsAhead[Record] = RecordsAhead(records, batches)
+    with ahead:
+        next(ahead)
+        before = ahead.metrics().payload_bytes
+        began, cpu = time.perf_counter(), time.process_time()
+        while time.perf_counter() < began + seconds:
             next(ahead)
-            before = ahead.metrics().payload_bytes
-            began, cpu = time.perf_counter(), time.process_time()
-            while time.perf_counter() < began + seconds:
-                next(ahead)
-            now = time.perf_counter()
-            got = ahead.metrics().payload_bytes - before
-            used = time.process_time() - cpu
-    print(json.dumps({"bytes_per_s": got / (now - began), "cpu_s_per_gb": used / got * 1e9}))
+        took, used = time.perf_counter() - began, time.process_time() - cpu
+        got = ahead.metrics().payload_bytes - before
+        # What is on its way leaves the link before the next job.
+        while (now := ahead.metrics()).ready < now.in_flight:
+            time.sleep(0.01)
+    return got / took, used / got * 1e9
+
+
+def main(address: str, port: int, dataset: list[str]) -> None:
+    records = Records.open(Volume.open(dataset[0]), dataset[1]) if dataset else None
+    batches = order(len(records)) if records else iter(())
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "bare" in job:
+            rate, cpu = receive(address, port, job["bare"])
+        else:
+            assert records is not None
+            rate, cpu = read(records, batches, job["records"])
+        print(json.dumps({"bytes_per_s": rate, "cpu_s_per_gb": cpu}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

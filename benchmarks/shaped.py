@@ -1,4 +1,4 @@
-"""Nodes and a shaped link between them: targets, and what a bare socket carries over the same link in the same run."""
+"""Nodes and a shaped link between them: targets, and programs that answer jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from headrace.testing.nodes import Node
 
@@ -17,26 +18,45 @@ def serve(node: Node, clients: Sequence[Node], stack: ExitStack, nqn: str, *name
     command += ["--listen", f"{node.address}:4420"]
     for client in clients:
         command += ["--allow-host", client.hostnqn]
-    lines = _started(node, command, stack, len(namespaces))
+    process = _start(node, command, stack, stderr=subprocess.DEVNULL)
+    lines = [_line(process) for _ in namespaces]
     if not all(line.startswith("READY ") for line in lines):
         raise RuntimeError(f"the target in {node.name} did not start")
     return [line.split()[1] for line in lines]
 
 
-def bare_rate(server: Node, client: Node, seconds: float) -> float:
-    """Bytes a second that one TCP connection between two of Python's sockets carries from `server` to `client`."""
-    with ExitStack() as stack:
-        (port,) = _started(server, [sys.executable, "-m", "benchmarks.link_socket", "send", server.address], stack, 1)
-        command = [sys.executable, "-m", "benchmarks.link_socket", "receive", server.address, port, str(seconds)]
-        answer = json.loads(client.run(command, timeout_s=60 + 2 * seconds).stdout)
-    return float(answer["bytes_per_s"])
+def serve_bare(node: Node, stack: ExitStack) -> list[str]:
+    """Start `benchmarks.link_socket` in this node; its address and port."""
+    process = _start(node, [sys.executable, "-m", "benchmarks.link_socket", node.address], stack)
+    return [node.address, _line(process)]
 
 
-def _started(node: Node, command: list[str], stack: ExitStack, lines: int) -> list[str]:
-    """A process that lives as long as the stack; the first lines it prints."""
-    process = stack.enter_context(
-        node.popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8")
+class Client:
+    """A program in a node that answers one JSON line with another."""
+
+    def __init__(self, node: Node, module: str, arguments: Sequence[str], stack: ExitStack) -> None:
+        self._name = module
+        self._process = _start(node, [sys.executable, "-m", module, *arguments], stack)
+
+    def ask(self, **job: object) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        line = _line(self._process)
+        if not line:
+            raise RuntimeError(f"{self._name} ended (see standard error)")
+        return json.loads(line)
+
+
+def _start(node: Node, command: list[str], stack: ExitStack, **options: Any) -> subprocess.Popen[str]:
+    """A process that lives as long as the stack."""
+    process: subprocess.Popen[str] = stack.enter_context(
+        node.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", **options)
     )
     stack.callback(process.terminate)
+    return process
+
+
+def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    return [process.stdout.readline().strip() for _ in range(lines)]
+    return process.stdout.readline().strip()

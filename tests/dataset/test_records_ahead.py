@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from headrace.device.protocol import Buffer
 from headrace.errors import DatasetError, DeviceError, DeviceTimeout, UsageError
 from headrace.testing.devices import MemoryDevice
 from headrace.testing.serve import serving
-from headrace.volume import Volume
+from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 from tests.dataset.corpora import memory_volume, native_volume
 
 COUNT = 120
@@ -93,6 +94,36 @@ def test_nothing_to_read(files: Path) -> None:
         records = fill(volume, files)
         assert list(RecordsAhead(records, [])) == []
         assert list(RecordsAhead(records, [[], [1], []], kinds=["label"])) == [[], [{}], []]
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1 << 20])
+def test_an_index_that_is_held_is_read_once(files: Path, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with native_volume() as volume:
+        records = fill(volume, files)
+        asked: list[str] = []
+        submit = Volume.submit_read
+
+        def counted(self: Volume, what: ObjectInfo, *rest: Any, **more: Any) -> VolumeTransfer:
+            asked.append(what.name)
+            return submit(self, what, *rest, **more)
+
+        monkeypatch.setattr(Volume, "submit_read", counted)
+        records.hold_index(most_bytes)
+        records.hold_index(most_bytes)
+        assert asked == ["a.records.idx"] * bool(most_bytes)
+        if most_bytes:
+            # Only what is whole is looked at.
+            assert records._held is not None
+            records._held[1].wait()
+        wanted = batches(12)
+        options = AheadOptions(prefetch=3, index_bytes=most_bytes)
+        found = list(RecordsAhead(records, wanted, options=options))
+        for batch, rows in zip(wanted, found, strict=True):
+            assert [bytes(row["bin"]) for row in rows] == [content(number) for number in batch]
+            assert [bytes(row.get("label", b"")) for row in rows] == [b"%d" % n if n % 5 == 0 else b"" for n in batch]
+        # Two reads for as many batches as are read ahead.
+        assert asked.count("a.records.idx") == (1 if most_bytes else 2 * 12 // 3)
+        assert asked.count("a.records") == 12
 
 
 class Broken(MemoryDevice):

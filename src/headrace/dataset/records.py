@@ -31,7 +31,7 @@ from headrace.dataset.records_index import (
     hash_key,
 )  # fmt: skip
 from headrace.dataset.records_lookup import RecordLookup, RecordPlaces
-from headrace.errors import DatasetError, UsageError
+from headrace.errors import DatasetError, HeadraceError, UsageError
 from headrace.units import GIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 from headrace.volume.stage.read import Near
@@ -43,13 +43,16 @@ _MOST_IN_BUCKET = 1 << 16
 
 
 class Records:
-    """The records of one dataset. Holds nothing but a few numbers; threads may share it."""
+    """The records of one dataset. Holds nothing but a few numbers, unless `hold_index` is asked for; threads may share
+    it."""
 
     def __init__(self, volume: Volume, data: ObjectInfo, index: ObjectInfo, header: RecordHeader, kinds: list[str]):
         self.volume = volume
         self._data, self._index, self.header = data, index, header
         #: What fields are called: suffixes of files, `"jpg"`.
         self.kinds = kinds
+        #: The tables of records and fields, where they were asked for (`hold_index`), and their read.
+        self._held: tuple[npt.NDArray[np.uint8], VolumeTransfer] | None = None
         #: Where it is staged: bytes are read from there as far as they are there.
         self.near: Near | None = None
 
@@ -141,6 +144,14 @@ class Records:
         (places,) = self.submit_locate([records], kinds).wait()
         return self.submit_places(places, most_bytes=most_bytes, verify=verify)
 
+    def hold_index(self, most_bytes: int) -> None:
+        """Start to read the whole of what look-ups ask of the index, where it is no longer than `most_bytes`: some 40
+        bytes a record. When it is here, look-ups read nothing."""
+        begin, end = self.header.records_at, self.header.buckets_at
+        if self._held is None and end - begin <= most_bytes:
+            buffer = np.empty(end - begin, np.uint8)
+            self._held = (buffer, self.volume.submit_read(self._index, [begin], [len(buffer)], [buffer], [0]))
+
     def submit_locate(self, batches: Sequence[npt.ArrayLike], kinds: Sequence[str] | None = None) -> RecordLookup:
         """Start to find out where the fields of these records lie: two reads of the index for all batches together.
         UsageError as of `submit`."""
@@ -207,8 +218,10 @@ class Records:
     def _submit_rows(
         self, at: int, kind: np.dtype[Any], rows: npt.ArrayLike, count: int
     ) -> tuple[Rows, VolumeTransfer | None]:
-        """As `_rows`, under way; None: there is nothing to read."""
+        """As `_rows`, under way; None: they are there."""
         starts = np.asarray(rows, np.int64)
+        if (table := self._table(at, kind)) is not None:
+            return table[starts[:, None] + np.arange(count)], None
         found = np.empty((len(starts), count), kind)
         if not found.nbytes:
             return found, None
@@ -217,6 +230,22 @@ class Records:
         lengths = np.full(len(starts), each, np.int64)
         buffer = found.reshape(-1).view(np.uint8)
         return found, self._reads.submit_read(self._index, at + starts * kind.itemsize, lengths, [buffer], places)
+
+    def _table(self, at: int, kind: np.dtype[Any]) -> Rows | None:
+        """The whole table that begins there, where it is in memory."""
+        if self._held is None or at not in (self.header.records_at, self.header.fields_at):
+            return None
+        buffer, transfer = self._held
+        if not transfer.done():
+            return None
+        try:
+            transfer.wait(0)
+        except HeadraceError:
+            # Who asks for a row of it is told what is wrong.
+            return None
+        end = self.header.fields_at if at == self.header.records_at else self.header.buckets_at
+        begin = self.header.records_at
+        return buffer[at - begin : end - begin].view(kind)
 
     def _wrong(self, what: str) -> DatasetError:
         return DatasetError(f"an index of records is wrong about {what}", where=self._index.name)

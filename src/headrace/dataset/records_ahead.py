@@ -32,7 +32,7 @@ import numpy.typing as npt
 from headrace.dataset.records import RecordBatch, Records
 from headrace.dataset.records_lookup import RecordLookup, RecordPlaces
 from headrace.errors import DeviceTimeout, HeadraceError, UsageError
-from headrace.units import GIB, format_bytes
+from headrace.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,6 +50,8 @@ class AheadOptions:
     prefetch: int = 4
     #: No further batch is begun while as many bytes are ahead; one always is.
     ahead_bytes: int = 1 * GIB
+    #: Of the index that may stay in memory, so that nothing has to be looked up on the way: for some 40 bytes a record.
+    index_bytes: int = 32 * MIB
     #: That decode; 0: the thread that asks for the batch.
     threads: int = 0
     #: Seconds that a batch may let the step wait.
@@ -58,7 +60,12 @@ class AheadOptions:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        for name, low, high in (("prefetch", 1, 1024), ("ahead_bytes", 1, 1 << 50), ("threads", 0, 1024)):
+        for name, low, high in (
+            ("prefetch", 1, 1024),
+            ("ahead_bytes", 1, 1 << 50),
+            ("index_bytes", 0, 1 << 40),
+            ("threads", 0, 1024),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or not low <= value <= high:
                 raise UsageError(f"{name} is out of range", expected=f"{low} to {high}", found=repr(value))
@@ -129,21 +136,22 @@ class RecordsAhead(Generic[T]):
         self._pool: ThreadPoolExecutor | None = None
         if self.options.threads and decode is not None:
             self._pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="headrace-decode")
-        self._closed = False
+        self._begun = self._closed = False
         self._process = os.getpid()
         self._batch_count = self._record_count = self._payload_bytes = 0
         self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
 
     def __iter__(self) -> Self:
         self._usable()
-        with contextlib.suppress(HeadraceError):
-            self._fill()
+        self._begin()
         return self
 
     def __next__(self) -> list[T]:
         self._usable()
         started = time.monotonic()
         end = started + self.options.stall_timeout_s
+        if not self._begun:
+            self._begin()
         try:
             if not self._flights:
                 self._fill()
@@ -209,6 +217,13 @@ class RecordsAhead(Generic[T]):
                 where=self.records.name,
                 next_step="open volume and records in the process that uses them",
             )
+
+    def _begin(self) -> None:
+        """What is wrong is told by the batch that it is wrong with."""
+        self._begun = True
+        with contextlib.suppress(HeadraceError):
+            self.records.hold_index(self.options.index_bytes)
+            self._fill()
 
     def _ahead_bytes(self) -> int:
         return sum(flight.places.total_bytes for flight in self._flights)
