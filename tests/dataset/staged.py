@@ -21,10 +21,12 @@ LENGTH = 63
 WAIT_S = 60.0
 
 
-def feed(volume: Volume, name: str, where: Path | str | None, kind: str = "windows", **options: Any) -> Feed:
-    samples = open_samples(TokenStream.open(volume, name), kind, LENGTH)
+def feed(
+    volume: Volume, name: str, where: Path | str | None, kind: str = "windows", *, length: int = LENGTH, **options: Any
+) -> Feed:
+    samples = open_samples(TokenStream.open(volume, name), kind, length)
     stage = None if where is None else str(where)
-    given = {"sequence_length": LENGTH, "global_batch": 64, "epochs": 1, "seed": 3, "stage": stage, **options}
+    given = {"sequence_length": length, "global_batch": 64, "epochs": 1, "seed": 3, "stage": stage, **options}
     return Feed({name: samples}, FeedOptions(**given))
 
 

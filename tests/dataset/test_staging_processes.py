@@ -1,0 +1,231 @@
+"""Staging by real processes: killed, several at once, out of space, beside a target that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headrace.dataset import StageOptions, StageProgress, drop_stage, stage, stages
+from headrace.errors import DeviceTimeout, UsageError
+from headrace.testing.serve import serving
+from headrace.volume import Volume
+from headrace.volume.stage.store import address_of, hold
+from tests.dataset.corpora import put_stream, some_lengths
+from tests.dataset.staged import WAIT_S, epoch, feed, report_of, stager, there, wait_until
+
+NQN = "nqn.2026-01.io.headrace:test-staging"
+#: A chunk of 4 MiB takes so long that nobody is through before he is killed.
+SLOWLY = ("--limit", "100KB")
+
+
+@dataclass(frozen=True)
+class Source:
+    uri: str
+    volume: Volume
+    good: str
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    uri = f"file:{tmp_path_factory.mktemp('source')}/a.img"
+    with Volume.create(f"{uri}?create=64MiB") as volume:
+        # Four chunks of tokens.
+        put_stream(volume, "corpus", some_lengths(700, 6000))
+        assert volume.stat("corpus.bin").length_bytes > 12 << 20
+        yield Source(uri, volume, epoch(feed(volume, "corpus", None, length=2047)))
+
+
+def found(source: Source, where: Path) -> float:
+    """The same batches, and the share of the stage."""
+    each = feed(source.volume, "corpus", where, length=2047)
+    assert epoch(each) == source.good
+    said = each.describe()["corpus"]["stage"]
+    assert said["trouble"] is None
+    return float(said["stage_share"])
+
+
+def test_a_stager_that_is_killed_goes_on_where_it_was(source: Source, tmp_path: Path) -> None:
+    where = tmp_path / "nvme"
+    with stager(source.uri, "corpus", where, *SLOWLY) as process:
+        wait_until(lambda: there(where) >= 1, "nothing was staged")
+        assert next(stages(where)).busy
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(WAIT_S)
+    left = next(stages(where))
+    assert not left.busy and not left.complete and left.there_chunks >= 1
+    assert found(source, where) < 1
+    with stager(source.uri, "corpus", where, "--verify") as process:
+        report = report_of(process)
+    assert report["complete"] and report["mended_chunks"] == 0
+    assert 0 < report["copied_bytes"] < report["wanted_bytes"]
+    assert found(source, where) == 1
+
+
+def test_ctrl_c_keeps_what_is_there(source: Source, tmp_path: Path) -> None:
+    where = tmp_path / "nvme"
+    with stager(source.uri, "corpus", where, *SLOWLY) as process:
+        wait_until(lambda: there(where) >= 1, "nothing was staged")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 130 and "Traceback" not in err
+    assert not next(stages(where)).busy and there(where) >= 1
+
+
+def test_who_waits_takes_over_from_one_that_is_killed(source: Source, tmp_path: Path) -> None:
+    where = tmp_path / "nvme"
+    with stager(source.uri, "corpus", where, *SLOWLY) as first:
+        wait_until(lambda: there(where) >= 1, "nothing was staged")
+        waited = threading.Event()
+
+        def seen(now: StageProgress) -> None:
+            if now.doing == "waiting" and not waited.is_set():
+                waited.set()
+                os.kill(first.pid, signal.SIGKILL)
+
+        report = stage(source.volume, "corpus", where, progress=seen)
+    assert waited.is_set() and report.complete and not report.by_another
+    assert 0 < report.copied_bytes < report.wanted_bytes
+    assert found(source, where) == 1
+
+
+def test_who_waits_is_done_with_the_other(source: Source, tmp_path: Path) -> None:
+    where = tmp_path / "nvme"
+    waiting, reports = threading.Event(), {}
+
+    def hold_on(now: StageProgress) -> None:
+        assert waiting.wait(WAIT_S)
+
+    def run(name: str, progress: object) -> None:
+        reports[name] = stage(source.volume, "corpus", where, progress=progress)
+
+    first = threading.Thread(target=run, args=("first", hold_on))
+    first.start()
+    wait_until(lambda: where.is_dir() and any(each.busy for each in stages(where)), "nobody holds it")
+    second = threading.Thread(target=run, args=("second", lambda now: now.doing == "waiting" and waiting.set()))
+    second.start()
+    for thread in (first, second):
+        thread.join(WAIT_S)
+    assert reports["first"].complete and not reports["first"].by_another
+    # By then the other may just have ended: then there was nothing to do.
+    assert reports["second"].complete and reports["second"].copied_bytes == 0
+
+
+def test_one_that_holds_a_stage_and_does_nothing_is_not_waited_for_for_ever(source: Source, tmp_path: Path) -> None:
+    address = address_of(tmp_path, source.volume.id, "corpus")
+    held = hold(address)
+    assert held is not None
+    with held:
+        with pytest.raises(DeviceTimeout, match="another process"):
+            stage(source.volume, "corpus", tmp_path, StageOptions(patience_s=0.2))
+        (status,) = stages(tmp_path)
+        assert status.busy and status.problem is None
+        with pytest.raises(UsageError, match="being filled"):
+            drop_stage(status.where)
+    assert not list(tmp_path.iterdir())
+
+
+RANK = """
+import sys, time
+from headrace.dataset import Feed, FeedOptions, Staging, StageOptions, TokenStream, open_samples
+from headrace.volume import Volume
+
+uri, where = sys.argv[1:]
+volume = Volume.open(uri)
+with Staging(volume, "corpus", where, StageOptions(limit_bytes_s=100_000)):
+    samples = open_samples(TokenStream.open(volume, "corpus"), "windows", 2047)
+    feed = Feed({"corpus": samples}, FeedOptions(sequence_length=2047, global_batch=64, seed=3, stage=where))
+    while True:
+        batch = feed.acquire()
+        feed.release(batch)
+        print(batch.position, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_rank_that_stages_behind_itself_is_killed(source: Source, tmp_path: Path) -> None:
+    where = tmp_path / "nvme"
+    rank = subprocess.Popen([sys.executable, "-c", RANK, source.uri, str(where)], stdout=subprocess.PIPE)
+    try:
+        assert rank.stdout is not None and rank.stdout.readline()
+        wait_until(lambda: there(where) >= 1, "nothing was staged")
+    finally:
+        rank.kill()
+        rank.communicate()
+    assert not next(stages(where)).complete and found(source, where) < 1
+    assert stage(source.volume, "corpus", where).complete
+    assert found(source, where) == 1
+
+
+FULL = """
+import os, subprocess, sys
+from pathlib import Path
+from headrace.dataset import StageOptions, stage, stages
+from headrace.errors import DeviceError, VolumeFull
+from headrace.volume import Volume
+from headrace.volume.stage.store import Held
+from tests.dataset.staged import epoch, feed
+
+uri, where, good = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(where)], check=True)
+volume = Volume.open(uri)
+lay_out = Held.lay_out
+
+def then_fill_the_disk(self, *arguments, **options):
+    lay_out(self, *arguments, **options)
+    room = os.statvfs(where)
+    (where / "ballast").write_bytes(bytes(room.f_bavail * room.f_frsize - (6 << 20)))
+
+Held.lay_out = then_fill_the_disk
+try:
+    stage(volume, "corpus", where, StageOptions(workers=1))
+    raise SystemExit("there was room")
+except DeviceError as error:
+    assert "No space left" in str(error) and "what is staged is used" in str(error), error
+Held.lay_out = lay_out
+(status,) = stages(where)
+assert 0 < status.there_chunks < status.wanted_chunks and not status.busy, status
+each = feed(volume, "corpus", where, length=2047)
+assert epoch(each) == good and 0 < each.describe()["corpus"]["stage"]["stage_share"] < 1
+try:
+    stage(volume, "corpus", where)
+    raise SystemExit("it was not told before")
+except VolumeFull as error:
+    assert "no room" in str(error)
+(where / "ballast").unlink()
+report = stage(volume, "corpus", where)
+assert report.complete and 0 < report.copied_bytes < report.wanted_bytes
+each = feed(volume, "corpus", where, length=2047)
+assert epoch(each) == good and each.describe()["corpus"]["stage"]["stage_share"] == 1
+print("good")
+"""
+
+
+def test_the_disk_of_the_node_is_full(source: Source, tmp_path: Path) -> None:
+    mine = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*mine, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces for users here")
+    (tmp_path / "nvme").mkdir()
+    command = [*mine, sys.executable, "-c", FULL, source.uri, str(tmp_path / "nvme"), source.good]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0 and done.stdout == "good\n", done.stderr
+
+
+def test_what_is_staged_whole_is_read_without_the_target(tmp_path: Path) -> None:
+    where = tmp_path / "nvme"
+    with serving(NQN, "mem:32MiB") as target, Volume.create([target.uri(loss_timeout=1)]) as volume:
+        put_stream(volume, "corpus", some_lengths(300, 6000))
+        good = epoch(feed(volume, "corpus", None, length=2047))
+        assert stage(volume, "corpus", where).complete
+        each = feed(volume, "corpus", where, length=2047)
+        each.begin()
+        os.kill(target.process.pid, signal.SIGKILL)
+        target.process.wait(WAIT_S)
+        assert epoch(each) == good and each.describe()["corpus"]["stage"]["stage_share"] == 1
