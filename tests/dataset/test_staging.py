@@ -23,10 +23,12 @@ from headrace.dataset import (
     stage,
     stages,
 )
+from headrace.device import BlockAddress, FileAddress
 from headrace.errors import UsageError, VolumeFull
 from headrace.volume import Volume
 from headrace.volume.stage import layout, plan
 from headrace.volume.stage import read as stage_read
+from headrace.volume.stage.store import address_of
 from tests.dataset.corpora import put_stream, some_lengths
 from tests.dataset.staged import LENGTH, all_records, epoch, feed, file_of, flip
 
@@ -226,6 +228,8 @@ def test_what_cannot_be_meant(source: Source, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no place"):
             stage(source.volume, "corpus", where)
     assert stage(source.volume, "corpus", f"file:{tmp_path}/mine", StageOptions(force=True)).complete
+    assert isinstance(address_of("/dev/shm/mine", source.volume.id, "corpus"), FileAddress)
+    assert isinstance(address_of("/dev/nvme7n1", source.volume.id, "corpus"), BlockAddress)
 
 
 def test_records_and_streams_of_a_stage_pickle(source: Source, tmp_path: Path) -> None:

@@ -53,12 +53,13 @@ class TokenDataset(torch.utils.data.Dataset[Any]):
         pad_id: int | None = None,
         verify: bool = True,
         stall_timeout_s: float = 300.0,
+        stage: str | None = None,
     ) -> None:
         if form not in ("tokens", "causal"):
             raise UsageError("unknown form of samples", expected="tokens or causal", found=repr(form))
         sources = open_sources(volume, data, samples, sequence_length)
         shares = data.shares([each.sample_count for each in sources.values()]) if isinstance(data, Mixture) else [1]
-        options = FeedOptions(sequence_length=sequence_length, global_batch=1, seed=seed, verify=verify)
+        options = FeedOptions(sequence_length=sequence_length, global_batch=1, seed=seed, verify=verify, stage=stage)
         # It checks them, and knows order and padding; it is never begun.
         feed = Feed(sources, options, shares=shares, buffers=[], pad_id=pad_id)
         self.sources = feed.sources

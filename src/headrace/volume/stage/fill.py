@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError
+from headrace.volume.data.objects import StoredObject
 from headrace.volume.layout import align_up
 from headrace.volume.read import submit
 from headrace.volume.stage.plan import Chunk, Plan
@@ -34,6 +35,8 @@ Bools = npt.NDArray[np.bool_]
 PIECE_BYTES = 4 << 20
 #: Numbers of a checksum table that are read at a time.
 _TABLE_NUMBERS = 1 << 20
+#: Blobs whose places are kept decoded.
+_VIEWS = 64
 #: A flush begins when so much was written since the last one, or so much time has passed.
 _FLUSH_BYTES = 256 << 20
 _FLUSH_S = 1.0
@@ -129,6 +132,8 @@ class _Filling:
         counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(held.there, dtype=np.int64)])
         some = counts[rows["first_chunk"] + chunks] - counts[rows["first_chunk"]]
         self._tables |= set(np.flatnonzero(some).tolist())
+        #: Of the blobs that are being read now, and some before them.
+        self._views: dict[int, StoredObject] = {}
 
     def _in_order(self) -> Iterator[tuple[int, Chunk | None]]:
         """A blob, and a chunk of it; None: its checksum table, which comes first."""
@@ -173,7 +178,7 @@ class _Filling:
 
     def _chunk(self, chunk: Chunk, buffer: U8) -> bool:
         """False: it was stopped in between."""
-        view = self.plan.view(chunk.blob, self._volume.stripe_bytes)
+        view = self._view(chunk.blob)
         place = int(self.plan.facts.blobs["data_at"][chunk.blob]) + chunk.start
         for at in range(0, chunk.length, PIECE_BYTES):
             count = min(PIECE_BYTES, chunk.length - at)
@@ -187,6 +192,15 @@ class _Filling:
             with self._lock:
                 self.copied += count
         return True
+
+    def _view(self, blob: int) -> StoredObject:
+        with self._lock:
+            view = self._views.get(blob)
+            if view is None:
+                if len(self._views) >= _VIEWS:
+                    self._views.clear()
+                view = self._views[blob] = self.plan.view(blob, self._volume.stripe_bytes)
+            return view
 
     def _table(self, blob: int) -> None:
         """As it stands in the volume: its pages are verified by the catalogue's roots, here as there."""
