@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.cli import main
-from headrace.dataset import IngestOptions, Sampler, TokenStream, ingest, open_samples
+from headrace.dataset import IngestOptions, Sampler, TokenStream, WorkOptions, ingest, ingest_records, open_samples
 from headrace.volume import Volume
 from tests.dataset.corpora import put_stream, some_lengths, texts, write_jsonl
 
@@ -78,7 +78,14 @@ def test_pack(case: Case) -> None:
     assert "--long" in case.refused("pack", "corpus", "-l", "31", "--long", "keep")
 
 
-def test_ls(case: Case) -> None:
+def _folder(folder: Path) -> Path:
+    (folder / "images").mkdir()
+    for name, data in {"a.jpg": b"one", "a.cls": b"1", "b.jpg": b"two"}.items():
+        (folder / "images" / name).write_bytes(data)
+    return folder / "images"
+
+
+def test_ls(case: Case, tmp_path: Path) -> None:
     case.good("pack", "corpus", "-l", "31")
     case.good("pack", "corpus", "-l", "31", "--layout", "padded")
     with Volume.open(case.uri, write=True) as volume:
@@ -86,11 +93,20 @@ def test_ls(case: Case) -> None:
         with volume.session(run_id="test") as session, session.transaction() as transaction:
             for name in ("alone.idx", "alone.bin.txt", "bad.idx", "bad.bin", "no.bin", "x\ny.idx", "x\ny.bin"):
                 transaction.put(name, b"nothing")
+            transaction.put("worse.records", b"nothing")
+            transaction.put("worse.records.idx", b"nothing")
+        with volume.session(run_id="test") as session:
+            ingest_records(_folder(tmp_path), session, "images", WorkOptions(workers=1))
     rows = [line.split("\t") for line in case.good("ls").splitlines()]
-    assert [row[4] for row in rows] == ["bad", "corpus", "other/set", "x\\ny"]
+    assert [row[4] for row in rows] == ["bad", "corpus", "images", "other/set", "worse", "x\\ny"]
     assert rows[0][0] == "-" and rows[0][5].startswith("damaged: the token index")
     assert rows[1] == [str(len(LENGTHS)), f"{sum(LENGTHS):,}", "uint16", rows[1][3], "corpus", "packed-31 padded-31"]
-    assert rows[2][:3] == ["2", "30", "int32"]
+    assert rows[2] == ["2", "-", "records", "7 B", "images", ""]
+    assert rows[3][:3] == ["2", "30", "int32"]
+    assert rows[4][0] == "-" and "damaged" in rows[4][5]
+    assert json.loads(case.good("ls", "--json", "--prefix", "im")) == {
+        "name": "images", "packings": [], "records": 2, "length_bytes": 7
+    }  # fmt: skip
     told = [json.loads(line) for line in case.good("ls", "--json", "--prefix", "o").splitlines()]
     assert told == [
         {"name": "other/set", "packings": [], "documents": 2, "tokens": 30, "dtype": "int32", "length_bytes": 120}

@@ -8,9 +8,10 @@ import io
 import json
 import os
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 import pyarrow
@@ -18,7 +19,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from headrace.dataset import CorpusOptions, open_corpus, readers
+from headrace.dataset import CorpusOptions, columns, open_corpus, readers
 from headrace.dataset.readers import Portion, read
 from headrace.errors import CorpusUnreadable, DatasetError
 from tests.dataset.corpora import texts, write_jsonl, write_parquet
@@ -154,10 +155,14 @@ def test_portions_give_each_document_once(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(12))
     path.write_text("\n \n" + path.read_text() + '{"text": "the last has no end of line"}')
     write_parquet(tmp_path / "b.parquet", texts(60))
+    table = pyarrow.table({"text": texts(60)})
+    for name, writer in (("c", pyarrow.ipc.new_file), ("d", pyarrow.ipc.new_stream)):
+        with writer(tmp_path / f"{name}.arrow", table.schema) as file:
+            file.write_table(table, max_chunksize=7)
     for source in open_corpus(tmp_path).sources:
         whole = [piece.text for piece in read(Portion(source), "text", _raise)]
         for size in (7, 100, 1000, source.size_bytes - 1):
-            if size < 100 and source.kind == "parquet":
+            if size < 100 and source.kind != "jsonl":
                 continue
             cuts = [*range(0, source.size_bytes, size), None]
             found, taken = [], 0.0
@@ -166,6 +171,39 @@ def test_portions_give_each_document_once(tmp_path: Path) -> None:
                     found.append(piece.text)
                     taken += piece.source_bytes
             assert found == whole, (source.name, size)
+
+
+def test_rows_that_are_large_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each of its own, and one again and again: that stays in its dictionary.
+    found = {"own": [f"{number:05}" * 200 for number in range(300)], "same": ["same" * 25_000] * 300}
+    for name, rows in found.items():
+        pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / f"{name}.parquet")
+    sizes: list[int] = []
+    texts_of = columns._texts
+
+    def spy(column: Any, *rest: Any) -> Iterator[Any]:
+        sizes.append(column.nbytes)
+        return texts_of(column, *rest)
+
+    monkeypatch.setattr(columns, "_texts", spy)
+    monkeypatch.setattr(columns, "PARQUET_BYTES", 8000)
+    assert documents(open_corpus(tmp_path))[0] == [*found["own"], *found["same"]]
+    assert len(sizes) > 40
+    # Of the first file as many rows as fit; of the other one its dictionary, and never 256 times as much.
+    assert max(sizes) < 400_000
+
+
+def test_a_line_of_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LINE_VALUES", 100)
+    good = json.dumps({"text": '[,{\\"' * 500, "n": list(range(90))})
+    bad = json.dumps({"text": "x", "n": list(range(110))})
+    # Bytes that would make a search for the ends of strings begin anew at each of them.
+    long = '{"text": "' + '\\"' * 200_000
+    (tmp_path / "a.jsonl").write_text(f"{good}\n{bad}\n{long}\n{good}\n")
+    found, counts = documents(open_corpus(tmp_path, CorpusOptions(bad="skip")))
+    assert found == ['[,{\\"' * 500] * 2
+    assert counts.bad_records == 2
+    assert "a.jsonl:2" in counts.bad_shown[0] and "too many values" in counts.bad_shown[0]
 
 
 def test_a_line_that_begins_at_a_cut(tmp_path: Path) -> None:

@@ -22,7 +22,11 @@ from headrace.dataset import (
     ingest_records,
     ingest_run,
     megatron_prefix,
+    output,
+    slices,
 )
+from headrace.dataset.idx import encode_idx
+from headrace.dataset.inspect import verify
 from headrace.errors import DatasetError, DeviceTimeout, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, texts, write_jsonl
@@ -73,6 +77,26 @@ def test_what_we_wrote_comes_back_with_its_tokenizer(tmp_path: Path) -> None:
         first, second = TokenStream.open(volume, "a").manifest, TokenStream.open(volume, "b").manifest
         assert first is not None and second is not None
         assert {**vars(first), "corpus": None} == {**vars(second), "corpus": None}
+
+
+def test_documents_of_others_need_no_end(tmp_path: Path) -> None:
+    """Megatron's tools end documents with a token where they are told to."""
+    path = write_jsonl(tmp_path / "c.jsonl", texts(30))
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+        ingest(path, session, "a", IngestOptions(vocab_size=300))
+        tokens = np.frombuffer(volume.read("a.bin"), "<u2")
+        lengths = np.full(len(tokens) // 7 + 1, 7, np.int32)
+        lengths[-1] = len(tokens) % 7
+        (tmp_path / "x.bin").write_bytes(tokens.tobytes())
+        (tmp_path / "x.idx").write_bytes(b"".join(encode_idx(np.dtype("<u2"), lengths)))
+        (tmp_path / "x.json").write_bytes(volume.read("a.tokenizer.json"))
+        import_megatron(str(tmp_path / "x"), session, "b", tokenizer=tmp_path / "x.json")
+        assert [step.problem for step in verify(volume, "b") if step.problem] == []
+        # Tokens that the tokenizer does not have are wrong wherever they came from.
+        (tmp_path / "x.bin").write_bytes(np.full(len(tokens), 999, "<u2").tobytes())
+        import_megatron(str(tmp_path / "x"), session, "c", tokenizer=tmp_path / "x.json")
+        (problem,) = [step.problem for step in verify(volume, "c") if step.problem]
+        assert "tokens below 300" in str(problem)
 
 
 def _set(place: int, form: str, value: int) -> Callable[[bytearray], None]:
@@ -127,10 +151,14 @@ def test_too_many_parts_are_refused_before_the_work(tmp_path: Path, monkeypatch:
                 ingest_records(f"{prefix}.bin", session, "a", options, progress=told.append)
 
         monkeypatch.setattr(ingest_run, "MAX_SLICES", parts - 1)
+        for module in (slices, output):
+            monkeypatch.setattr(module, "LARGEST_PART_BYTES", 4096)
         with pytest.raises(DatasetError, match=rf"too many parts.*at most {parts - 1}, found {parts} .*part_bytes"):
             keep()
         assert not told and volume.list() == []
-        monkeypatch.setattr(ingest_run, "MAX_SLICES", parts)
+        # The last one grows.
+        for module in (slices, output):
+            monkeypatch.setattr(module, "LARGEST_PART_BYTES", 8192)
         keep()
 
 

@@ -26,6 +26,7 @@ from headrace.dataset import (
     WorkOptions,
     ingest,
     ingest_records,
+    ingest_run,
     open_corpus,
     progress,
     slices,
@@ -217,6 +218,23 @@ def test_a_dataset_of_too_many_parts_is_refused(corpus: Path) -> None:
         order.finish(0, Done(parts=(1, 1, 1), side_bytes=0, limit_bytes=None, limited=False, text_bytes=3))
 
 
+def test_parts_grow_where_there_would_be_too_many(
+    corpus: Path, tokenizer: Path, plainly: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memory_volume() as volume, volume.session(run_id="test") as session:
+        count = len(slices.slices_of(open_corpus(corpus).sources, SLICE_BYTES))
+        monkeypatch.setattr(ingest_run, "MAX_SLICES", count + 3)
+        assert ingest(corpus, session, "a", options(tokenizer, 1, part_bytes=4096)).slices == count
+        assert objects(volume, "a") == plainly
+
+
+def test_too_many_parts_are_seen_early() -> None:
+    order = Order([Slice(index, ()) for index in range(1000)], None, most_parts=2000)
+    with pytest.raises(DatasetError, match=r"too many parts.*320 in the first 64 of 1000 slices"):
+        for index in range(1000):
+            order.finish(index, replace(_done(3, None, False), parts=(1,) * 5))
+
+
 # ---- interrupted and killed -----------------------------------------------------------------------------------------
 
 
@@ -328,6 +346,23 @@ def _workers_of(pid: int) -> list[psutil.Process]:
             if "headrace.dataset.worker" in process.cmdline():
                 found.append(process)
     return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_was_left_out_is_read_again_where_nothing_is_to_be(
+    tokenizer: Path, image: str, tmp_path: Path, workers: int
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", texts(40))
+    path.write_text("no JSON\n" + path.read_text())
+    lenient, strict = (open_corpus(path, CorpusOptions(bad=bad)) for bad in ("skip", "fail"))
+    with Volume.open([image], write=True) as volume, volume.session(run_id="test") as session:
+        with pytest.raises(KeyboardInterrupt):
+            ingest(lenient, session, "a", options(tokenizer, 1), progress=when_kept(session, interrupt, 2))
+        with pytest.raises(DatasetError, match=r"not JSON.*a\.jsonl:1"):
+            ingest(strict, session, "a", options(tokenizer, workers))
+        report = ingest(lenient, session, "a", options(tokenizer, workers))
+        assert report.resumed >= 1 and report.manifest.corpus["bad_records"] == 1
+        assert only_the_dataset(volume)
 
 
 class Dies:

@@ -187,9 +187,9 @@ def _member(name: str, data: bytes = b"x", **more: object) -> bytes:
     return member.tobuf() + data + bytes(-len(data) % 512)
 
 
-def _header(kind: bytes) -> bytes:
+def _header(kind: bytes, size: int = 0) -> bytes:
     member = tarfile.TarInfo("x")
-    member.type = kind
+    member.type, member.size = kind, size
     return member.tobuf()
 
 
@@ -211,6 +211,13 @@ def _cases() -> dict[str, tuple[bytes, str, list[str]]]:
     sparse[482] = 1
     sparse[148:156] = b"%06o\0 " % sum((*sparse[:148], *b" " * 8, *sparse[156:512]))
     garbage = bytes(range(256)) * 2
+    # Blocks of a map, each of which says that another one follows.
+    endless = bytes(sparse) + (bytes(504) + b"\1" + bytes(7)) * 3000
+    rules = b"%d k=" % (600 << 10) + b"v" * ((600 << 10) - 10) + b"\n"
+    rule = _header(tarfile.XGLTYPE, len(rules)) + rules + bytes(-len(rules) % 512)
+    # It has no number at all in its map.
+    said = b"".join(b"%d %s\n" % (len(each) + 4, each) for each in (b"GNU.sparse.major=1", b"GNU.sparse.minor=0"))
+    mapped = _header(tarfile.XHDTYPE, len(said)) + said + bytes(512 - len(said)) + _member("m.txt", b"no map")
     return {
         "cut in a member": (GOOD + _member("cut.txt", b"y" * 4000)[:2000], "damaged or cut off", ["good"]),
         "cut between members": (GOOD, "damaged or cut off", []),
@@ -220,6 +227,9 @@ def _cases() -> dict[str, tuple[bytes, str, list[str]]]:
         "a link": (GOOD + _member("l.txt", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd") + END, "plain", ["good"]),
         "sparse": (GOOD + _member("s.txt", b"", type=tarfile.GNUTYPE_SPARSE) + END, "plain|damaged", []),
         "sparse, cut off": (GOOD + bytes(sparse), "damaged", []),
+        "a sparse map without an end": (GOOD + endless + END, "bytes of headers", []),
+        "a sparse map in the data": (GOOD + mapped + _member("b.txt") + END, "plain", ["good", "b"]),
+        "rules for all members, again and again": ((GOOD + rule) * 3 + END, "bytes of headers|twice", []),
         "twice": (GOOD + GOOD + END, "name twice", ["good"]),
         "twice, apart": (GOOD + _member("b.txt") + GOOD + END, "one key.*good|good.*one key", ["good", "b"]),
         "a long name": (GOOD + huge.tobuf() + END, "damaged", []),

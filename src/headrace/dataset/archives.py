@@ -4,7 +4,8 @@ A record is what stands one after another under one key: `a/0017.jpg` and `a/001
 record "a/0017", as WebDataset has it (the key ends at the first dot of the name). Bytes are kept as they are.
 
 Nothing of a tar is believed. Its members are never unpacked to anywhere; what is no regular file is left out; long
-names and headers are bounded, sparse files refused: what a member says of its length is never more than what is read.
+names and headers are bounded, one by one and together, and sparse files refused without a look at their maps: what a
+member says of its length is never more than what is read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from tarfile import HeaderError, ReadError
+from tarfile import BLOCKSIZE, GNUTYPE_SPARSE, HeaderError, ReadError
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from headrace.dataset.places import open_binary, reason
@@ -24,7 +25,7 @@ from headrace.units import MIB
 
 #: Read at a time.
 BLOCK_BYTES = 1 * MIB
-#: Extended headers of a tar, which its reader holds in memory.
+#: Extended headers of a tar, which its reader holds in memory: those of one member together, and those of all members.
 _HEADER_BYTES = 1 * MIB
 _EXTENDED = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
@@ -67,11 +68,12 @@ def read_tar(portion: Portion, bad: Bad) -> Iterator[Field]:
     try:
         with (
             opened(source) as content,
-            tarfile.open(fileobj=content.file, mode="r|", tarinfo=_Member, errorlevel=2) as tar,
+            _Tar.open(fileobj=content.file, mode="r|", tarinfo=_Member, errorlevel=2) as tar,
         ):
             while (member := tar.next()) is not None:
                 # Else it keeps all of them.
                 cast(Any, tar).members = []
+                tar.of_one = 0
                 name = member.name.removeprefix("./")
                 where = f"{source.location}, {name}"
                 if member.isdir():
@@ -88,7 +90,45 @@ def read_tar(portion: Portion, bad: Bad) -> Iterator[Field]:
         raise _damage(source, error) from error
 
 
+class _Tar(tarfile.TarFile):
+    #: Bytes of headers that belong to the member that is read, and to all from some place on.
+    of_one = of_all = 0
+
+    def take(self, count: int, kind: bytes) -> None:
+        self.of_one += count
+        self.of_all += count if kind == tarfile.XGLTYPE else 0
+        if max(self.of_one, self.of_all) > _HEADER_BYTES:
+            raise ReadError(f"more than {_HEADER_BYTES} bytes of headers")
+
+
 class _Member(tarfile.TarInfo):
+    def _proc_member(self, tarfile: _Tar) -> _Member:
+        if self.type in _EXTENDED:
+            tarfile.take(BLOCKSIZE + self.size, self.type)
+        elif self.type == GNUTYPE_SPARSE:
+            return self._without_map(tarfile)
+        return cast(_Member, super()._proc_member(tarfile))  # type: ignore[misc]
+
+    def _without_map(self, tarfile: _Tar) -> _Member:
+        """What is left out needs no map of where its data are: that may be as long as the tar."""
+        here = cast(Any, self)
+        _, more, size = here._sparse_structs
+        file = cast(Any, tarfile).fileobj
+        while more:
+            tarfile.take(BLOCKSIZE, self.type)
+            block = file.read(BLOCKSIZE)
+            if len(block) < BLOCKSIZE:
+                raise ReadError("unexpected end of data")
+            more = bool(block[504])
+        here.sparse, here.offset_data = [], file.tell()
+        tarfile.offset = here.offset_data + here._block(self.size)
+        self.size = size
+        return self
+
+    def _proc_gnusparse_10(self, next: tarfile.TarInfo, pax_headers: Any, tarfile: _Tar) -> None:
+        """The same, of the kind whose map is in the data."""
+        cast(Any, next).sparse = []
+
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> _Member:
         try:

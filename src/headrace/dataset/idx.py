@@ -142,26 +142,64 @@ def parse_idx(data: bytes | memoryview, where: str, bin_bytes: int | None = None
     The arrays are views of `data` (read-only where it is). `DatasetError` says what is wrong.
     """
     header = parse_idx_header(data, len(data), where)
-    count, itemsize = header.sequence_count, header.dtype.itemsize
+    count = header.sequence_count
     lengths: I32 = np.frombuffer(data, "<i4", count, HEADER_BYTES)
     pointers: I64 = np.frombuffer(data, "<i8", count, HEADER_BYTES + 4 * count)
     documents: I64 = np.frombuffer(data, "<i8", header.document_entries, HEADER_BYTES + 12 * count)
-    if count and int(lengths.min()) < 0:
-        place = int(np.argmin(lengths))
-        raise _wrong("has a negative length", f"{where}, sequence {place}", "0 or more", str(int(lengths[place])))
-    ends = np.cumsum(lengths, dtype=np.int64) * itemsize
-    expected = np.concatenate([np.zeros(1, np.int64), ends])
-    wrong = np.flatnonzero(pointers != expected[:-1])
-    if wrong.size:
-        place = int(wrong[0])
-        where = f"{where}, sequence {place}"
-        raise _wrong("has a wrong pointer", where, str(int(expected[place])), str(int(pointers[place])))
-    if int(documents[0]) != 0 or int(documents[-1]) != count or bool(np.any(documents[1:] < documents[:-1])):
-        raise _wrong("has a wrong document index", where, f"entries that rise from 0 to {count}", "others")
-    total = int(expected[-1])
-    if bin_bytes is not None and total != bin_bytes:
-        raise _wrong("does not fit its .bin", where, f"{bin_bytes} bytes of tokens", str(total))
+    check = IndexCheck(header, where)
+    check.sequences(lengths, pointers)
+    check.documents(documents)
+    check.end(bin_bytes)
     return Index(dtype=header.dtype, lengths=lengths, pointers=pointers, documents=documents)
+
+
+class IndexCheck:
+    """Holds the numbers of an index against each other, as they come, in blocks of any size: first all sequences, then
+    the document index. `DatasetError` says what is wrong."""
+
+    def __init__(self, header: IndexHeader, where: str) -> None:
+        self._header, self._where = header, where
+        self._sequences = self._entries = 0
+        #: Bytes of the tokens of all sequences so far.
+        self._bytes = 0
+        self._last = 0
+
+    def sequences(self, lengths: I32, pointers: I64) -> None:
+        """The next ones."""
+        if not len(lengths):
+            return
+        if int(lengths.min()) < 0:
+            place = int(np.argmin(lengths))
+            where = f"{self._where}, sequence {self._sequences + place}"
+            raise _wrong("has a negative length", where, "0 or more", str(int(lengths[place])))
+        ends = self._bytes + np.cumsum(lengths, dtype=np.int64) * self._header.dtype.itemsize
+        expected = np.concatenate([np.array([self._bytes], np.int64), ends[:-1]])
+        wrong = np.flatnonzero(pointers != expected)
+        if wrong.size:
+            place = int(wrong[0])
+            where = f"{self._where}, sequence {self._sequences + place}"
+            raise _wrong("has a wrong pointer", where, str(int(expected[place])), str(int(pointers[place])))
+        self._bytes, self._sequences = int(ends[-1]), self._sequences + len(lengths)
+
+    def documents(self, entries: I64) -> None:
+        """The next entries of the document index."""
+        if not len(entries):
+            return
+        rises = int(entries[0]) >= self._last and not bool(np.any(entries[1:] < entries[:-1]))
+        if not rises or (self._entries == 0 and int(entries[0]) != 0):
+            raise self._wrong_documents("others")
+        self._last, self._entries = int(entries[-1]), self._entries + len(entries)
+
+    def end(self, bin_bytes: int | None = None) -> None:
+        """All of it was there. `bin_bytes`: length of the `.bin`."""
+        if self._last != self._header.sequence_count:
+            raise self._wrong_documents(f"its end {self._last}")
+        if bin_bytes is not None and self._bytes != bin_bytes:
+            raise _wrong("does not fit its .bin", self._where, f"{bin_bytes} bytes of tokens", str(self._bytes))
+
+    def _wrong_documents(self, found: str) -> DatasetError:
+        expected = f"entries that rise from 0 to {self._header.sequence_count}"
+        return _wrong("has a wrong document index", self._where, expected, found)
 
 
 def _wrong(what: str, where: str, expected: str, found: str) -> DatasetError:

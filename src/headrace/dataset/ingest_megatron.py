@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dataset import places
 from headrace.dataset.corpus import Corpus, CorpusCounts, printable, source_of
-from headrace.dataset.idx import HEADER_BYTES, IndexHeader, parse_idx_header
+from headrace.dataset.idx import HEADER_BYTES, IndexCheck, IndexHeader, parse_idx_header
 from headrace.dataset.ingest_run import Run, WorkOptions, compose, free_names
 from headrace.dataset.output import Output
 from headrace.dataset.places import open_binary, reason
@@ -124,7 +123,8 @@ def import_megatron(
             vocabulary=given.vocabulary,
             end_of_document=given.end_of_document,
             end_of_document_id=given.end_id,
-            corpus={"description": corpus.description, "files": 2},
+            # Whether Megatron's tools were told to end documents nobody knows.
+            corpus={"description": corpus.description, "files": 2, "documents_end": False},
             headrace=version("headrace"),
         )
     with session.transaction() as transaction:
@@ -160,52 +160,28 @@ def check_idx(location: str, length_bytes: int, bin_bytes: int) -> IndexHeader:
     the others, or the tokens of `bin_bytes`."""
     with open_binary(location) as lengths, open_binary(location) as pointers, open_binary(location) as documents:
         header = parse_idx_header(_exactly(lengths, min(HEADER_BYTES, length_bytes), location), length_bytes, location)
-        count, itemsize = header.sequence_count, header.dtype.itemsize
+        check, count = IndexCheck(header, location), header.sequence_count
         pointers.seek(HEADER_BYTES + 4 * count)
-        behind = 0
+        documents.seek(HEADER_BYTES + 12 * count)
         for start in range(0, count, _BLOCK_ITEMS):
             items = min(_BLOCK_ITEMS, count - start)
-            found = np.frombuffer(_exactly(lengths, 4 * items, location), "<i4")
-            told = np.frombuffer(_exactly(pointers, 8 * items, location), "<i8")
-            if int(found.min()) < 0:
-                place = int(np.argmin(found))
-                raise _wrong("has a negative length", f"{location}, sequence {start + place}", str(int(found[place])))
-            ends = behind + np.cumsum(found, dtype=np.int64) * itemsize
-            expected = np.concatenate([np.array([behind], np.int64), ends[:-1]])
-            bad = np.flatnonzero(told != expected)
-            if bad.size:
-                place = int(bad[0])
-                where = f"{location}, sequence {start + place}"
-                raise _wrong("has a wrong pointer", where, str(int(told[place])), str(int(expected[place])))
-            behind = int(ends[-1])
-        if behind != bin_bytes:
-            raise _wrong("does not fit its .bin", location, f"{bin_bytes} bytes", f"{behind} bytes of tokens")
-        documents.seek(HEADER_BYTES + 12 * count)
-        _check_documents(documents, header, location)
+            check.sequences(
+                np.frombuffer(_exactly(lengths, 4 * items, location), "<i4"),
+                np.frombuffer(_exactly(pointers, 8 * items, location), "<i8"),
+            )
+        for start in range(0, header.document_entries, _BLOCK_ITEMS):
+            items = min(_BLOCK_ITEMS, header.document_entries - start)
+            check.documents(np.frombuffer(_exactly(documents, 8 * items, location), "<i8"))
+        check.end(bin_bytes)
     return header
-
-
-def _check_documents(file: BinaryIO, header: IndexHeader, location: str) -> None:
-    last, first = 0, True
-    for start in range(0, header.document_entries, _BLOCK_ITEMS):
-        items = min(_BLOCK_ITEMS, header.document_entries - start)
-        entries: npt.NDArray[Any] = np.frombuffer(_exactly(file, 8 * items, location), "<i8")
-        if (first and int(entries[0]) != 0) or int(entries[0]) < last or bool(np.any(entries[1:] < entries[:-1])):
-            raise _wrong("has a wrong document index", location, "others", "entries that rise from 0")
-        last, first = int(entries[-1]), False
-    if last != header.sequence_count:
-        raise _wrong("has a wrong document index", location, f"its end {last}", f"{header.sequence_count}")
 
 
 def _exactly(file: BinaryIO, length_bytes: int, location: str) -> bytes:
     data = file.read(length_bytes)
     if len(data) != length_bytes:
-        raise _wrong("was cut off meanwhile", location, f"{len(data)} bytes", f"{length_bytes} bytes")
+        expected, found = f"{length_bytes} bytes", f"{len(data)} bytes"
+        raise DatasetError("the token index was cut off meanwhile", where=location, expected=expected, found=found)
     return data
-
-
-def _wrong(what: str, where: str, found: str, expected: str | None = None) -> DatasetError:
-    return DatasetError(f"the token index {what}", where=where, expected=expected, found=found)
 
 
 def _blocks(location: str) -> Iterator[bytes]:

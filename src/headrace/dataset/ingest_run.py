@@ -15,7 +15,7 @@ from headrace.dataset.output import PART_BYTES, Job
 from headrace.dataset.pool import Pool, read_here
 from headrace.dataset.progress import Teller
 from headrace.dataset.ray_hire import RayHire, check_address
-from headrace.dataset.slices import Done, Order, Slice, known_parts, too_many_parts
+from headrace.dataset.slices import Done, Order, Slice, known_parts, parts_of_a_slice, too_many_parts
 from headrace.dataset.work import Work
 from headrace.errors import ObjectExists, UsageError
 from headrace.units import KIB, MIB
@@ -89,7 +89,8 @@ class Run:
         self, corpus: Corpus, session: Session, name: str, slices: Sequence[Slice], options: WorkOptions, tell: Teller
     ) -> None:
         self.corpus, self.session, self.options, self.tell = corpus, session, options, tell
-        known = known_parts(slices, options.part_bytes)
+        most = parts_of_a_slice(MAX_SLICES, len(slices))
+        known = known_parts(slices, options.part_bytes, most)
         if known > MAX_SLICES:
             raise too_many_parts(MAX_SLICES, f"{known} or more")
         self.work = Work(session, name)
@@ -135,6 +136,9 @@ class Run:
         """
         session, work, order = self.session, self.work, self.order
         found = work.find(order.slices)
+        if self.corpus.options.bad == "fail":
+            # An earlier run may have left out what this one is not to.
+            found = {index: done for index, done in found.items() if not done.counts["bad_records"]}
         self.resumed = len(found)
         for index, done in sorted(found.items()):
             self._done.add(done)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.idx import HEADER_BYTES
+from headrace.dataset.idx import HEADER_BYTES, IndexCheck
 from headrace.dataset.packing import LAYOUTS
 from headrace.dataset.packs import Packer, Packing, PackManifest, PackOptions
+from headrace.dataset.records import Records
 from headrace.dataset.stream import TokenStream
 from headrace.errors import DatasetError, HeadraceError, ObjectNotFound, VolumeError
 from headrace.units import MIB
@@ -30,23 +31,36 @@ class Found:
     """A dataset in a volume, opened; or why it cannot be."""
 
     name: str
-    stream: TokenStream | None
-    packings: list[str]
+    stream: TokenStream | None = None
+    records: Records | None = None
+    packings: list[str] = field(default_factory=list)
     problem: HeadraceError | None = None
 
 
 def find_datasets(volume: Volume, prefix: str = "") -> Iterator[Found]:
-    """Every pair of `NAME.bin` and `NAME.idx`, in the order of the names of their indexes."""
+    """Every pair of `NAME.bin` and `NAME.idx`, or `NAME.records` and its index, in the order of the names of the
+    indexes."""
     for piece in volume.listings(prefix):
         for index in range(len(piece)):
             name, dot, end = piece.name(index).rpartition(".")
-            if not dot or end != "idx" or f"{name}.bin" not in volume:
+            if not dot or end != "idx":
+                continue
+            if name.endswith(".records") and name in volume:
+                yield _found_records(volume, name.removesuffix(".records"))
+            if f"{name}.bin" not in volume:
                 continue
             packings = [packing for packing, _, _ in packings_of(volume, name)]
             try:
                 yield Found(name=name, stream=TokenStream.open(volume, name), packings=packings)
             except (DatasetError, VolumeError) as error:
-                yield Found(name=name, stream=None, packings=packings, problem=error)
+                yield Found(name=name, packings=packings, problem=error)
+
+
+def _found_records(volume: Volume, name: str) -> Found:
+    try:
+        return Found(name=name, records=Records.open(volume, name))
+    except (DatasetError, VolumeError) as error:
+        return Found(name=name, problem=error)
 
 
 def packings_of(volume: Volume, name: str) -> list[tuple[str, str, int]]:
@@ -134,7 +148,8 @@ def verify(volume: Volume, name: str) -> Iterator[Checked]:
     """Read the whole dataset and hold every part against every other.
 
     The index covers the tokens without gap or overlap; tokens have the SHA-256 of the manifest, and are below its
-    vocabulary; every document ends with its token; the tokenizer has its SHA-256; a packing is what its options give.
+    vocabulary; every document ends with its token, unless the tokens were taken over as they are; the tokenizer has its
+    SHA-256; a packing is what its options give.
     What does not open is an error that is raised.
     """
     stream = TokenStream.open(volume, name)
@@ -158,28 +173,22 @@ def _checked(what: str, steps: Iterator[float]) -> Iterator[Checked]:
 
 
 def _verify_documents(stream: TokenStream) -> Iterator[float]:
-    count, behind = stream.header.sequence_count, 0
+    header, name = stream.header, stream.idx_info.name
+    check, count = IndexCheck(header, name), header.sequence_count
+    pointers_at, entries_at = HEADER_BYTES + 4 * count, HEADER_BYTES + 12 * count
     for first in range(0, count, DOCUMENTS):
         here = min(DOCUMENTS, count - first)
         lengths, pointers = np.empty(here, "<i4"), np.empty(here, "<i8")
-        places = [HEADER_BYTES + 4 * first, HEADER_BYTES + 4 * count + 8 * first]
-        sizes = [lengths.nbytes, pointers.nbytes]
+        places, sizes = [HEADER_BYTES + 4 * first, pointers_at + 8 * first], [lengths.nbytes, pointers.nbytes]
         stream.volume.submit_read(stream.idx_info, places, sizes, [lengths, pointers], [0, 0], [0, 1]).wait()
-        ends = behind + np.cumsum(lengths, dtype=np.int64) * stream.dtype.itemsize
-        wrong = np.flatnonzero(pointers != np.append(behind, ends[:-1]))
-        if wrong.size or int(lengths.min()) < 0:
-            place = first + int(wrong[0] if wrong.size else np.argmin(lengths))
-            raise _wrong(stream.idx_info.name, "lengths that fit the pointers", f"others, sequence {place}")
-        behind = int(ends[-1])
+        check.sequences(lengths, pointers)
         yield (first + here) / count / 2
-    end, documents = 0, 0
-    for first, starts in document_lengths(stream):
-        if int(starts[0]) != end:
-            raise _wrong(stream.idx_info.name, f"document {first} at token {end}", f"at {int(starts[0])}")
-        end, documents = int(starts[-1]), first + len(starts) - 1
-        yield (1 + documents / stream.document_count) / 2
-    if end != stream.token_count:
-        raise _wrong(stream.idx_info.name, f"documents up to token {stream.token_count}", f"up to {end}")
+    for first in range(0, header.document_entries, DOCUMENTS):
+        entries = np.empty(min(DOCUMENTS, header.document_entries - first), "<i8")
+        stream.volume.submit_read(stream.idx_info, [entries_at + 8 * first], [entries.nbytes], [entries], [0]).wait()
+        check.documents(entries)
+        yield (1 + (first + len(entries)) / header.document_entries) / 2
+    check.end(stream.bin_info.length_bytes)
 
 
 def _verify_tokens(stream: TokenStream) -> Iterator[float]:
@@ -198,7 +207,7 @@ def _verify_tokens(stream: TokenStream) -> Iterator[float]:
                 raise _wrong(stream.bin_info.name, f"tokens below {manifest.vocabulary}", found)
             here = ends[slice(*np.searchsorted(ends, [begin, begin + len(tokens)]).tolist())]
             wrong = np.flatnonzero(tokens[here - begin] != manifest.end_of_document_id)
-            if wrong.size:
+            if wrong.size and manifest.corpus.get("documents_end", True):
                 place = int(here[wrong[0]])
                 document = first + int(np.searchsorted(starts, place, side="right")) - 1
                 raise _wrong(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.corpus import CorpusCounts
-from headrace.dataset.slices import Done, Task
+from headrace.dataset.slices import LARGEST_PART_BYTES, Done, Task
 from headrace.units import MIB
 
 U8: TypeAlias = npt.NDArray[np.uint8]
@@ -35,11 +35,20 @@ class Job(Protocol):
 class Output:
     """Takes the bytes of one slice."""
 
-    def __init__(self, store: Callable[[int, U8], None], tell: Callable[[CorpusCounts, int], None], part_bytes: int):
-        """`store(part, data)`: the data may change when it returns. `tell(counts, tokens)`: how far the slice is."""
+    def __init__(
+        self,
+        store: Callable[[int, U8], None],
+        tell: Callable[[CorpusCounts, int], None],
+        part_bytes: int,
+        most_parts: int = 1 << 30,
+    ):
+        """`store(part, data)`: the data may change when it returns. `tell(counts, tokens)`: how far the slice is.
+
+        `most_parts`: from the last of them on they are larger, up to `LARGEST_PART_BYTES`.
+        """
         self._store = store
         self.tell = tell
-        self._part_bytes = part_bytes
+        self._part_bytes, self._most_parts = part_bytes, most_parts
         self._buffer = np.empty(min(_FIRST_BYTES, part_bytes), np.uint8)
         self._used = 0
         self.parts: list[int] = []
@@ -64,8 +73,10 @@ class Output:
         return tuple(self.parts)
 
     def _grow(self) -> None:
-        if self._used < self._part_bytes:
-            larger = np.empty(min(2 * self._used, self._part_bytes), np.uint8)
+        last = len(self.parts) >= self._most_parts - 1
+        part_bytes = max(self._part_bytes, LARGEST_PART_BYTES) if last else self._part_bytes
+        if self._used < part_bytes:
+            larger = np.empty(min(2 * self._used, part_bytes), np.uint8)
             larger[: self._used] = self._buffer
             self._buffer = larger
         else:

@@ -60,7 +60,7 @@ def read_here(
             def told(counts: CorpusCounts, tokens: int, index: int = index) -> None:
                 tell(index, counts, tokens)
 
-            output = Output(store, told, part_bytes)
+            output = Output(store, told, part_bytes, task.most_parts)
             done = job.run(task, output)
             work.finish(transaction, index, done, output.side)
         work.began()

@@ -5,8 +5,8 @@ is longer. The cuts depend on the text alone, not on the kind of file it came fr
 through bounded memory, and the tokenizer's threads get work of even size. A token never reaches over a cut.
 
 A **portion** is what one worker reads of a file. Lines belong to the portion in which they begin, row groups of Parquet
-to the one that their share of the file begins in; everything else is read whole. So the portions of a file together
-give each document once, in order, wherever they are cut.
+and batches of Arrow to the one that their share of the file begins in; everything else is read whole. So the portions
+of a file together give each document once, in order, wherever they are cut.
 
 What is wrong with a record (a line that is not JSON), or with a file from some place on (a gzip file that was cut off),
 goes to `bad`, which raises it, or counts it and lets the reading go on behind it. A file whose bytes could not be had
@@ -19,6 +19,7 @@ import codecs
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,10 @@ from headrace.units import KIB, MIB, format_bytes
 
 PIECE_CHARACTERS = 256 * KIB
 #: Most bytes of one line of a .jsonl file: it must be in memory whole to be parsed.
-LINE_BYTES = 256 * MIB
+LINE_BYTES = 64 * MIB
+#: Values of a line, which take much more memory than they have bytes; counted where a line has so many bytes.
+LINE_VALUES = 1 << 20
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 #: What is read at a time of a file that is unpacked, or of which lines are counted.
 _BLOCK_BYTES = 256 * KIB
 _EVERYWHERE = "all machines must see the same files under the same names: a shared folder, or a URL"
@@ -74,7 +78,7 @@ class Source:
     @property
     def divisible(self) -> bool:
         """Its portions can be read without what lies before them."""
-        return self.kind in ("parquet", "raw") or (self.kind == "jsonl" and not self.packed)
+        return self.kind in ("parquet", "arrow", "raw") or (self.kind == "jsonl" and not self.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +311,10 @@ class _Lines:
 
 
 def _member(line: str, text_field: str) -> str:
+    if len(line) > LINE_VALUES:
+        bare = _STRINGS.sub("", line)
+        if (values := sum(bare.count(sign) for sign in "{[,")) > LINE_VALUES:
+            raise DatasetError("a line has too many values", expected=f"at most {LINE_VALUES}", found=f"about {values}")
     try:
         record: Any = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -26,6 +26,10 @@ LEAST_BYTES, MOST_BYTES = 16 * MIB, 256 * MIB
 USUAL_COUNT = 4096
 #: Whatever is the size of the corpus. Each is a part of one object, which may have 20,000.
 MOST_COUNT = 12_000
+#: A part may grow so far where a slice would have more parts than it may.
+LARGEST_PART_BYTES = 1024 * MIB
+#: When so many slices are read, their parts tell how many there will be.
+_TELLING = 64
 #: Opening a file costs as much as reading some more of one.
 FILE_BYTES = 16 * KIB
 #: What every job counts of a slice, by `CorpusCounts`' names.
@@ -47,6 +51,8 @@ class Task:
     index: int
     portions: tuple[Portion, ...]
     limit_bytes: int | None
+    #: Parts that its bytes may lie in, as far as those have not the largest size.
+    most_parts: int = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +119,23 @@ def _portions(sources: Sequence[Source], size: int) -> Iterator[Portion]:
             yield Portion(source, start, stop if stop < source.size_bytes else None)
 
 
-def known_parts(slices: Sequence[Slice], part_bytes: int) -> int:
+def parts_of_a_slice(most: int, slices: int) -> int:
+    """That each slice may have, so that all have no more than `most`: the last of them is larger than the others."""
+    return max(1, most // max(1, slices))
+
+
+def known_parts(slices: Sequence[Slice], part_bytes: int, of_a_slice: int) -> int:
     """Parts that there will be at the least, of what is kept byte for byte: of nothing else it is known beforehand."""
     kept = (
         sum(portion.size_bytes for portion in each.portions if portion.source.kind in ("raw", "file"))
         for each in slices
     )
-    return sum(-(-size // part_bytes) for size in kept)
+    largest = max(part_bytes, LARGEST_PART_BYTES)
+    return sum(
+        min(-(-size // part_bytes), of_a_slice - 1 + max(1, -(-(size - (of_a_slice - 1) * part_bytes) // largest)))
+        for size in kept
+        if size
+    )
 
 
 def too_many_parts(most: int, found: str) -> DatasetError:
@@ -144,6 +160,7 @@ class Order:
         self._left = limit_bytes
         self._most_parts = most_parts
         self._parts = 0
+        self._of_a_slice = parts_of_a_slice(most_parts, len(slices))
         self._next = 0
         self._again: list[int] = []
 
@@ -160,7 +177,7 @@ class Order:
                 return None
             index = self._next
             self._next += 1
-        return Task(index, self.slices[index].portions, self._left)
+        return Task(index, self.slices[index].portions, self._left, self._of_a_slice)
 
     def give_back(self, task: Task) -> None:
         """It was not read."""
@@ -183,5 +200,13 @@ class Order:
             self.settled += 1
             self.complete = self.settled == len(self.slices) or first.limited
             self._parts += len(first.parts)
-            if self._parts > self._most_parts:
-                raise too_many_parts(self._most_parts, f"{self._parts} or more")
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        if self._parts > self._most_parts:
+            raise too_many_parts(self._most_parts, f"{self._parts} or more")
+        likely = self._parts * len(self.slices) // self.settled
+        if self._limit is None and self.settled >= _TELLING and likely > 2 * self._most_parts:
+            raise too_many_parts(
+                self._most_parts, f"{self._parts} in the first {self.settled} of {len(self.slices)} slices"
+            )

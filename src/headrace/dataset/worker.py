@@ -54,7 +54,7 @@ class _Worker:
         while True:
             task: Task = self._line.receive()
             self._told = time.monotonic()
-            output = Output(self._store, self._tell, part_bytes)
+            output = Output(self._store, self._tell, part_bytes, task.most_parts)
             self._answer(lambda task=task, output=output: self._read(job, task, output))
 
     def _read(self, job: Job, task: Task, output: Output) -> tuple[Any, ...]:

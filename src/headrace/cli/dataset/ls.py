@@ -15,8 +15,8 @@ def ls(
     degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
-    """The datasets of a volume, one a line: documents, tokens, their type, size, name, packings. `--json`: one object a
-    line.
+    """The datasets of a volume, one a line: documents (or records), tokens, their type, size, name, packings. `--json`:
+    one object a line.
 
     Example: `headrace dataset ls file:/data/a.img`
     """
@@ -27,7 +27,8 @@ def ls(
     rows = []
     with open_reading(members, degraded=degraded) as volume:
         for found in find_datasets(volume, prefix):
-            stream, packings = found.stream, [each.removeprefix(f"{found.name}.") for each in found.packings]
+            stream, records = found.stream, found.records
+            packings = [each.removeprefix(f"{found.name}.") for each in found.packings]
             if json:
                 facts: dict[str, object] = {"name": found.name, "packings": packings}
                 if stream is not None:
@@ -37,7 +38,12 @@ def ls(
                         "dtype": stream.dtype.name,
                         "length_bytes": stream.bin_info.length_bytes,
                     }
+                if records is not None:
+                    facts |= {"records": len(records), "length_bytes": records.header.data_bytes}
                 print_json(facts | ({"error": str(found.problem)} if found.problem else {}))
+            elif records is not None:
+                size = format_bytes(records.header.data_bytes)
+                rows.append([f"{len(records):,}", "-", "records", size, shown(found.name), ""])
             elif stream is None:
                 rows.append(["-", "-", "-", "-", shown(found.name), shown(f"damaged: {found.problem}")])
             else:
