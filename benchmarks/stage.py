@@ -24,7 +24,7 @@ from benchmarks.pairs import interleaved
 from headrace.dataset import StageOptions, stage, stages
 from headrace.device import open_device
 from headrace.testing.serve import serving
-from headrace.units import GIB, MIB
+from headrace.units import MIB
 from headrace.volume import Volume
 
 SUITE = "stage"
@@ -39,8 +39,8 @@ class Scale:
     dataset_bytes: int
 
 
-FULL = Scale(rounds=7, dataset_bytes=GIB)
-QUICK = Scale(rounds=3, dataset_bytes=64 * MIB)
+FULL = Scale(rounds=7, dataset_bytes=512 * MIB)
+QUICK = Scale(rounds=3, dataset_bytes=32 * MIB)
 
 #: Where a new file goes: on a disk, or in memory, where nothing but the link and the cores is in the way.
 FIGURES = {"copy_to_disk": (None, 0.9), "copy_to_memory": ("/dev/shm", None)}

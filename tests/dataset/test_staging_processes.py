@@ -229,3 +229,18 @@ def test_what_is_staged_whole_is_read_without_the_target(tmp_path: Path) -> None
         os.kill(target.process.pid, signal.SIGKILL)
         target.process.wait(WAIT_S)
         assert epoch(each) == good and each.describe()["corpus"]["stage"]["stage_share"] == 1
+
+
+SHORT = """
+import resource, signal, sys
+from headrace.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+sys.exit(main(["dataset", "stage", "corpus", "-V", sys.argv[1], "--to", sys.argv[2]]))
+"""
+
+
+def test_a_file_system_whose_files_are_too_short(source: Source, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHORT, source.uri, str(tmp_path / "nvme")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and "the stage cannot be made" in line and "or a block device" in line

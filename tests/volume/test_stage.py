@@ -143,6 +143,8 @@ LIES: list[Callable[[dict[str, Any]], None]] = [
         "volume_id", "volume", "dataset", "objects", "chunk_bytes", "blobs", "wanted_chunks", "wanted_bytes",
         "data_bytes",
     ) for value in (None, -1, 1 << 61, [[1, 2]], 1.5)),
+    lambda facts: (facts.update(data_bytes=(1 << 62) - 1), moved(2, 1 << 61)(facts)),
+    lambda facts: (facts.update(data_bytes=(1 << 62) - 1), moved(3, 1 << 61)(facts)),
     lambda facts: facts["blobs"].reverse(),
     lambda facts: facts["blobs"].clear(),
     lambda facts: facts["blobs"].append([1 << 40, 1 << 50, 0, 0, 0, facts["wanted_chunks"]]),

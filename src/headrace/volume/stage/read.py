@@ -199,7 +199,14 @@ class Near:
             here[:] = False  # The volume says what is wrong with them.
         else:
             for cut in stored.cut(starts, counts):
-                sources, there = look.has(cut)
+                try:
+                    sources, there = look.has(cut)
+                except HeadraceError as error:
+                    # Places that cannot be.
+                    with self._locked():
+                        self._give_up(error)
+                    here[:] = False
+                    break
                 rows = np.arange(len(starts)) if cut.source is None else cut.source
                 here[rows[~there]] = False
                 cuts.append((cut, sources, rows))
@@ -343,7 +350,7 @@ class Near:
 
     def _say(self, error: HeadraceError, so: str, *, again: bool = False) -> None:
         if self._trouble is None or again:
-            self._trouble = f"the stage of {self.dataset} at {self.uri} is damaged, and {so}: {error}"
+            self._trouble = f"the stage of {self.dataset} at {self.uri} is not good, and {so}: {error}"
             _log.warning("%s", self._trouble)
 
     def _count(self, near_bytes: int, volume_bytes: int) -> None:

@@ -6,6 +6,7 @@ they find is verified.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -28,6 +29,7 @@ from headrace.device import (
     parse_address,
 )
 from headrace.errors import DeviceError, NotAVolume, UsageError, VolumeDamaged, VolumeError
+from headrace.units import format_bytes
 from headrace.volume.layout import align_up
 from headrace.volume.media.foreign import foreign_signature
 from headrace.volume.media.members import read_superblock
@@ -173,6 +175,7 @@ class Held:
         self.address = address
         self._lock = lock
         self._device: NativeDevice | None = None
+        #: What it is the stage of, once it is laid out.
         self.facts: Facts | None = None
         #: Chunks that are there.
         self.there: Bools = np.zeros(0, np.bool_)
@@ -217,7 +220,17 @@ class Held:
 
     def lay_out(self, plan: Plan, *, force: bool) -> None:
         """Make this the stage of the plan: what is there already stays, if it is of the same blobs. UsageError where
-        the medium holds something else, unless `force`."""
+        the medium holds something else, unless `force`. DeviceError."""
+        try:
+            self._lay_out(plan, force)
+        except OSError as error:
+            raise DeviceError(
+                "the stage cannot be made", where=self.uri, found=error.strerror,
+                next_step=f"it needs a file of {format_bytes(plan.facts.size_bytes)}: use a file system that has such, "
+                "or a block device" if error.errno == errno.EFBIG else None,
+            ) from error  # fmt: skip
+
+    def _lay_out(self, plan: Plan, force: bool) -> None:
         found = self._look(force)
         told = plan.facts.encode()
         if found is not None and found.same_places(plan.facts) and HEAD_BYTES + len(told) <= found.map_at:
