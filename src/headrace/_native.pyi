@@ -156,8 +156,10 @@ def submit_ranges(
     buffer: U32 | None,
     buffer_offset: I64,
     pages: ChecksumPages | None,
+    room: int,
 ) -> Transfer:
-    """Ranges of sources, cut into segments natively; with `pages` every block is verified."""
+    """Ranges of sources, cut into segments natively; with `pages` every block is verified. `room` bytes around the
+    place of each in its buffer may be overwritten."""
 
 def submit_write(
     devices: Sequence[Device],

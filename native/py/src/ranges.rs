@@ -111,7 +111,7 @@ impl ChecksumPages {
 }
 
 #[pyfunction]
-#[pyo3(signature = (devices, volume_id, sources, source, start, length, buffers, buffer, buffer_offset, pages))]
+#[pyo3(signature = (devices, volume_id, sources, source, start, length, buffers, buffer, buffer_offset, pages, room))]
 #[allow(clippy::too_many_arguments)]
 pub fn submit_ranges(
     py: Python<'_>,
@@ -125,6 +125,7 @@ pub fn submit_ranges(
     buffer: Option<&Bound<'_, PyAny>>,
     buffer_offset: &Bound<'_, PyAny>,
     pages: Option<Py<ChecksumPages>>,
+    room: u64,
 ) -> PyResult<Transfer> {
     let buffer_offset = memory::column_u64(buffer_offset, "buffer_offset", None)?;
     let count = buffer_offset.len();
@@ -157,6 +158,7 @@ pub fn submit_ranges(
             .map(|source| source.bind(py).get().source.clone())
             .collect(),
         buffers: buffers.iter().map(memory::writable).collect::<PyResult<_>>()?,
+        room,
     };
     let pages = pages.map(|pages| pages.bind(py).get().pages.clone());
     let begun = py.detach(|| {

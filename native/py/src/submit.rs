@@ -49,6 +49,7 @@ impl Columns<'_, '_> {
                 member: member[i],
                 buffer: buffer[i],
                 first_checksum: 0,
+                spills: false,
             })
             .collect())
     }

@@ -10,6 +10,7 @@
 //! * Whole, wanted units go straight into the caller's buffer, and are verified there.
 //! * Units that are wanted in part, or that end inside a logical block, go through a bounce buffer.
 //! * A small segment that would need a head or a tail is bounced whole: one command costs more than the copy.
+//! * What spills goes whole to the caller's buffer, head and tail, too: neither a command more nor a copy.
 //! * Small segments that follow each other on the device and in the buffer become one request.
 
 use crate::segment::{Direction, Segment};
@@ -122,6 +123,9 @@ impl Cutter<'_> {
 
     /// The part that can move without a bounce; `(last, last)` where there is none.
     fn direct(&self, segment: &Segment, unit: u64, block: u64, first: u64, last: u64) -> (u64, u64) {
+        if segment.spills && self.direction == Direction::Read && last % block == 0 {
+            return (first, last);
+        }
         let wanted_end = segment.skip + segment.take;
         let begin = up(segment.skip, unit);
         let end = if wanted_end == segment.length {
@@ -150,6 +154,7 @@ impl Cutter<'_> {
         let mut index = piece.segment + 1;
         while let Some(segment) = self.segments.get(index) {
             let goes_on = segment.member == previous.member
+                && previous.skip + previous.take == previous.length
                 && segment.buffer == previous.buffer
                 && segment.offset == previous.offset + previous.length
                 && segment.skip == 0
@@ -232,6 +237,43 @@ mod tests {
                 (65536 + long, end - 65536 - 65536 - long, false),
                 (end - 65536, 65536, true)
             ]
+        );
+    }
+
+    #[test]
+    fn what_spills_is_one_command_into_its_place() {
+        let spilled = Segment {
+            skip: 10,
+            take: 9000,
+            spills: true,
+            ..whole(0, 12288, 5000)
+        };
+        let direct = |length| Piece {
+            segment: 0,
+            start: 0,
+            length,
+            device_length: length,
+            bounced: false,
+        };
+        assert_eq!(cut(&[spilled], 4096, Direction::Read), [direct(12288)]);
+        assert_eq!(spilled.buffer_position(0), 4990);
+        // A segment that goes on at once where its wanted part ends is not behind its last byte in the buffer.
+        let next = whole(12288, 4096, 5000 + 9000);
+        let pieces = cut(&[spilled, next], 4096, Direction::Read);
+        assert_eq!((pieces.len(), pieces[0]), (2, direct(12288)));
+        // The end of a member's last block is not there to be read.
+        let odd = Segment { take: 200, ..spilled };
+        let pieces = cut(&[Segment { length: 300, ..odd }], 4096, Direction::Read);
+        assert!(pieces.len() == 1 && pieces[0].bounced && pieces[0].device_length == 4096);
+        let nothing = Segment {
+            skip: 5000,
+            take: 10,
+            ..spilled
+        };
+        let pieces = cut(&[nothing], 0, Direction::Read);
+        assert_eq!(
+            (pieces[0].start, pieces[0].length, pieces[0].bounced),
+            (4096, 4096, false)
         );
     }
 

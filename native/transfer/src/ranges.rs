@@ -99,6 +99,9 @@ pub struct Reading {
     /// All of them have checksum blocks of one size.
     pub sources: Vec<Arc<Source>>,
     pub buffers: Vec<Buffer>,
+    /// Around the place of each range so much of its buffer may be overwritten, too; it need not be there. Spares the copy of
+    /// what is not whole blocks. Of no two ranges those places meet.
+    pub room: u64,
 }
 
 /// Checksums of a run of blocks that are not there yet.
@@ -123,6 +126,7 @@ pub fn submit_ranges(
         volume_id,
         sources,
         buffers,
+        room,
     } = reading;
     let block_bytes = sources.first().map_or(4096, |source| source.data.block_bytes());
     if sources
@@ -139,17 +143,19 @@ pub fn submit_ranges(
     let mut wanted = Vec::with_capacity(ranges.len());
     for (index, range) in ranges.iter().enumerate() {
         // Before it is cut: a source may have more segments than there is memory for.
-        let room = buffers.get(range.buffer as usize).map_or(0, Buffer::len) as u64;
+        let size = buffers.get(range.buffer as usize).map_or(0, Buffer::len) as u64;
         let end = range.buffer_offset.checked_add(range.length);
-        if range.length > 0 && end.is_none_or(|end| end > room) {
+        if range.length > 0 && end.is_none_or(|end| end > size) {
             return Err(IoError::new(ErrorKind::Usage, "the range leaves its buffer")
                 .at(format!("range {index}, buffer {}", range.buffer))
-                .expected(format!("an end of at most {room}"))
+                .expected(format!("an end of at most {size}"))
                 .found(format!("{} + {}", range.buffer_offset, range.length)));
         }
         let inside = sources.get(range.source as usize).is_some_and(|source| {
             source.data.cut(range.start, range.length, |part| {
-                segments.push(segment(&part, range, source.birth, block_bytes));
+                let mut segment = segment(&part, range, source.birth, block_bytes);
+                segment.spills = fits(&segment, room, size);
+                segments.push(segment);
                 origins.push((index as u32, part.within));
                 wanted.push(range.source);
             })
@@ -221,6 +227,15 @@ impl Filling {
     }
 }
 
+/// What is read around the wanted part has room in a buffer of so many bytes.
+fn fits(segment: &Segment, room: u64, size: u64) -> bool {
+    let tail = segment.length - segment.skip - segment.take;
+    let end = segment.buffer_offset.saturating_add(segment.take);
+    segment.skip.max(tail) <= room
+        && segment.skip <= segment.buffer_offset
+        && tail <= size.saturating_sub(end)
+}
+
 fn segment(part: &Part, range: &Range, birth: u64, block_bytes: u64) -> Segment {
     Segment {
         offset: part.offset,
@@ -234,6 +249,7 @@ fn segment(part: &Part, range: &Range, birth: u64, block_bytes: u64) -> Segment 
         member: part.member,
         buffer: range.buffer,
         first_checksum: 0,
+        spills: false,
     }
 }
 
@@ -464,6 +480,7 @@ mod tests {
             volume_id: ID,
             sources: vec![source.clone()],
             buffers: vec![into],
+            room: 0,
         };
         submit_ranges(reading, &ranges, Some(cache)).unwrap().0
     }

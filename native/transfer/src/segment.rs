@@ -25,12 +25,14 @@ pub struct Segment {
     pub buffer: u32,
     /// Place of the segment's first checksum in the flat array; filled by [`check`].
     pub first_checksum: u64,
+    /// Reads: the bytes around the wanted part may go to the buffer, too, where there is room for them.
+    pub spills: bool,
 }
 
 impl Segment {
-    /// Where data byte `position` lies in the caller's buffer; only for wanted bytes.
+    /// Where data byte `position` lies in the caller's buffer; only for wanted bytes, unless the segment spills.
     pub(crate) fn buffer_position(&self, position: u64) -> usize {
-        (self.buffer_offset + (position - self.skip)) as usize
+        (self.buffer_offset + position - self.skip) as usize
     }
 }
 
@@ -120,6 +122,15 @@ pub fn check(segments: &mut [Segment], around: &Surroundings<'_>) -> Result<(), 
             )
             .expected(format!("an end of at most {}", buffer.len()))
             .found(format!("{} + {}", segment.buffer_offset, segment.take)));
+        }
+        if segment.spills
+            && (segment.buffer_offset < segment.skip
+                || buffer.len() as u64 - segment.buffer_offset < segment.length - segment.skip)
+        {
+            return Err(usage(
+                "there is no room around the wanted part",
+                format!("segment {index}, buffer {}", segment.buffer),
+            ));
         }
         if around.checksums.is_some() && unit % block != 0 && block % unit != 0 {
             return Err(

@@ -113,6 +113,7 @@ fn read(
         volume_id: ID,
         sources: vec![world.source.clone()],
         buffers: vec![buffer.clone()],
+        room: 0,
     };
     let (transfer, _) = submit_ranges(reading, &rows, pages).map_err(|error| (error, None))?;
     let result = transfer.wait(LONG).expect("in time");
@@ -169,6 +170,72 @@ fn cold_and_warm_reads_give_the_bytes_and_pages_are_read_once() {
         );
     }
     assert_eq!(pages.bytes(), LENGTH.div_ceil(BLOCK as usize) * 4);
+}
+
+#[test]
+fn room_around_a_range_is_all_that_is_overwritten_beside_it() {
+    let world = world();
+    let pages = Arc::new(PageCache::new(1 << 20));
+    let ranges = some(0);
+    for room in [0, 100, BLOCK, 4 * BLOCK] {
+        // Between the rooms of two ranges there are three bytes, and none at the ends of the buffer.
+        let step = |length: usize| length + 2 * room as usize + 3;
+        let total = ranges.iter().map(|&(_, length)| step(length)).sum::<usize>() - 3;
+        let buffer = Buffer::from_vec(vec![7; total]);
+        let mut at = room as usize;
+        let rows: Vec<Range> = ranges
+            .iter()
+            .map(|&(start, length)| {
+                let row = Range {
+                    source: 0,
+                    buffer: 0,
+                    buffer_offset: at as u64,
+                    start: start as u64,
+                    length: length as u64,
+                };
+                at += step(length);
+                row
+            })
+            .collect();
+        let reading = Reading {
+            devices: world.devices.clone(),
+            volume_id: ID,
+            sources: vec![world.source.clone()],
+            buffers: vec![buffer.clone()],
+            room,
+        };
+        let (transfer, _) = submit_ranges(reading, &rows, Some(&pages)).unwrap();
+        transfer.wait(LONG).expect("in time").unwrap();
+        let mut found = vec![0; total];
+        buffer.copy_to(0, &mut found);
+        let mut spilled = 0;
+        for (row, (start, length)) in rows.iter().zip(&ranges) {
+            let (first, last) = (row.buffer_offset as usize, row.buffer_offset as usize + length);
+            assert_eq!(
+                found[first..last],
+                world.data[*start..start + length],
+                "room {room}"
+            );
+            let around = [
+                &found[first - room as usize..first],
+                &found[last..last + room as usize],
+            ];
+            spilled += around.concat().iter().filter(|&&byte| byte != 7).count();
+            let behind = last + room as usize;
+            assert!(found[behind..(behind + 3).min(total)]
+                .iter()
+                .all(|&byte| byte == 7));
+        }
+        // Little room does for some of the ranges.
+        assert!(
+            if room < BLOCK {
+                room > 0 || spilled == 0
+            } else {
+                spilled > 0
+            },
+            "room {room}"
+        );
+    }
 }
 
 #[test]
@@ -252,6 +319,7 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
             volume_id: ID,
             sources: vec![world.source.clone()],
             buffers: vec![Buffer::zeroed(16)],
+            room: 0,
         };
         let rows = [row(0, 10, 0), row(start, length, at)];
         let error = submit_ranges(reading, &rows, Some(&pages)).err().unwrap();

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.mixture import GlobalOrder
+from headrace.dataset.ring import Ring
 from headrace.dataset.samples import WINDOWS, Places, Plan, Samples, WindowSamples
 from headrace.dataset.segments import Segments
 from headrace.dataset.state import MAX_CONSUMED, LoaderState, check_state, current_state
@@ -162,15 +163,15 @@ def _used(pieces: Places) -> tuple[I64, I64]:
     return rows, pieces.places[last] + pieces.lengths[last]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Flight:
     """A batch: first it is found out where its samples lie, then they are read."""
 
     position: int
     sources: I64
     samples: I64
-    #: Source, its rows of the batch, where they lie.
-    plans: list[tuple[int, I64, Plan]]
+    #: Source, its rows of the batch (None: all), where they lie.
+    plans: list[tuple[int, I64 | None, Plan]]
     slot: int = -1
     pieces: list[Places] = field(default_factory=list)
     transfers: list[VolumeTransfer] = field(default_factory=list)
@@ -222,15 +223,19 @@ class Feed:
         self.where = ", ".join(names)
         #: Of each source: the token that ends a document, where rows are windows that have one.
         self._ends = np.array([_end_of(samples) if samples.kind == WINDOWS else -1 for samples in self._samples])
+        #: The same of every batch, where there is but one source.
+        self._one = np.zeros(options.local_batch, np.int64), np.repeat(self._ends[:1], options.local_batch)
         self.pad_id = max(0, *map(_end_of, self._samples)) if pad_id is None else pad_id
         if not 0 <= self.pad_id <= np.iinfo(self.dtype).max:
             expected = f"0 to {np.iinfo(self.dtype).max}"
             raise UsageError("pad_id is out of range", expected=expected, found=str(self.pad_id))
-        if buffers is None:
-            shape = (options.local_batch, options.sequence_length + 1)
-            buffers = [np.empty(shape, self.dtype) for _ in range(options.prefetch)]
-        self._buffers = list(buffers)
-        self._free = deque(range(len(self._buffers)))
+        self._ring = (
+            Ring.make(options.prefetch, options.local_batch, options.sequence_length + 1, self.dtype)
+            if buffers is None
+            else Ring.of(buffers, options.sequence_length + 1)
+        )
+        self._joint, self._end = options.joint_batch, self.end
+        self._free = deque(range(len(self._ring)))
         #: Being read, and behind them those of which it is being found out where they lie.
         self._flights: deque[_Flight] = deque()
         self._planned: deque[_Flight] = deque()
@@ -263,7 +268,7 @@ class Feed:
     @property
     def ring_bytes(self) -> int:
         """Memory of all buffers."""
-        return sum(buffer.nbytes for buffer in self._buffers)
+        return self._ring.nbytes
 
     @property
     def tells_documents(self) -> bool:
@@ -298,10 +303,10 @@ class Feed:
             self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
         flight = self._taken = self._flights.popleft()
         self._lent.add(flight.slot)
-        self._consumed += self.options.joint_batch
+        self._consumed += self._joint
         self._batches += 1
         self._tokens += flight.token_count
-        tokens, pieces = self._buffers[flight.slot], _joined(flight.pieces)
+        tokens, pieces = self._ring.tokens[flight.slot], _joined(flight.pieces)
         if flight.token_count < tokens.size:
             for row, used in zip(*_used(pieces), strict=True):
                 tokens[row, used:] = self.pad_id
@@ -312,7 +317,7 @@ class Feed:
             samples=flight.samples,
             position=flight.position,
             pieces=pieces,
-            ends=self._ends[flight.sources],
+            ends=self._one[1] if len(self._samples) == 1 else self._ends[flight.sources],
         )
 
     def put_back(self, batch: FeedBatch) -> None:
@@ -446,12 +451,13 @@ class Feed:
         )  # fmt: skip
 
     def _fill(self) -> None:
-        end, batch = self.end, self.options.joint_batch
-        while len(self._planned) < self.options.prefetch and (end is None or self._ahead + batch <= end):
+        while len(self._planned) < self.options.prefetch and (
+            self._end is None or self._ahead + self._joint <= self._end
+        ):
             sources, samples = self._samples_at(self._ahead)
             plans = self._plans(sources, samples)
             self._planned.append(_Flight(position=self._ahead, sources=sources, samples=samples, plans=plans))
-            self._ahead += batch
+            self._ahead += self._joint
             self._read_planned()
         self._read_planned()
 
@@ -507,8 +513,10 @@ class Feed:
         if failed is not None:
             raise failed
 
-    def _plans(self, sources: I64, samples: I64) -> list[tuple[int, I64, Plan]]:
-        plans = []
+    def _plans(self, sources: I64, samples: I64) -> list[tuple[int, I64 | None, Plan]]:
+        if len(self._samples) == 1:
+            return [(0, None, self._samples[0].plan(samples))]
+        plans: list[tuple[int, I64 | None, Plan]] = []
         for source in np.unique(sources).tolist():
             rows = np.flatnonzero(sources == source)
             plans.append((source, rows, self._samples[source].plan(samples[rows])))
@@ -517,31 +525,32 @@ class Feed:
     def _find(self, flight: _Flight) -> None:
         """Take what the plans say: places in the batch, of all its sources in their order."""
         flight.pieces = [
-            Places(places.starts, places.lengths, rows[places.rows], places.places)
-            for places, rows in ((plan.places(), rows) for _, rows, plan in flight.plans)
+            found if rows is None else found._replace(rows=rows[found.rows])
+            for found, rows in ((plan.places(), rows) for _, rows, plan in flight.plans)
         ]
 
     def _submit(self, flight: _Flight) -> None:
-        width = self.options.sequence_length + 1
-        # Those of an attempt that did not come to its end still read, into this very buffer.
-        try:
-            self._wait(flight.transfers, time.monotonic() + self.options.stall_timeout_s)
-        except HeadraceError:
-            if not flight.done():
-                raise
+        if flight.transfers:
+            # Those of an attempt that did not come to its end still read, into this very buffer.
+            try:
+                self._wait(flight.transfers, time.monotonic() + self.options.stall_timeout_s)
+            except HeadraceError:
+                if not flight.done():
+                    raise
         flight.transfers, flight.token_count = [], 0
         for (source, _, _), found in zip(flight.plans, flight.pieces, strict=True):
-            places = found.rows * width + found.places
             flight.transfers.append(
                 self._samples[source].stream.submit_pieces(
-                    found.starts, found.lengths, self._buffers[flight.slot], places, verify=self.options.verify
+                    found.starts, found.lengths, self._ring.memory[flight.slot],
+                    self._ring.places(found.rows, found.places),
+                    verify=self.options.verify, room_bytes=self._ring.room_bytes,
                 )
-            )
+            )  # fmt: skip
             flight.token_count += int(found.lengths.sum())
 
     def _samples_at(self, position: int) -> tuple[I64, I64]:
         """Sources and samples of this rank in the batch at `position`: int64[local_batch] each."""
-        batch, local = self.options.joint_batch, self.options.local_batch
+        batch, local = self._joint, self.options.local_batch
         row, odd = divmod(position - self._order_start, batch)
         if self._order is None or odd or not 0 <= row < len(self._order[0]):
             # Within an epoch, more or less: each one is a permutation of its own.
@@ -552,7 +561,7 @@ class Feed:
             self._order_start = position
             row = 0
         sources, samples = self._order
-        return sources[row], samples[row]
+        return self._one[0] if len(self._samples) == 1 else sources[row], samples[row]
 
     def _stalled(self, transfer: VolumeTransfer) -> DeviceTimeout:
         ready = sum(flight.done() for flight in self._flights)

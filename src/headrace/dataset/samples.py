@@ -11,7 +11,7 @@ for (`plan`) some time before its tokens are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,8 @@ WINDOWS = "windows"
 KINDS = (WINDOWS, "packed", "padded")
 
 
-@dataclass(frozen=True)
-class Places:
-    """Ranges of tokens of some samples: int64[n] each."""
+class Places(NamedTuple):
+    """Ranges of tokens of some samples: int64[n] each, which nobody changes."""
 
     #: First token in the stream, tokens.
     starts: I64
@@ -74,17 +73,16 @@ class Samples(Protocol):
         """Find out where these samples lie."""
 
 
-@dataclass(frozen=True)
 class WindowPlan:
-    samples: I64
-    sequence_length: int
-    transfer: None = None
+    """Arithmetic: there is nothing to wait for."""
+
+    transfer = None
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
 
     def places(self) -> Places:
-        count, length = len(self.samples), self.sequence_length
-        rows = np.arange(count, dtype=np.int64)
-        zeros = np.zeros(count, np.int64)
-        return Places(self.samples * length, np.full(count, length + 1, np.int64), rows, zeros)
+        return self._places
 
 
 class WindowSamples:
@@ -97,9 +95,20 @@ class WindowSamples:
         self.stream = stream
         self.sequence_length = sequence_length
         self.sample_count = stream.sample_count(sequence_length)
+        #: All but `starts`, the same for each batch of so many samples.
+        self._alike = self._places(0)
 
     def plan(self, samples: I64) -> WindowPlan:
-        return WindowPlan(samples, self.sequence_length)
+        alike = self._alike
+        if len(alike.lengths) != len(samples):
+            # Replaced as one: threads share it.
+            alike = self._alike = self._places(len(samples))
+        _, lengths, rows, places = alike
+        return WindowPlan(Places(samples * self.sequence_length, lengths, rows, places))
+
+    def _places(self, count: int) -> Places:
+        zeros, lengths = np.zeros(count, np.int64), np.full(count, self.sequence_length + 1, np.int64)
+        return Places(zeros, lengths, np.arange(count, dtype=np.int64), zeros)
 
 
 @dataclass(frozen=True)

@@ -254,17 +254,25 @@ class TokenStream:
         )
 
     def submit_pieces(
-        self, starts: I64, lengths: I64, buffer: npt.NDArray[Any], places: I64, *, verify: bool = True
+        self,
+        starts: I64,
+        lengths: I64,
+        buffer: npt.NDArray[Any],
+        places: I64,
+        *,
+        verify: bool = True,
+        room_bytes: int = 0,
     ) -> VolumeTransfer:
         """Start to read tokens `[start, start + length)` of each piece to `buffer.flat[place:]`.
 
-        All int64[n], tokens. `buffer`: of `dtype`, C-contiguous, the transfer's until it is done. `UsageError`: a piece
-        leaves the stream or the buffer.
+        All int64[n], tokens. `buffer`: of `dtype`, C-contiguous, the transfer's until it is done. `room_bytes`: of
+        `Volume.submit_read`. `UsageError`: a piece leaves the stream or the buffer.
         """
         itemsize = self.dtype.itemsize
         return self.reads.submit_read(
-            self.bin_info, starts * itemsize, lengths * itemsize, [buffer], places * itemsize, verify=verify
-        )
+            self.bin_info, starts * itemsize, lengths * itemsize, [buffer], places * itemsize, verify=verify,
+            room_bytes=room_bytes,
+        )  # fmt: skip
 
     def read_window(self, start: int, length_tokens: int) -> npt.NDArray[Any]:
         """Tokens `[start, start + length_tokens)`: dtype[length_tokens]. The convenience of `submit_windows`."""

@@ -55,9 +55,13 @@ def submit_ranges(
     buffer: U32 | None,
     buffer_offset: I64,
     pages: ChecksumPages | None,
+    room_bytes: int = 0,
 ) -> Transfer | None:
     """Start to read `length` bytes from `start` on of each `sources[source]` (uint32[n]; None: of the first) to
     `buffer_offset` of `buffers[buffer]` (likewise). Every block is verified, unless `pages` is None.
+
+    `room_bytes`: before and behind the place of each range so much of its buffer (as far as it goes) may be
+    overwritten, too, and those places do not meet: then what lies in the same blocks as the range needs no copy.
 
     None where a device has no native engine. All sources have checksum blocks of one size. `UsageError`, before
     anything moves, where a range leaves its source or its buffer.
@@ -68,7 +72,7 @@ def submit_ranges(
     try:
         return Transfer(
             _native.submit_ranges(
-                handles, volume_id, sources, source, start, length, buffers, buffer, buffer_offset, pages
+                handles, volume_id, sources, source, start, length, buffers, buffer, buffer_offset, pages, room_bytes
             )
         )
     except (BufferError, TypeError, ValueError) as error:

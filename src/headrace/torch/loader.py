@@ -33,6 +33,7 @@ from headrace.dataset.stream import TokenStream
 from headrace.device import BlockDevice
 from headrace.errors import UsageError
 from headrace.torch.parallel import data_rank
+from headrace.torch.reused import Reused
 from headrace.volume import Volume
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class _Loader(ABC, Generic[Batch]):
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         buffers = [tensor.numpy() for tensor in self._pinned] or None
         self._feed = Feed(sources, options, shares=shares, buffers=buffers, pad_id=pad_id)
+        self._made = Reused((options.local_batch, sequence_length + 1))
         self._last: FeedBatch | None = None
 
     def __iter__(self) -> Self:
@@ -191,7 +193,8 @@ class _Loader(ABC, Generic[Batch]):
 
     @property
     def ring_bytes(self) -> int:
-        """Memory that the loader holds for batches."""
+        """Memory that the loader holds for batches that are read ahead. In ordinary memory that of two more tensors is
+        kept to be used again."""
         return self._feed.ring_bytes
 
     @property
@@ -247,7 +250,7 @@ class _Loader(ABC, Generic[Batch]):
         """int64[rows, sequence_length + 1], the caller's own."""
         if self._device.type == "cuda":
             return self._to_cuda(batch)
-        return torch.from_numpy(batch.tokens.astype(np.int64))
+        return self._made.tensor(batch.tokens)
 
     def _to_cuda(self, batch: FeedBatch) -> torch.Tensor:
         consumer = torch.cuda.current_stream(self._device)

@@ -36,6 +36,7 @@ def submit(
     buffer_offsets: npt.ArrayLike,
     buffer_index: npt.ArrayLike | None,
     verify: bool,
+    room_bytes: int = 0,
 ) -> VolumeTransfer:
     """`Volume.submit_read`, of an object that was looked up."""
     starts, counts, places = _int64(offsets), _int64(lengths), _int64(buffer_offsets)
@@ -48,7 +49,11 @@ def submit(
     if stored.value.blob is None:
         _check_ranges(stored, starts, counts, places)
     moves: list[Move] = []
-    for cut in stored.cut(starts, counts):
+    cuts = stored.cut(starts, counts)
+    if room_bytes and any(cut.within is not None and cut.within.any() for cut in cuts):
+        # Behind a part of a range lies the next part of it.
+        room_bytes = 0
+    for cut in cuts:
         try:
             transfer = submit_ranges(
                 volume.devices,
@@ -61,6 +66,7 @@ def submit(
                 cut.buffers(index),
                 cut.places(places),
                 volume._checksums.pages if verify else None,
+                room_bytes,
             )
         except BaseException as error:
             # Those that have begun still move: the buffers are the caller's again only when they have ended, too.
@@ -146,7 +152,7 @@ def _expected(volume: Volume, stored: StoredObject, parts: Sequence[tuple[Stored
 
 def _int64(values: npt.ArrayLike) -> I64:
     if isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
-        return np.ascontiguousarray(values)
+        return values if values.flags.c_contiguous else np.ascontiguousarray(values)
     array = np.atleast_1d(np.asarray(values))
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError("a column of a read", expected="whole numbers, one dimension", found=f"{array.dtype}")

@@ -233,17 +233,22 @@ class Volume(Contents):
         buffer_index: npt.ArrayLike | None = None,
         *,
         verify: bool = True,
+        room_bytes: int = 0,
     ) -> VolumeTransfer:
         """Start to read byte ranges of one object, given by name or by its `ObjectInfo` (then it must be that very
         one).
 
         `offsets`, `lengths`: uint64[n], bytes in the object; `buffer_offsets`: uint64[n], where they go in
         `buffers[buffer_index]` (uint32[n], all 0 by default). Ranges may overlap; no Python runs per range or block.
-        Reads are widened to whole checksum blocks and verified; `verify=False` waives that.
+        Reads are widened to whole checksum blocks and verified; `verify=False` waives that. `room_bytes`: around the
+        place of each range so much of its buffer, as far as it goes, may be overwritten, too, and those places do not
+        meet: where the rest of a range's first and last block has room there, nothing is copied.
 
         UsageError where a range leaves the object or its buffer; ObjectNotFound; errors of the read come from `wait`.
         """
-        return submit(self, self.stored(what), offsets, lengths, buffers, buffer_offsets, buffer_index, verify)
+        return submit(
+            self, self.stored(what), offsets, lengths, buffers, buffer_offsets, buffer_index, verify, room_bytes
+        )
 
     def checksums_of(self, blob: StoredBlob, blocks: I64) -> U32:
         """Checksums of these blocks of a blob. TableMismatch, DeviceError."""

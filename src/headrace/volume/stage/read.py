@@ -179,6 +179,7 @@ class Near:
         buffer_index: npt.ArrayLike | None = None,
         *,
         verify: bool = True,
+        room_bytes: int = 0,
     ) -> VolumeTransfer:
         """`Volume.submit_read`. What comes from the stage is verified also where `verify` is not set: without that
         nobody could say what it is."""
@@ -187,7 +188,7 @@ class Near:
         if look is None or not _plain(starts, counts):
             self._count(0, _total(counts))
             return self._volume.submit_read(
-                what, offsets, lengths, buffers, buffer_offsets, buffer_index, verify=verify
+                what, offsets, lengths, buffers, buffer_offsets, buffer_index, verify=verify, room_bytes=room_bytes
             )
         starts, counts = starts.astype(np.int64), counts.astype(np.int64)
         places = np.atleast_1d(np.asarray(buffer_offsets)).astype(np.int64)
@@ -214,7 +215,7 @@ class Near:
         def from_volume(mask: Bools) -> VolumeTransfer:
             return self._volume.submit_read(
                 what, starts[mask], counts[mask], buffers, places[mask], None if index is None else index[mask],
-                verify=verify,
+                verify=verify, room_bytes=room_bytes,
             )  # fmt: skip
 
         near_bytes = int(counts[here].sum())

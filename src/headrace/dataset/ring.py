@@ -1,0 +1,67 @@
+"""The memory that batches are read into.
+
+What is read is whole checksum blocks, of which the first and the last belong to a row in part only. Where rows have
+room around them, the rest of those blocks stands there, and the engine reads into place, without a copy:
+
+    | room | row 0 | room | room | row 1 | room | ...
+
+No two rooms meet: a block is verified where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+
+I64 = npt.NDArray[np.int64]
+
+#: Rows that are shorter than so much room are copied instead: room would be most of the memory, and the copy is short.
+_ROOM_PART = 4
+#: Rows begin at multiples of this beyond their room.
+_LINE_BYTES = 64
+
+
+class Ring:
+    """Buffers of some rows of `width` tokens each."""
+
+    def __init__(
+        self, memory: Sequence[npt.NDArray[Any]], width: int, *, pitch: int, lead: int = 0, room_bytes: int = 0
+    ) -> None:
+        """`memory`: dtype[rows * pitch] each, for the engine to read into. A row begins `lead` tokens behind its part
+        of it, and `room_bytes` before and behind it are nobody's."""
+        self.memory = list(memory)
+        #: dtype[rows, width] each.
+        self.tokens = [each.reshape(-1, pitch)[:, lead : lead + width] for each in memory]
+        self.room_bytes = room_bytes
+        self._pitch = pitch
+        self._lead = lead
+
+    @classmethod
+    def make(cls, count: int, rows: int, width: int, dtype: np.dtype[Any]) -> Ring:
+        """`count` buffers, with room where that is worth its memory."""
+        row_bytes = width * dtype.itemsize
+        room = CHECKSUM_BLOCK_BYTES if row_bytes >= _ROOM_PART * CHECKSUM_BLOCK_BYTES else 0
+        pitch = (-(-row_bytes // _LINE_BYTES) * _LINE_BYTES + 2 * room) // dtype.itemsize if room else width
+        memory = [np.empty(rows * pitch, dtype) for _ in range(count)]
+        return cls(memory, width, pitch=pitch, lead=room // dtype.itemsize, room_bytes=room)
+
+    @classmethod
+    def of(cls, buffers: Sequence[npt.NDArray[Any]], width: int) -> Ring:
+        """Buffers that are there, perhaps none: dtype[rows, width], C-contiguous, without room."""
+        return cls([buffer.reshape(-1) for buffer in buffers], width, pitch=width)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memory.nbytes for memory in self.memory)
+
+    def places(self, rows: I64, places: I64) -> I64:
+        """Where in the memory of a buffer these places of rows are, in tokens."""
+        return rows * self._pitch + (places + self._lead)
