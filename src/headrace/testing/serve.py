@@ -107,7 +107,7 @@ def serving(
     options: Sequence[str] = (),
     prefix: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    start_timeout_s: float = 20,
+    start_timeout_s: float = 90,
     port: int | None = None,
 ) -> Iterator[ServeProcess]:
     """Namespaces as `headrace serve` takes them; `options`: more of its options; `prefix`: a command that runs it.
