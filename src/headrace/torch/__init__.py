@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.torch.dataset import TokenDataset as TokenDataset
+    from headrace.torch.epochs import Epochs as Epochs
+    from headrace.torch.epochs import causal as causal
     from headrace.torch.export import ExportReport as ExportReport
     from headrace.torch.export import export_model as export_model
     from headrace.torch.follow import Follower as Follower
+    from headrace.torch.huggingface import feed_trainer as feed_trainer
     from headrace.torch.iterable import TokenIterable as TokenIterable
     from headrace.torch.loader import DocumentLoader as DocumentLoader
     from headrace.torch.loader import Documents as Documents
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "DocumentLoader": "loader",
     "Documents": "loader",
+    "Epochs": "epochs",
     "ExportReport": "export",
     "Follower": "follow",
     "LoadReport": "reader",
@@ -38,7 +42,9 @@ _HOMES = {
     "VolumeReader": "reader",
     "VolumeWriter": "writer",
     "WriterOptions": "writer",
+    "causal": "epochs",
     "export_model": "export",
+    "feed_trainer": "huggingface",
     "load_model": "model",
     "save_model": "model",
 }

@@ -19,7 +19,8 @@ from headrace.torch.sampler import Layout, refuse_dealers
 
 
 class TokenIterable(torch.utils.data.IterableDataset[Any]):
-    """Batches of this rank, one epoch an iteration: what a `DataLoader` with `batch_size=None` hands on as it is.
+    """Batches of this rank, without end, as those of `TokenLoader`: what a `DataLoader` with `batch_size=None` hands
+    on as it is. Epochs follow one another without a gap: worker processes would begin each iteration with the same one.
 
     `prefetch` batches are read ahead. Worker w of n reads batches w, w + n, ... of the rank, which is the order in
     which `DataLoader` takes them. `state_dict` counts batches handed out, not those read ahead; without workers it is
@@ -52,10 +53,6 @@ class TokenIterable(torch.utils.data.IterableDataset[Any]):
         #: Where this iteration began, the same for all workers, and how many batches of this worker's it has had.
         self._start = self._given = 0
 
-    def __len__(self) -> int:
-        """Batches an epoch, of all workers."""
-        return self._layout.steps * self._layout.options.accumulation
-
     def __iter__(self) -> Iterator[Any]:
         """Goes on where the last iteration, or the state that was loaded, stands."""
         if self._layout.options.world > 1:
@@ -83,26 +80,20 @@ class TokenIterable(torch.utils.data.IterableDataset[Any]):
     def _batches(self) -> Iterator[Any]:
         worker, workers = _worker()
         options = self._layout.options
-        end = self._layout.end_of_epoch(self._start)
         first = self._start + worker * options.joint_batch + options.rank * options.local_batch
         ahead: deque[ChosenRead] = deque()
         planned = self._given
         while True:
             while len(ahead) < self.prefetch:
                 place = first + planned * workers * options.joint_batch
-                if place >= end:
-                    break
                 ahead.append(self.dataset.submit(range(place, place + options.local_batch)))
                 planned += 1
-            if not ahead:
-                break
             for read in ahead:
                 read.advance()
             batch = self.dataset.batch(ahead[0].wait())
             ahead.popleft()
             self._given += 1
             yield batch
-        self._start, self._given = end, 0
 
 
 def _worker() -> tuple[int, int]:

@@ -1,0 +1,95 @@
+"""Lightning: a loader in epochs, whose state its checkpoints keep."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as lightning
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from headrace.errors import UsageError
+from headrace.torch import Epochs, OrderSampler
+from tests.frameworks.cases.job import (
+    BATCH,
+    SAVE_EVERY,
+    Job,
+    Order,
+    as_torchrun,
+    killed_and_resumed,
+    tiny_gpt,
+    watched,
+)
+from tests.torch import crew
+from tests.torch.crew import Rank
+
+
+class Model(lightning.LightningModule):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.begun = -1
+
+    def on_train_start(self) -> None:
+        self.begun = self.trainer.global_step
+
+    def training_step(self, batch: torch.Tensor, index: int) -> Any:
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def _trainer(rank: Rank, job: Job, **options: Any) -> lightning.Trainer:
+    saves = ModelCheckpoint(
+        dirpath=job.folder / "lightning", every_n_train_steps=SAVE_EVERY, save_top_k=-1, filename="{step}"
+    )  # fmt: skip
+    return lightning.Trainer(
+        accelerator="cpu", devices=rank.world, strategy="ddp" if rank.world > 1 else "auto", max_steps=job.steps,
+        callbacks=[saves], logger=False, enable_progress_bar=False, enable_model_summary=False, barebones=False,
+        accumulate_grad_batches=job.accumulation, default_root_dir=job.folder, **options,
+    )  # fmt: skip
+
+
+def _newest(folder: Path) -> Path:
+    return max(folder.glob("lightning/*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+
+
+def fit(rank: Rank, job: Job) -> int:
+    as_torchrun(rank)
+    warnings.simplefilter("ignore")
+    with job.volume() as volume, job.loader(volume) as loader:
+        model = Model(watched(tiny_gpt(), rank, job))
+        newest = _newest(job.folder) if job.resume else None
+        _trainer(rank, job).fit(model, Epochs(loader), ckpt_path=newest, weights_only=False)
+        assert loader.consumed == job.steps * BATCH
+    return model.begun
+
+
+def twice(rank: Rank, job: Job) -> str:
+    as_torchrun(rank)
+    with job.volume() as volume:
+        data = job.dataset(volume)
+        sampler = OrderSampler(data, global_batch=BATCH)
+        batches = DataLoader(data, batch_size=sampler.rows, sampler=sampler)
+        with pytest.raises(UsageError) as caught:
+            _trainer(rank, job).fit(Model(tiny_gpt()), batches)
+    os.environ.pop("TORCHELASTIC_RUN_ID")
+    return str(caught.value)
+
+
+def test_lightning_keeps_the_state_of_the_loader(job: Job, order: Order) -> None:
+    killed_and_resumed(job, fit, order, world=3)
+
+
+def test_lightning_with_accumulation_on_one_rank(job: Job, order: Order) -> None:
+    killed_and_resumed(job, fit, order, world=1, accumulation=2)
+
+
+def test_a_sampler_that_lightning_would_deal_out_again(job: Job) -> None:
+    assert all("deal that out once more" in said for said in crew.run(2, twice, job))
