@@ -43,7 +43,8 @@ SAMPLES = 300
 def _config(cached: Path | None) -> GPTDatasetConfig:
     tokenizer = SimpleNamespace(eod=0, eos=0, pad=-1, vocab_size=512, unique_identifiers={"name": "test"})
     return GPTDatasetConfig(
-        random_seed=SEED, sequence_length=LENGTH, split="1,0,0", path_to_cache=str(cached) if cached else None, tokenizer=tokenizer,
+        random_seed=SEED, sequence_length=LENGTH, split="1,0,0", tokenizer=tokenizer,
+        path_to_cache=None if cached is None else str(cached),
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=True, create_attention_mask=False,
     )  # fmt: skip
 
