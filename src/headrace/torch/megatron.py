@@ -32,7 +32,7 @@ class _Range(NamedTuple):
     """What Megatron asks for."""
 
     offset: int
-    count: int
+    length: int
     dtype: np.dtype[Any]
 
 
@@ -54,18 +54,18 @@ class VolumeBinReader:
         they do not come within `stall_timeout_s`."""
         wanted = _Range(int(offset), int(count), np.dtype(dtype))
         # Its numbers come from the index, and memory is taken for them.
-        length, end = self.stream.bin_info.length_bytes, wanted.offset + wanted.count * wanted.dtype.itemsize
-        if wanted.offset < 0 or wanted.count < 0 or end > length:
+        length, end = self.stream.bin_info.length_bytes, wanted.offset + wanted.length * wanted.dtype.itemsize
+        if wanted.offset < 0 or wanted.length < 0 or end > length:
             raise DatasetError(
                 "the index leads out of the tokens",
                 where=self.stream.bin_info.name,
                 expected=f"within {length} bytes",
-                found=f"{wanted.count} of {wanted.dtype.name} from byte {wanted.offset} on",
+                found=f"{wanted.length} of {wanted.dtype.name} from byte {wanted.offset} on",
                 next_step=f"`headrace dataset verify {self.stream.name}`",
             )
         if self._noted is not None:
             self._noted.append(wanted)
-            return np.zeros(wanted.count, wanted.dtype)
+            return np.zeros(wanted.length, wanted.dtype)
         if wanted in self._here:
             return self._here[wanted]
         return self.submit([wanted]).wait()[wanted]
@@ -80,7 +80,7 @@ class _Ranges:
 
     def __init__(self, reader: VolumeBinReader, ranges: list[_Range]) -> None:
         self._timeout_s = reader.stall_timeout_s
-        lengths = np.array([each.count * each.dtype.itemsize for each in ranges], np.int64)
+        lengths = np.array([each.length * each.dtype.itemsize for each in ranges], np.int64)
         # Aligned for whatever is in them.
         places = np.cumsum(-(-lengths // 8) * 8) - -(-lengths // 8) * 8
         buffer = np.empty(int(places[-1] + lengths[-1]) if ranges else 0, np.uint8)
@@ -157,7 +157,7 @@ def _write_index(stream: TokenStream, file: int) -> None:
     for begin in range(0, length, _PIECE_BYTES):
         piece = buffer[: min(_PIECE_BYTES, length - begin)]
         stream.volume.submit_read(stream.idx_info, [begin], [piece.nbytes], [piece], [0]).wait()
-        view = memoryview(piece)
+        view: memoryview = piece.data
         while view:
             view = view[os.write(file, view) :]
 
