@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -154,6 +155,23 @@ def test_a_shallow_buffer_drops(nodes: Nodes) -> None:
     nodes[1].shape(down=Link(rate_bits=40 * MEGABIT, buffer_bytes=8 << 10, burst_bytes=4 << 10))
     fetch(nodes, 2_000_000)
     assert nodes[1].counters()[0].dropped > 0
+
+
+def test_a_link_is_taken_down_and_up_again(nodes: Nodes) -> None:
+    code = (
+        "import socket, sys; s = socket.socket(); s.settimeout(float(sys.argv[2])); "
+        "print(s.connect_ex((sys.argv[1], 1)))"
+    )
+
+    def connected(timeout_s: float) -> int:
+        return int(nodes[2].run([sys.executable, "-c", code, nodes[0].address, str(timeout_s)]).stdout)
+
+    nodes[0].set_link(up=False)
+    try:
+        assert connected(0.5) != errno.ECONNREFUSED
+    finally:
+        nodes[0].set_link(up=True)
+    assert connected(20) == errno.ECONNREFUSED
 
 
 def test_a_delay_is_there_or_refused(nodes: Nodes) -> None:

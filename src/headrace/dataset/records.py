@@ -268,6 +268,10 @@ class RecordBatch:
         """All bytes have arrived, or it failed; never blocks."""
         return self._transfer.done()
 
+    def waiting(self) -> str | None:
+        """As of `VolumeTransfer`."""
+        return self._transfer.waiting()
+
     def wait(self, timeout_s: float | None = None) -> list[dict[str, memoryview]]:
         """The records, each as its fields by kind: views of `buffer`. Errors are those of `VolumeTransfer.wait`."""
         self._transfer.wait(timeout_s)

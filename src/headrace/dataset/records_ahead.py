@@ -267,7 +267,7 @@ class RecordsAhead(Generic[T]):
             places = lookup.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
         except HeadraceError as error:
             if isinstance(error, DeviceTimeout) and not lookup.done():
-                raise self._stalled("was not found") from error
+                raise self._stalled("was not found", lookup.waiting()) from error
             self._lookup = None
             raise
         self._located.extend(zip(self._sought, places, strict=True))
@@ -283,7 +283,7 @@ class RecordsAhead(Generic[T]):
                 flight.found = flight.batch.wait(max(0.0, end_s - time.monotonic()))
             except HeadraceError as error:
                 if isinstance(error, DeviceTimeout) and not flight.batch.done():
-                    raise self._stalled("did not come") from error
+                    raise self._stalled("did not come", flight.batch.waiting()) from error
                 flight.failed = True
                 raise
         self._hand_on()
@@ -331,11 +331,11 @@ class RecordsAhead(Generic[T]):
                 error.add_note(f"while record {number} of {self.records.name} was decoded")
             raise
 
-    def _stalled(self, what: str) -> DeviceTimeout:
+    def _stalled(self, what: str, waiting: str | None = None) -> DeviceTimeout:
         ready = sum(flight.batch.done() for flight in self._flights)
         return DeviceTimeout(
             f"a batch of records {what} in time",
-            where=f"{self.records.name} on {', '.join(self.records.volume.uris)}",
+            where=waiting or self.records.name,
             expected=f"within {self.options.stall_timeout_s:g} s",
             found=f"{len(self._flights)} batches of {format_bytes(self._ahead_bytes())} in flight, {ready} arrived",
             next_step="look at the target and the path to it; the next call waits for the same batch again",

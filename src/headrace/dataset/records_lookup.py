@@ -70,6 +70,10 @@ class RecordLookup:
                 return True  # `wait` says so.
         return False
 
+    def waiting(self) -> str | None:
+        """As of `VolumeTransfer`."""
+        return None if self._transfer is None else self._transfer.waiting()
+
     def wait(self, timeout_s: float | None = None) -> list[RecordPlaces]:
         """The places of each batch. DeviceTimeout when `timeout_s` passes, and it goes on; other errors as of
         `VolumeTransfer.wait`; DatasetError where the index is wrong."""

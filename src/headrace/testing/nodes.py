@@ -169,6 +169,10 @@ class Node(_Place):
                     said = " ".join(answer.stderr.split())
                     raise NodesUnavailable(f"the kernel does not shape this link (tc {' '.join(command)}: {said})")
 
+    def set_link(self, *, up: bool) -> None:
+        """Take the link to the switch down, or up again: nobody is told, as where a cable is pulled."""
+        self._switch.run(["ip", "link", "set", f"port{self.number}", "up" if up else "down"])
+
     def counters(self) -> tuple[LinkCounters, LinkCounters]:
         """(down, up)."""
         down = self._switch.run(["tc", "-s", "-j", "qdisc", "show", "dev", f"port{self.number}"])

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -232,6 +232,13 @@ class _Loader(ABC, Generic[Batch]):
         """Let go of the ring. The volume stays open: it is the caller's."""
         self._release_copied()
         self._feed.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a loader cannot leave its process",
+            where=self._feed.where,
+            next_step="send its state, and make one of the same options there; or use TokenDataset under a DataLoader",
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ use crate::lane::LANES;
 use crate::options::Portal;
 use crate::paths::{PathShared, PathState};
 use crate::resolve::Answer;
-use crate::shared::Shared;
+use crate::shared::{count, Shared};
 use headrace_transfer::IoError;
 use headrace_wire::ana::AnaState;
 use std::collections::VecDeque;
@@ -258,8 +258,10 @@ impl Path {
     pub fn tell_pace(&self) {
         let public = self.public();
         let slow = self.pace.is_slow();
-        if public.slow.swap(slow, Ordering::Relaxed) != slow && slow {
-            public.slow_times.fetch_add(1, Ordering::Relaxed);
+        // Only this thread writes: no locked instruction for each command.
+        if public.slow.load(Ordering::Relaxed) != slow {
+            public.slow.store(slow, Ordering::Relaxed);
+            count(&public.slow_times, u64::from(slow));
         }
     }
 
