@@ -217,7 +217,9 @@ def test_a_target_that_stands_still_is_an_error_and_not_for_ever(files: Path) ->
             with RecordsAhead(records, [[1, 2, 3]] * 3, kinds=["bin"], options=options) as ahead:
                 with stopped(target.process.pid):
                     for _ in range(2):
-                        with pytest.raises(DeviceTimeout, match=r"a batch of records .*in time"):
+                        with pytest.raises(
+                            DeviceTimeout, match=r"a batch of records .*in time at object .*, member 0, nvme.*, LBA "
+                        ):
                             next(ahead)
                 got = []
                 while len(got) < 3:
