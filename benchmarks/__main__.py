@@ -36,7 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds, about a minute a suite")
     parser.add_argument("--json", action="store_true", help="only the JSON lines, no table")
     parser.add_argument("--no-bounds", action="store_true", help="a missed bound is shown, and is no failure")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of the suite, by the ending of FILE (feed)")
     options = parser.parse_args(arguments)
+    if options.plot and options.suite != "feed":
+        parser.error(f"there is no picture of suite {options.suite}")
     got: list[figures.Figure] = []
     for suite in [name for name in SUITES if name not in ALONE] if options.suite == "all" else [options.suite]:
         module = importlib.import_module(f"benchmarks.{suite.replace('-', '_')}")
@@ -48,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
             got.append(figure)
     if not options.json:
         figures.show(got)
+    if options.plot:
+        importlib.import_module("benchmarks.feed").plot(got, options.plot)
     missed = [f"{figure.suite}/{figure.figure}" for figure in got if not figure.holds]
     if missed:
         print(f"missed its bound: {', '.join(missed)}", file=sys.stderr)

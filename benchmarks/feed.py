@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,9 +29,10 @@ import numpy.typing as npt
 from benchmarks import peers
 from benchmarks.cores import layout
 from benchmarks.feed_loaders import BATCH, LOADERS, SEED, SEQUENCE
+from benchmarks.feed_plot import PANELS
 from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved
-from benchmarks.programs import Program
+from benchmarks.programs import ROOT, Program
 from headrace.dataset import Feed, FeedOptions, GlobalOrder, TokenStream, open_samples
 from headrace.dataset.idx import encode_idx
 from headrace.dataset.state import current_state
@@ -168,8 +170,18 @@ def samples(rig: Rig) -> Iterator[Figure]:
 
 
 def cpu(rig: Rig) -> Iterator[Figure]:
-    """CPU of the process that gets the batches, and its workers, beside the thriftiest peer."""
+    """CPU of the process that gets the batches, and its workers, beside the thriftiest peer; and each loader's own."""
     yield _beside(rig, "cpu", _cpu_per_gb, "s/GB", min, at_most=1.0)
+    for name, rows in rig.turns.items():
+        spent = [_cpu_per_gb(row) for row in rows]
+        yield Figure(suite=SUITE, figure=f"cpu_{name}", value=statistics.median(spent), unit="s/GB", samples=spent)
+
+
+def memory(rig: Rig) -> Iterator[Figure]:
+    """Most resident memory of that process, its modules and the pages of files that it maps included."""
+    for name, rows in rig.turns.items():
+        peaks = [float(row["peak_bytes"]) / MIB for row in rows]
+        yield Figure(suite=SUITE, figure=f"memory_{name}", value=max(peaks), unit="MiB", samples=peaks)
 
 
 def first(rig: Rig) -> Iterator[Figure]:
@@ -337,8 +349,22 @@ def state(rig: Rig) -> Iterator[Figure]:
 
 
 FIGURES: dict[str, Callable[[Rig], Iterator[Figure]]] = {
-    "samples": samples, "cpu": cpu, "first": first, "verified": verified, "wait": wait, "busy": busy, "state": state,
+    "samples": samples, "cpu": cpu, "memory": memory, "first": first, "verified": verified, "wait": wait, "busy": busy,
+    "state": state,
 }  # fmt: skip
+
+
+def plot(figures: Sequence[Figure], path: str) -> None:
+    """A picture of what each loader did. SystemExit where none can be made."""
+    loaders = {
+        name: {kind: figure.value for kind in PANELS for figure in figures if figure.figure == f"{kind}_{name}"}
+        for name in LOADERS
+    }
+    told = json.dumps({name: values for name, values in loaders.items() if values})
+    command = [peers.python(), "-m", "benchmarks.feed_plot", str(Path(path).absolute())]
+    done = subprocess.run(command, input=told, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"benchmarks: no picture: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
