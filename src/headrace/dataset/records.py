@@ -150,7 +150,7 @@ class Records:
         begin, end = self.header.records_at, self.header.buckets_at
         if self._held is None and end - begin <= most_bytes:
             buffer = np.empty(end - begin, np.uint8)
-            self._held = (buffer, self.volume.submit_read(self._index, [begin], [len(buffer)], [buffer], [0]))
+            self._held = (buffer, self._reads.submit_read(self._index, [begin], [len(buffer)], [buffer], [0]))
 
     def submit_locate(self, batches: Sequence[npt.ArrayLike], kinds: Sequence[str] | None = None) -> RecordLookup:
         """Start to find out where the fields of these records lie: two reads of the index for all batches together.
