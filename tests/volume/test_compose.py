@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from headrace.testing import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Session, Volume
 from headrace.volume.catalog import changes
+from headrace.volume.catalog.tables import Table
 from headrace.volume.repair.scrub import scrub
 from tests.volume.support import KIB, STRIPE, content, state_of, writing
 
@@ -341,3 +345,58 @@ def test_a_closed_volume_says_so() -> None:
     ):
         with pytest.raises(UsageError, match="the volume is closed"):
             what()
+
+
+def test_many_objects_are_shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every kind, by one look at the catalogue, or nothing of it."""
+    devices = [MemoryDevice(8 * MIB) for _ in range(2)]
+    volume = Volume.create(devices=devices, stripe_bytes=STRIPE, log_bytes=256 * KIB)
+    packed = {f"from/p/{number:04}": b"%d" % number for number in range(1000)}
+    with writing(volume) as session:
+        with session.transaction() as tx:
+            tx.put_many([*packed], b"".join(packed.values()), [len(data) for data in packed.values()])
+            for name, data in (("from/whole", A), ("from/empty", b"")):
+                tx.put(name, data)
+        with session.transaction() as tx:
+            tx.compose("from/composed", [("from/whole", 5, 70_000), ("from/p/0100", 0, None), b"new"])
+            tx.put("to/composed", b"gives way")
+        made = packed | {"from/whole": A, "from/empty": b"", "from/composed": A[5:70_005] + b"100new"}
+        used = volume.info().used_bytes
+        infos = volume.list("from/")
+        names = [info.name.replace("from/", "to/") for info in infos]
+        other = dataclasses.replace(infos[7], sequence=99)
+        missing = dataclasses.replace(infos[7], name="from/nothing")
+        tx = session.transaction()
+        for some, error in (
+            ((infos, names), ObjectExists),
+            ((infos, names[:-1]), UsageError),
+            ((infos, [*names[:-1], names[0]]), UsageError),
+            (([other, *infos[1:]], names), ObjectNotFound),
+            (([missing, *infos[1:]], names), ObjectNotFound),
+        ):
+            with pytest.raises(error):
+                tx.compose_whole(*some, replace=() if error is ObjectExists else {"to/composed"})
+            assert tx._record_bytes == 0 and not session._pins
+        looks = 0
+        decode = Table._decode
+
+        def counted(self: Table, data: bytes, child: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return decode(self, data, child)
+
+        monkeypatch.setattr(Table, "_decode", counted)
+        tx.compose_whole(infos, names, replace={"to/composed"})
+        tx.commit()
+        # Not one for each object: of each table the leaves with these keys, some times over.
+        assert 0 < looks < len(infos) // 4
+        with pytest.raises(ObjectExists), session.transaction() as tx:
+            tx.compose_whole(infos[:1], ["to/whole"])
+        assert [info.name for info in volume.list()] == sorted([*made, *names])
+        assert volume.info().used_bytes - used < 512 * KIB, "but for the catalogue, which is larger"
+        with session.transaction() as tx:
+            tx.delete_prefix("from/")
+        assert [info.name for info in volume.list()] == sorted(names)
+        for old in sorted(made)[::50] + sorted(made)[-3:]:
+            assert volume.read(old.replace("from/", "to/")) == made[old]
+    assert scrub(devices).clean

@@ -17,6 +17,7 @@ from headrace.errors import CopyFailed, UsageError, VolumeDamaged, VolumeFull
 from headrace.units import MIB
 from headrace.volume import Session, Volume
 from headrace.volume.copy import CopyOptions, Problem, Progress, copy_between, copy_in, copy_out, files, run
+from headrace.volume.writing import transaction
 from headrace.volume.writing.compose import Composition
 from tests.volume.support import STRIPE
 
@@ -280,7 +281,11 @@ def test_what_cannot_be_shared_costs_nothing_that_is_there(
             raise VolumeDamaged("a node is damaged")
         return resolve(self, parts)
 
+    def damaged(*_: object) -> Any:
+        raise VolumeDamaged("a node is damaged")
+
     monkeypatch.setattr(Composition, "resolve", fails)
+    monkeypatch.setattr(transaction, "whole_objects", damaged)
     options = CopyOptions(recursive=True, existing="replace", keep_going=True)
     report = copy_between(volume, session, ["a/."], "b", options)
     assert [(problem.source, report.files) for problem in report.problems] == [("a/x", 1)]

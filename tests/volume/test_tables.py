@@ -104,6 +104,12 @@ def test_what_is_built_is_found(count: int, largest: int) -> None:
     for key in chance.sample(sorted(content), min(count, 300)):
         assert table.get(key) == (True, content[key])
         assert table.get(key + b"x") == (False, None)
+    # In order, and in several places at a time: those are asked of leaves at hand.
+    rows = sorted(content)[:2000]
+    for one, other in zip(rows, rows[len(rows) // 2 :] + rows, strict=False):
+        for key in (one, other):
+            assert table.get(key) == (True, content[key]) and table.get(key[:-1]) == (False, None)
+            assert table.get(key + b"x") == (False, None)
     assert table.get(b"") == table.get(b"zzz") == (False, None)
     assert everything(table) == content
     table.image = table.load()

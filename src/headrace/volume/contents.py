@@ -23,9 +23,9 @@ from headrace.volume.catalog.sides import recognise
 from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.data.absent import present
 from headrace.volume.data.checksums import ChecksumCache
-from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of
+from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of, replaced
 from headrace.volume.follow import INTERVAL_S, LONGEST_S, Deadline, Pace, Watch, follow, wait_for
-from headrace.volume.layout import ObjectValue, Superblock
+from headrace.volume.layout import Blob, ObjectValue, Superblock
 from headrace.volume.media import epochs, members
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Contents:
                 while len(self._decoded) > _DECODED:
                     self._decoded.popitem(last=False)
         if not isinstance(what, str) and what.sequence != stored.value.sequence:
-            raise ObjectNotFound("the object was replaced", where=f"object {name!r}", next_step="read it by name")
+            raise replaced(name)
         return stored
 
     def _whole(self, name: str) -> StoredObject:
@@ -299,6 +299,11 @@ class Contents:
             while len(self._blobs) > _DECODED:
                 self._blobs.popitem(last=False)
         return blob
+
+    def blob(self, birth: int) -> Blob:
+        """One that has a key of its own. VolumeDamaged where there is none."""
+        with self.lock:
+            return self._blob(birth).entry
 
     def forget_objects(self) -> None:
         """The catalog changed. For the session."""

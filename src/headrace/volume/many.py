@@ -14,10 +14,10 @@ import numpy as np
 
 from headrace.device import Transfer, read_batch, submit_ranges
 from headrace.device.reference import U8
-from headrace.errors import HeadraceError, ObjectNotFound, UsageError, VolumeDamaged
+from headrace.errors import HeadraceError, UsageError, VolumeDamaged
 from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.extents import I64, U32, Pieces, spread
-from headrace.volume.data.objects import ObjectInfo, StoredBlob
+from headrace.volume.data.objects import ObjectInfo, StoredBlob, replaced
 from headrace.volume.layout import OBJECT_BYTES, ObjectHead
 from headrace.volume.read import named, refuse_misplaced, table_misplaced
 from headrace.volume.transfer import let_end
@@ -146,7 +146,7 @@ def _look(volume: Volume, info: ObjectInfo, blobs: dict[int, StoredBlob]) -> lis
     value = volume._value(info.name)
     head = ObjectHead.decode(value, info.name)
     if head.sequence != info.sequence:
-        raise ObjectNotFound("the object was replaced", where=f"object {info.name!r}", next_step="read it by name")
+        raise replaced(info.name)
     if not head.length_bytes:
         return []
     if head.flags == 0 and head.slice_count == 1 and len(value) == OBJECT_BYTES + _SLICE.size:

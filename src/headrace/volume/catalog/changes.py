@@ -162,6 +162,9 @@ class Changes:
         return value
 
     def _count(self, slices: Rows, sign: int) -> None:
+        if len(slices) == 1:
+            self._delta[int(slices["birth"][0])] += sign
+            return
         births, counts = np.unique(slices["birth"], return_counts=True)
         for birth, count in zip(births.tolist(), counts.tolist(), strict=True):
             self._delta[birth] += sign * count

@@ -246,6 +246,18 @@ class ObjectSink:
             self._shared.abort()
 
 
+def _shared(transaction: Transaction, plan: Plan, item: Item) -> bool:
+    """What is there gives way only to what could be composed."""
+    try:
+        transaction.compose(item.target, [(item.what, 0, item.length)], replace=item.target in plan.replaced)
+        return True
+    except _OF_ONE_OBJECT as error:
+        plan.refuse(item.source, str(error))
+        if not plan.options.keep_going:
+            raise
+        return False
+
+
 def share(session: Session, plan: Plan) -> CopyReport:
     """Objects of the session's own volume under more names: slices of the same blobs, in one commit.
 
@@ -257,18 +269,16 @@ def share(session: Session, plan: Plan) -> CopyReport:
     if not plan.items:
         return report
     with session.transaction() as transaction:
-        for item in plan.items:
-            try:
-                # What is there gives way only to what could be composed.
-                replace = item.target in plan.replaced
-                transaction.compose(item.target, [(item.what, 0, item.length)], replace=replace)
-            except _OF_ONE_OBJECT as error:
-                plan.refuse(item.source, str(error))
-                if not plan.options.keep_going:
-                    raise
-            else:
-                report.files += 1
-                report.bytes += item.length
+        try:
+            transaction.compose_whole(
+                [item.what for item in plan.items], [item.target for item in plan.items], replace=plan.replaced
+            )
+            shared = plan.items
+        except _OF_ONE_OBJECT:
+            # One by one, to find out which.
+            shared = [item for item in plan.items if _shared(transaction, plan, item)]
+        report.files += len(shared)
+        report.bytes += sum(item.length for item in shared)
     report.sequences.append(transaction.sequence)
     report.seconds = time.monotonic() - started
     return report

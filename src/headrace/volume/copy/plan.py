@@ -281,7 +281,7 @@ def _walk(plan: Plan, folder: str, target: str, above: tuple[tuple[int, int], ..
 def is_prefix(volume: Volume, name: str) -> bool:
     """Is `name` a folder that is there, as far as a volume has any?"""
     stem = name.rstrip("/")
-    return not stem or next(iter(volume.list(stem + "/")), None) is not None
+    return not stem or volume.any(stem + "/")
 
 
 def plan_objects(

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from headrace.device import Source, make_source
-from headrace.errors import VolumeDamaged
+from headrace.errors import ObjectNotFound, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.data.extents import I64, U32, Extents, Pieces, spread, used_space
 from headrace.volume.layout import Blob, ObjectHead, ObjectValue
@@ -49,6 +49,11 @@ def info_of(name: str, value: bytes) -> ObjectInfo:
         checksum_block_bytes=block_bytes,
         stored_bytes=stored_bytes,
     )
+
+
+def replaced(name: str) -> ObjectNotFound:
+    """Another object has this name than the `ObjectInfo` is of."""
+    return ObjectNotFound("the object was replaced", where=f"object {name!r}", next_step="read it by name")
 
 
 def space_of(blob: Blob, stripe_bytes: int) -> list[Range]:

@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from headrace.device.protocol import Buffer
-from headrace.errors import UsageError
+from headrace.errors import ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume import layout
-from headrace.volume.catalog.changes import MAX_SLICES
+from headrace.volume.catalog.catalog import Catalog
+from headrace.volume.catalog.changes import MAX_SLICES, values_of, whole
 from headrace.volume.data.names import check_length
-from headrace.volume.data.objects import ObjectInfo
-from headrace.volume.layout import Rows
+from headrace.volume.data.objects import ObjectInfo, replaced
+from headrace.volume.layout import Blob, ObjectValue, Rows
 from headrace.volume.writing.stream import write_stream
 from headrace.volume.writing.write import buffer_bytes, contiguous
 
 if TYPE_CHECKING:
+    from headrace.volume.volume import Volume
     from headrace.volume.writing.transaction import Transaction
 
 #: Bytes of a committed object: (name or info, offset, length; None: to its end).
 Range: TypeAlias = tuple[str | ObjectInfo, int, int | None]
 #: A range; or new bytes; or a function that gives new bytes when its turn comes.
 Part: TypeAlias = Range | Buffer | Callable[[], Buffer]
+
+
+def whole_objects(
+    volume: Volume, catalog: Catalog, objects: Sequence[ObjectInfo]
+) -> tuple[list[Rows], dict[int, tuple[Blob, str]]]:
+    """SLICE[n] of each object, all of it; and their blobs by birth, each with one of the objects. Looks into the
+    catalogue once for all of them. ObjectNotFound, VolumeDamaged."""
+    keys = [layout.object_key(info.name) for info in objects]
+    values = values_of(catalog, sorted(set(keys)))
+    slices: list[Rows] = []
+    blobs: dict[int, tuple[Blob, str]] = {}
+    for info, key in zip(objects, keys, strict=True):
+        encoded = values.get(key)
+        if encoded is None:
+            raise ObjectNotFound(f"there is no object {info.name!r}", where=repr(volume))
+        value = ObjectValue.decode(encoded, info.name)
+        if value.sequence != info.sequence:
+            raise replaced(info.name)
+        if value.blob is not None:
+            blobs[value.blob.birth] = value.blob, info.name
+            slices.append(whole(value.blob))
+            continue
+        for birth, start, length in value.slices.tolist():
+            if birth not in blobs:
+                blobs[birth] = volume.blob(birth), info.name
+            room = blobs[birth][0].length_bytes
+            if start > room or length > room - start:
+                raise VolumeDamaged("a slice leaves its blob", where=f"object {info.name!r}")
+        slices.append(value.slices)
+    return slices, blobs
 
 
 class Composition:

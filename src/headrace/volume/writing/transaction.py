@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,14 +18,14 @@ from headrace.device.reference import U8
 from headrace.errors import ObjectNotFound, UsageError, VolumeError
 from headrace.volume import layout
 from headrace.volume.catalog.bulk import Keys
-from headrace.volume.catalog.changes import Changes, already_exists, check_none_exists
+from headrace.volume.catalog.changes import Changes, already_exists, check_none_exists, values_of
 from headrace.volume.data.durable import Unflushed
 from headrace.volume.data.extents import I64
 from headrace.volume.data.names import check_checksum_block, check_length, check_name
 from headrace.volume.data.objects import ObjectInfo, StoredObject, objects_of
 from headrace.volume.layout import Blob, Rows
 from headrace.volume.writing.allocation import Allocation, may_still_be_written
-from headrace.volume.writing.compose import Composition, Part
+from headrace.volume.writing.compose import Composition, Part, whole_objects
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.names import Names
 from headrace.volume.writing.pack import Pack, Packed, keys_of, ranges_of
@@ -353,6 +354,40 @@ class Transaction:
                 self._composed[name] = slices, time.time_ns()
                 self._record_bytes += _entry_bytes(name) + slices.nbytes
         return sum(slices["length"].tolist())
+
+    def compose_whole(
+        self, objects: Sequence[ObjectInfo], names: Iterable[str], *, replace: Container[str] = frozenset()
+    ) -> None:
+        """Each of these committed objects under one more name: as `compose` of all of it, for many at once. `replace`:
+        names whose objects give way. ObjectNotFound, ObjectExists and UsageError before anything of it is taken.
+        """
+        listed = [*names]
+        if len(listed) != len(objects):
+            raise UsageError("one name for each object", expected=str(len(objects)), found=str(len(listed)))
+        if not listed:
+            return
+        keys = sorted(keys_of(listed)[0].each)
+        with self._call(), self._lock:
+            for name in self._names.shared_with(listed, keys):
+                raise UsageError("the transaction has this object already", where=f"object {name!r}")
+            with self._session.lock:
+                gone = {layout.object_key(name) for name in self._gone}
+                there = [key for key in values_of(self._session.catalog, keys) if key not in gone]
+                for old in map(layout.name_of, there):
+                    if old not in replace:
+                        raise already_exists(old)
+                slices, blobs = whole_objects(self._session.volume, self._session.catalog, objects)
+                record_bytes = sum(map(_entry_bytes, listed)) + sum(rows.nbytes for rows in slices)
+                self._session.check_room(self._record_bytes + record_bytes)
+                new = {birth: found for birth, found in blobs.items() if birth not in self.sources}
+                self._session.pin([blob for blob, _ in new.values()])
+                self.sources.update(new)
+            for old in map(layout.name_of, there):
+                self._let_go(old, "replace")
+                self._deleted.append(old)
+            self._names.add_many(listed, keys)
+            self._composed.update(zip(listed, zip(slices, repeat(time.time_ns())), strict=True))
+            self._record_bytes += record_bytes
 
     def find(self, what: str | ObjectInfo) -> StoredObject:
         """A committed object that is to be shared: its blobs stay where they are until this transaction ends."""

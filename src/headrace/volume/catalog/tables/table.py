@@ -7,7 +7,7 @@ a session, which has all tables in memory, writes the same bytes there again.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -23,6 +23,9 @@ from headrace.volume.layout.table import MAX_NODE_BYTES, TABLE_COPIES, Child, No
 CACHE_BYTES = 8 << 20
 #: Bytes read at once where a table is loaded whole; a little more where a node would be cut.
 LOAD_BYTES = 1 << 20
+#: Leaves of a table that are kept at hand: for some runs of keys at a time. Looks at one until its keys are, too.
+_LAST_LEAVES = 4
+_FEW_LOOKS = 2
 #: What is said about single copies, at most: the first ones say it.
 _MAX_FINDINGS = 100
 
@@ -122,14 +125,44 @@ class Image:
         return not self._pieces
 
 
+class _Leaf:
+    """A leaf that was looked into, and the keys that would be in it: from `first` on, below `end` (None: all)."""
+
+    __slots__ = ("_keys", "_looks", "_node", "end", "first")
+
+    def __init__(self, node: Node, first: bytes, end: bytes | None) -> None:
+        self._node = node
+        self.first = first
+        self.end = end
+        self._keys: list[bytes] | None = None
+        self._looks = 0
+
+    def get(self, key: bytes) -> tuple[bool, bytes | None]:
+        keys = self._keys
+        if keys is None:
+            # Worth it where there are many looks; then each of them is short.
+            self._looks += 1
+            if self._looks <= _FEW_LOOKS:
+                index = self._node.first_at_least(key)
+                found = index < self._node.count and self._node.key(index) == key
+                return found, self._node.value(index) if found else None
+            keys = self._keys = self._node.keys()
+        index = bisect_left(keys, key)
+        if index < len(keys) and keys[index] == key:
+            return True, self._node.value(index)
+        return False, None
+
+
 class Table:
-    """One table. Immutable, but for its image."""
+    """One table. Immutable, but for its image, and for the leaves that were looked into last."""
 
     def __init__(self, root: Root, store: NodeStore, image: Image | None = None) -> None:
         """VolumeDamaged where its extents are on members that the volume does not have."""
         self.root = root
         self.store = store
         self.image = image
+        #: Whoever looks up many keys mostly asks for some that lie in a row. Replaced as a whole, so that threads may.
+        self._last: tuple[_Leaf, ...] = ()
         #: Of each copy: first block of each extent within the table, and (member, offset).
         self._extents: list[tuple[list[int], list[tuple[int, int]]]] = []
         for rows in root.copies:
@@ -254,15 +287,20 @@ class Table:
 
     def get(self, key: bytes) -> tuple[bool, bytes | None]:
         """Does the table say something of the key, and what: its value, or None where it is deleted."""
-        child = self.root.top
+        for leaf in self._last:
+            if leaf.first <= key and (leaf.end is None or key < leaf.end):
+                return leaf.get(key)
+        child, first, end = self.root.top, b"", None
         for level in range(self.root.height - 1, -1, -1):
             node = self._below(self.node(child), level)
             if level:
-                child = node.child(node.child_of(key))
-        index = node.first_at_least(key)
-        if index < node.count and node.key(index) == key:
-            return True, node.value(index)
-        return False, None
+                index = node.child_of(key)
+                first = node.key(index) if index else first
+                end = node.key(index + 1) if index + 1 < node.count else end
+                child = node.child(index)
+        leaf = _Leaf(node, first, end)
+        self._last = (leaf, *self._last[: _LAST_LEAVES - 1])
+        return leaf.get(key)
 
     def leaves(self, first: bytes = b"", end: bytes | None = None) -> Iterator[Node]:
         """Leaves in order, from the one that `first` would be in to the one before `end`. Read when asked for."""
