@@ -32,13 +32,15 @@ from headrace.dataset.output import U8, Job, Output
 from headrace.dataset.pool import ALIVE_EVERY_S
 from headrace.dataset.readers import check_sources
 from headrace.dataset.slices import Task
-from headrace.errors import DatasetError, HeadraceError
+from headrace.errors import DatasetError, DeviceError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.volume import Volume
 
 #: Between two words on how far a slice is: of a worker of this machine, and of one of many.
 _TELL_EVERY_S = 0.25, 2.0
+#: Between tries to open the volume.
+_PAUSES_S = 0.2, 0.5, 1.0, 2.0
 
 
 class _Worker:
@@ -67,7 +69,7 @@ class _Worker:
         found: list[Any] = []
 
         def opened() -> None:
-            found.extend(pickle.loads(packed))
+            found.extend(_opened(packed))
 
         self._answer(opened)
         if not found:
@@ -103,6 +105,16 @@ class _Worker:
             self._line.send(("bytes", data.tobytes()))
         else:
             self._line.send(("receipt", self._volume.write_grant(grant, data)))
+
+
+def _opened(packed: bytes) -> Any:
+    """The volume is opened on the way: a network that fails for a moment ends no work of hours. DeviceError."""
+    for pause_s in _PAUSES_S:
+        try:
+            return pickle.loads(packed)
+        except DeviceError:
+            time.sleep(pause_s)
+    return pickle.loads(packed)
 
 
 def main(descriptor: int) -> None:
