@@ -34,10 +34,12 @@ def order(count: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def read(records: Records, batches: Iterator[npt.NDArray[np.int64]], seconds: float) -> tuple[float, float]:
-    """(bytes a second, CPU seconds of this process a GB), from when the first batch is there; it does not count."""
+    """(bytes a second, CPU seconds of this process a GB), from when as many batches as are read ahead have
+    come, and one more; they do not count."""
     ahead: RecordsAhead[Record] = RecordsAhead(records, batches)
     with ahead:
-        next(ahead)
+        for _ in range(ahead.options.prefetch + 1):
+            next(ahead)
         before = ahead.metrics().payload_bytes
         began, cpu = time.perf_counter(), time.process_time()
         while time.perf_counter() < began + seconds:
