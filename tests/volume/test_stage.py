@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from headrace.testing.devices import MemoryDevice
 from headrace.volume import Volume
 from headrace.volume.stage import layout, plan
 from headrace.volume.stage import read as stage_read
-from headrace.volume.stage.fill import fill, verify
+from headrace.volume.stage.fill import _Filling, fill, verify
 from headrace.volume.stage.layout import HEAD_BYTES, Head
 from headrace.volume.stage.plan import plan_of
 from headrace.volume.stage.read import Near
@@ -197,10 +198,23 @@ def test_a_chunk_is_marked_when_it_and_its_table_are_durable(
         events.append(("mark", list(chunks)))
         mark(self, chunks, there)
 
+    table = _Filling._table
+
+    def late(self: _Filling, blob: int) -> None:
+        # Chunks of the blob are written before its table is.
+        deadline = time.monotonic() + 5
+        while not any(chunk.blob == blob for chunk in list(self._written)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._mark()
+        table(self, blob)
+
+    monkeypatch.setattr(_Filling, "_table", late)
     monkeypatch.setattr(Held, "write", wrote)
     monkeypatch.setattr(Held, "flush", flushed)
     monkeypatch.setattr(Held, "mark", marked)
     monkeypatch.setattr("headrace.volume.stage.fill._FLUSH_BYTES", 64 << 10)
+    # Small pieces, and so several threads.
+    monkeypatch.setattr("headrace.volume.stage.fill.PIECE_BYTES", 64 << 10)
     staged(volume, tmp_path)
     made = plan_of(volume, "some", [volume.stat(name) for name in (*SIZES, "f")])
     rows = {chunk.number: (made.facts.blobs[chunk.blob], chunk) for chunk in made.chunks(made.wanted)}
