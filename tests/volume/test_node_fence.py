@@ -13,7 +13,7 @@ import pytest
 
 from headrace.device import FileLock, KernelReservations, ReservationType, lock_file, new_key
 from headrace.device.reservations import ReservationCapabilities, ReservationReport, Reservations
-from headrace.errors import SessionLost, WriterActive
+from headrace.errors import DeviceGone, SessionLost, WriterActive
 from headrace.testing import HostDevice, Quirks, SharedNamespace
 from headrace.units import MIB
 from headrace.volume import Session, Volume
@@ -160,6 +160,30 @@ def test_ranks_of_other_nodes_join_and_late_ones_do_not(cluster: Cluster) -> Non
                 volume.write_grant(late, b"x" * 100_000)
         put(taker, "y")
         assert [namespace.state.report().registered for namespace in cluster.namespaces] == [1, 1]
+
+
+def test_a_rank_that_joins_while_the_target_is_away_waits_for_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, refused = NodeReservations.report, []
+
+    def away(self: NodeReservations, *, timeout_s: float = 0.0) -> ReservationReport:
+        if len(refused) < 3:
+            refused.append(self)
+            raise DeviceGone("no path to the target")
+        return report(self, timeout_s=timeout_s)
+
+    session = cluster.open().session("run", heartbeat_s=60)
+    monkeypatch.setattr(fence, "_RETRY_S", 0.001)
+    monkeypatch.setattr(NodeReservations, "report", away)
+    rank = cluster.open(ticket=session.ticket)
+    with session.transaction() as tx:
+        tx.accept(rank.write_grant(tx.allocate("x", 5000), b"x" * 5000))
+    assert len(refused) == 3
+    refused.clear()
+    monkeypatch.setattr(fence, "NODE_PATIENCE_S", 0.0)
+    with pytest.raises(DeviceGone):
+        cluster.open(ticket=session.ticket)
 
 
 def test_a_session_whose_reservation_is_forgotten_ends_by_itself(

@@ -19,9 +19,11 @@ asked for where it protects nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 from uuid import UUID, uuid4
 
@@ -37,6 +39,8 @@ from headrace.device import (
 )
 from headrace.errors import (
     CommandFailed,
+    DeviceGone,
+    DeviceTimeout,
     HeadraceError,
     NotFenced,
     OutcomeUnknown,
@@ -73,6 +77,9 @@ _HELD_BY_ALL = (ReservationType.WRITE_EXCLUSIVE_ALL, ReservationType.EXCLUSIVE_A
 _FABRIC = ("nvme+tcp:", "shared-namespace:")
 #: Reports on one member; each further one means that somebody came in between.
 _ROUNDS = 16
+#: How long a block device of the kernel that has lost its target is asked again, and how often.
+NODE_PATIENCE_S = 60.0
+_RETRY_S = 0.2
 
 
 class Fenceable(BlockDevice, Protocol):
@@ -459,8 +466,21 @@ def haunted(devices: Sequence[BlockDevice], space: Sequence[tuple[int, int, int]
     )
 
 
+def _when_it_answers(ask: Callable[[], None]) -> None:
+    """While the kernel has lost the target, I/O waits for it; so does this. DeviceGone, DeviceTimeout after that."""
+    deadline = time.monotonic() + NODE_PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except (DeviceGone, DeviceTimeout):
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_S)
+
+
 def join(devices: Sequence[BlockDevice], ticket: Ticket) -> list[BlockDevice]:
-    """Associations of the session that gave the ticket, opened by another process of its job. SessionLost."""
+    """Associations of the session that gave the ticket, opened by another process of its job, whose targets may be away
+    just now. SessionLost."""
     hostid, kind = UUID(bytes=ticket.hostid), ReservationType(ticket.type)
     joined: list[BlockDevice] = []
     own: list[BlockDevice] = []
@@ -472,8 +492,11 @@ def join(devices: Sequence[BlockDevice], ticket: Ticket) -> list[BlockDevice]:
                 own.append(opened)
                 with lost_if_fenced():
                     if found == NODE:
-                        cast(KernelReservations, opened.reservations).join(ticket.key, kind)
-                    opened.guard_writes(ticket.key, kind)
+                        kept = cast(KernelReservations, opened.reservations)
+                        _when_it_answers(partial(kept.join, ticket.key, kind))
+                        _when_it_answers(partial(opened.guard_writes, ticket.key, kind))
+                    else:
+                        opened.guard_writes(ticket.key, kind)
                 joined.append(opened)
             else:
                 joined.append(device)
