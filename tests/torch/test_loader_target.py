@@ -29,7 +29,7 @@ def test_a_stalled_target_is_named_and_the_step_goes_on_after_it(tmp_path: Path)
             options = {"sequence_length": 64, "global_batch": 4, "rank": 0, "world": 1, "seed": 5}
             with TokenLoader(volume, "corpus", **options) as each:
                 expected = list(islice(each, 20))
-            with TokenLoader(volume, "corpus", **options, prefetch=2, stall_timeout_s=1.0) as each:
+            with TokenLoader(volume, "corpus", **options, prefetch=2, stall_timeout_s=4.0) as each:
                 seen = list(islice(each, 5))
                 os.kill(target.process.pid, signal.SIGSTOP)
                 while psutil.Process(target.process.pid).status() != psutil.STATUS_STOPPED:
@@ -42,11 +42,11 @@ def test_a_stalled_target_is_named_and_the_step_goes_on_after_it(tmp_path: Path)
                     began = time.monotonic()
                     with pytest.raises(DeviceTimeout):
                         next(each)
-                    assert 0.9 < time.monotonic() - began < 30
+                    assert time.monotonic() - began > 3.6
                 finally:
                     os.kill(target.process.pid, signal.SIGCONT)
                 message = str(caught.value)
-                assert "object 'corpus.bin', member 0, " in message and "within 1 s" in message
+                assert "object 'corpus.bin', member 0, " in message and "within 4 s" in message
                 assert ", LBA " in message and f", sent to 127.0.0.1:{target.port} " in message
                 # What had arrived was handed out; what had not comes now, and nothing is left out or twice.
                 assert 5 <= len(seen) <= 7
