@@ -14,6 +14,9 @@ pub type PageKey = (u64, u64);
 
 /// Bytes of a number.
 const NUMBER: usize = 4;
+/// What a page costs beside its bytes: its place in the map, which is half empty when it has just grown, and the counts
+/// and the owner of its memory.
+pub(crate) const BESIDE: usize = 2 * (size_of::<(PageKey, Page)>() + 1) + 64;
 
 struct Page {
     numbers: Buffer,
@@ -84,7 +87,7 @@ impl PageCache {
         Look(state)
     }
 
-    /// Bytes of all pages that are kept.
+    /// Memory that all pages take which are kept, and what keeps them.
     pub fn bytes(&self) -> usize {
         self.lock().bytes
     }
@@ -93,9 +96,9 @@ impl PageCache {
     pub fn keep(&self, key: PageKey, numbers: Buffer) {
         let mut state = self.lock();
         let used = state.clock;
-        state.bytes += numbers.len();
+        state.bytes += numbers.len() + BESIDE;
         if let Some(before) = state.pages.insert(key, Page { numbers, used }) {
-            state.bytes -= before.numbers.len();
+            state.bytes -= before.numbers.len() + BESIDE;
         }
         if state.bytes > self.limit_bytes {
             state.shrink(self.limit_bytes - self.limit_bytes / 8);
@@ -119,7 +122,7 @@ impl State {
                 return;
             }
             if let Some(page) = self.pages.remove(&key) {
-                self.bytes -= page.numbers.len();
+                self.bytes -= page.numbers.len() + BESIDE;
             }
         }
     }
@@ -140,16 +143,16 @@ mod tests {
 
     #[test]
     fn beyond_the_limit_what_was_not_used_for_longest_goes_page_by_page() {
-        let cache = PageCache::new(16 << 10);
+        let cache = PageCache::new(16 * (1024 + BESIDE));
         for number in 0..16 {
             assert!(first(&mut cache.look(), (7, number)).is_none());
             cache.keep((7, number), page(number as u32));
         }
-        assert_eq!(cache.bytes(), 16 << 10);
+        assert_eq!(cache.bytes(), 16 * (1024 + BESIDE));
         // The first is used again, so it is not the first to go.
         assert_eq!(first(&mut cache.look(), (7, 0)), Some(0));
         cache.keep((8, 0), page(99));
-        assert!(cache.bytes() <= 14 << 10);
+        assert!(cache.bytes() <= 14 * (1024 + BESIDE));
         let mut look = cache.look();
         assert!(first(&mut look, (7, 0)).is_some() && first(&mut look, (8, 0)).is_some());
         assert!(first(&mut look, (7, 1)).is_none() && first(&mut look, (7, 15)).is_some());
@@ -160,7 +163,17 @@ mod tests {
         let cache = PageCache::new(1 << 20);
         cache.keep((1, 1), page(5));
         cache.keep((1, 1), page(5));
-        assert_eq!(cache.bytes(), 1024);
+        assert_eq!(cache.bytes(), 1024 + BESIDE);
+    }
+
+    #[test]
+    fn pages_without_bytes_have_their_bound_too() {
+        let cache = PageCache::new(64 << 10);
+        for number in 0..10_000 {
+            cache.keep((number, 0), Buffer::from_vec(Vec::new()));
+        }
+        let held = cache.lock().pages.len();
+        assert!(held > 100 && held * (size_of::<(PageKey, Page)>() + 64) <= 64 << 10);
     }
 
     #[test]

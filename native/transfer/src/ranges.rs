@@ -547,7 +547,7 @@ mod tests {
         assert_ne!(kept.as_ptr(), memory);
         let mut bytes = vec![0; kept.len()];
         kept.copy_to(0, &mut bytes);
-        assert_eq!((bytes, cache.bytes()), (page, 12));
+        assert_eq!((bytes, cache.bytes()), (page, 12 + crate::pages::BESIDE));
         while device.waiting() > 0 {
             device.end_one(None);
         }
