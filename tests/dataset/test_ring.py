@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headrace.dataset import Feed, FeedOptions, TokenStream, open_samples
+from headrace.dataset import Feed, FeedOptions, PackOptions, TokenStream, open_samples, pack_stream
 from headrace.dataset.idx import encode_idx
 from headrace.dataset.ring import Ring
 from headrace.errors import ChecksumMismatch
 from headrace.volume import Volume
-from tests.dataset.corpora import native_volume
+from tests.dataset.corpora import native_volume, put_stream, some_lengths
 
 TOKENS = np.random.default_rng(1).integers(1, 1 << 30, 300_001, np.int32)
 
@@ -55,6 +55,27 @@ def test_rows_are_the_samples(volume: Volume, name: str, length: int, verify: bo
     # Two blocks around each row, and a line.
     assert bare <= feed.ring_bytes <= bare + (2 * 3 * (2 * 4096 + 64) if length > 1000 else 0)
     feed.close()
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_pieces_of_one_row_do_not_overwrite_each_other(layout: str) -> None:
+    """Between the documents of a row there is no room."""
+    length = 8192
+    with native_volume() as volume:
+        tokens = put_stream(volume, "docs", some_lengths(200, 1500), dtype="<i4", vocabulary=1 << 30)
+        with volume.session() as session:
+            pack_stream(session, "docs", PackOptions(sequence_length=length, layout=layout))
+        samples = open_samples(TokenStream.open(volume, "docs"), layout, length)
+        feed = Feed({"docs": samples}, FeedOptions(sequence_length=length, global_batch=4, seed=5, epochs=1))
+        assert feed._ring.room_bytes > 0
+        most = 0
+        while (batch := feed.acquire()) is not None:
+            for start, count, row, place in zip(*(column.tolist() for column in batch.pieces), strict=True):
+                assert np.array_equal(batch.tokens[row, place : place + count], tokens[start : start + count])
+            most = max(most, len(batch.pieces.rows))
+            feed.release(batch)
+        assert most > 4 if layout == "packed" else most == 4
+        feed.close()
 
 
 def test_rooms_do_not_meet() -> None:

@@ -455,11 +455,13 @@ class Feed:
                     raise
         flight.transfers, flight.token_count = [], 0
         for (source, _, _), found in zip(flight.plans, flight.pieces, strict=True):
+            # Pieces of one row lie side by side: what is read around one would overwrite the next.
+            room_bytes = 0 if found.places.any() else self._ring.room_bytes
             flight.transfers.append(
                 self._samples[source].stream.submit_pieces(
                     found.starts, found.lengths, self._ring.memory[flight.slot],
                     self._ring.places(found.rows, found.places),
-                    verify=self.options.verify, room_bytes=self._ring.room_bytes,
+                    verify=self.options.verify, room_bytes=room_bytes,
                 )
             )  # fmt: skip
             flight.token_count += int(found.lengths.sum())
