@@ -43,9 +43,10 @@ impl Association {
         })
     }
 
-    /// When the command was sent that waits longest for its answer.
+    /// When the command was sent that waits longest for its answer, of those that move data.
     pub fn oldest(&self) -> Option<Instant> {
         self.parts()
+            .filter(|part| part.verb.moves_data())
             .filter_map(|part| part.trip.map(|trip| trip.sent_at))
             .min()
     }

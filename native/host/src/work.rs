@@ -40,6 +40,11 @@ impl Verb {
             Verb::Zero => io::WRITE_ZEROES,
         }
     }
+
+    /// How long it takes says something about the path. What the others take is the medium's.
+    pub fn moves_data(self) -> bool {
+        matches!(self, Verb::Read | Verb::Write { .. })
+    }
 }
 
 /// How often a part was sent in vain, by reason.

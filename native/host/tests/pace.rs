@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Two controllers over one medium, in turns; what the first does with reads while `on`.
-fn two(action: fn() -> Action, on: &Arc<AtomicBool>) -> (Vec<Fake>, Arc<NvmeTcpDevice>) {
+/// Two controllers over one medium, in turns; what the first does with these commands while `on`.
+fn two(opcode: u8, action: fn() -> Action, on: &Arc<AtomicBool>) -> (Vec<Fake>, Arc<NvmeTcpDevice>) {
     let media = Media::new(vec![0; BLOCKS * BLOCK]);
     let on = on.clone();
     let odd = Script {
         hook: Box::new(move |qid, sqe, _| match (qid, sqe.opcode()) {
-            (1, io::READ) if on.load(Ordering::SeqCst) => action(),
+            (1, found) if found == opcode && on.load(Ordering::SeqCst) => action(),
             _ => Action::Normal,
         }),
         ..Default::default()
@@ -53,7 +53,7 @@ fn reads(fake: &Fake) -> usize {
 #[test]
 fn a_path_whose_answers_are_late_is_left_alone_until_they_are_in_time() {
     let on = Arc::new(AtomicBool::new(false));
-    let (fakes, device) = two(|| Action::Late(Duration::from_millis(300)), &on);
+    let (fakes, device) = two(io::READ, || Action::Late(Duration::from_millis(300)), &on);
     let bytes = pattern(4096, 3);
     write(&device, 0, &bytes).unwrap();
     let look = || assert_eq!(read(&device, 0, 4096).unwrap(), bytes);
@@ -99,7 +99,7 @@ fn a_path_whose_answers_are_late_is_left_alone_until_they_are_in_time() {
 #[test]
 fn a_path_with_a_command_that_is_not_answered_gets_no_others_and_says_which() {
     let on = Arc::new(AtomicBool::new(true));
-    let (mut fakes, device) = two(|| Action::Silent, &on);
+    let (mut fakes, device) = two(io::READ, || Action::Silent, &on);
     // In turns: the next one goes the first way, and stays there.
     let into = Buffer::zeroed(4096);
     let stuck = submit_one(&*device, Op::Read { into }, 64 * 4096);
@@ -129,5 +129,21 @@ fn a_path_with_a_command_that_is_not_answered_gets_no_others_and_says_which() {
     fakes[0].stop();
     stuck.wait(Duration::from_secs(20)).unwrap().unwrap();
     assert!(device.under_way(0..u64::MAX).unwrap().is_empty());
+    close(&device);
+}
+
+#[test]
+fn a_flush_that_takes_long_says_nothing_of_its_path() {
+    let on = Arc::new(AtomicBool::new(true));
+    let (_fakes, device) = two(io::FLUSH, || Action::Late(Duration::from_millis(400)), &on);
+    let bytes = pattern(4096, 3);
+    // In turns: both have something to flush, and of both it is known how quick they are.
+    (0..2).for_each(|at| write(&device, at * 4096, &bytes).unwrap());
+    (0..4).for_each(|_| assert_eq!(read(&device, 0, 4096).unwrap(), bytes));
+    let flush = submit_one(&*device, Op::Flush, 0);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(read(&device, 0, 4096).unwrap(), bytes);
+    flush.wait(Duration::from_secs(20)).unwrap().unwrap();
+    assert!(device.paths().iter().all(|path| path.slow_times == 0));
     close(&device);
 }

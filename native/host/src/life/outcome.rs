@@ -100,7 +100,7 @@ impl Core {
     /// What an answer means for its part.
     fn settle(&mut self, at: usize, mut part: Part, data: Data, end: End, now: Instant) -> Option<Ended> {
         if let (Some(trip), End::Answer(_)) = (part.trip, &end) {
-            self.answered(at, now.saturating_duration_since(trip.sent_at), now);
+            self.answered(at, part.verb, now.saturating_duration_since(trip.sent_at), now);
         }
         let (counters, options) = (&self.shared.paths[at].counters, &*self.shared.options);
         let bytes = part.blocks * u64::from(self.facts.block_bytes);

@@ -13,10 +13,12 @@
 //! ```
 //!
 //! Two paths to one target that is busy are slow together, and neither is avoided. Nor is one that is only worse by its ANA
-//! state: what was never used has no pace to be beside.
+//! state: what was never used has no pace to be beside. Only reads and writes count: a flush, or a deallocation, takes as
+//! long as the medium does.
 
 use super::path::{Path, Phase};
 use super::Core;
+use crate::work::Verb;
 use std::time::{Duration, Instant};
 
 /// A latency that is older than this says nothing about now.
@@ -122,10 +124,13 @@ impl Pace {
 
 impl Core {
     /// A command was answered on a path.
-    pub(super) fn answered(&mut self, at: usize, took: Duration, now: Instant) {
+    pub(super) fn answered(&mut self, at: usize, verb: Verb, took: Duration, now: Instant) {
+        self.paths[at].public().latency.count(took);
+        if !verb.moves_data() {
+            return;
+        }
         let others = self.quickest_other(at, now);
         let path = &mut self.paths[at];
-        path.public().latency.count(took);
         path.pace.answered(took, others, now);
         path.tell_pace();
     }
