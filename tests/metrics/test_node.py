@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import UsageError
 from headrace.metrics import METRICS, NodeMetrics
-from headrace.metrics.folder import run_folder
+from headrace.metrics.answers import ask_all
+from headrace.metrics.folder import make_folder, run_folder
 from headrace.metrics.report import merged_latency
-from headrace.testing.serve import ServeProcess, serving
+from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.torch import TokenLoader
 from headrace.volume import Volume
 from tests.dataset.corpora import ingest_texts, native_volume
@@ -136,6 +140,12 @@ def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder:
             assert told[0]["targets"] == [f"{host}:{port}"]
             with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
                 text = answer.read().decode()
+            # What Prometheus asks for by itself, which is stricter about names.
+            strict = urllib.request.Request(
+                f"http://{host}:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+            )
+            with urllib.request.urlopen(strict, timeout=30) as answer:
+                assert len(list(parse_openmetrics(answer.read().decode()))) == len(METRICS)
             with pytest.raises(UsageError, match=f"served here at 127.0.0.1:{port}: .*port=0"):
                 NodeMetrics(loader, port=port, folder=folder.with_name("third"))
             assert not folder.with_name("third").exists()
@@ -193,6 +203,21 @@ def test_a_loader_is_asked_while_it_is_used(folder: Path, tmp_path: Path) -> Non
             assert [device["paths"] for device in metrics.node()["ranks"][0]["devices"]] == [[], []]
 
 
+def test_a_volume_that_was_closed_hides_no_other_rank(target: ServeProcess, folder: Path) -> None:
+    volume = Volume.open(target.uri())
+    loader = TokenLoader(volume, "corpus", **OPTIONS)
+    with NodeMetrics(loader, port=0, folder=folder) as metrics:
+        list(islice(loader, 3))
+        loader.close()
+        volume.close()
+        node = metrics.node()
+        assert node["ranks"][0]["up"] and node["feeds"]["batches"] == 3 and node["paths"] == []
+        assert metrics.address is not None
+        host, port = metrics.address
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
+            assert "headrace_feed_batches_total" in answer.read().decode()
+
+
 def test_a_child_of_a_fork_answers_for_nobody(folder: Path, tmp_path: Path) -> None:
     with native_volume() as volume:
         ingest_texts(volume, tmp_path, count=20)
@@ -200,13 +225,21 @@ def test_a_child_of_a_fork_answers_for_nobody(folder: Path, tmp_path: Path) -> N
             metrics = NodeMetrics(loader, port=0, folder=folder)
             assert metrics.address is not None
             reader, writer = os.pipe()
+            heard, closed = os.pipe()
             child = os.fork()
             if child == 0:
                 # Alive for as long as the parent looks.
                 os.close(writer)
+                # As at the end of a `with` block that it has left.
+                metrics.close()
+                os.write(closed, b"x")
                 os.read(reader, 1)
                 os._exit(0)
             os.close(reader)
+            if not select.select([heard], [], [], 60)[0]:
+                os.kill(child, signal.SIGKILL)
+                pytest.fail("the child waits for a thread that it does not have")
+            assert (folder / "targets.json").exists()
             path = next(folder.glob("*.sock"))
             address = metrics.address
             with socket.socket(socket.AF_UNIX) as client:
@@ -215,7 +248,8 @@ def test_a_child_of_a_fork_answers_for_nobody(folder: Path, tmp_path: Path) -> N
             metrics.close()
             with pytest.raises(OSError):
                 socket.create_connection(address, 2)
-            os.close(writer)
+            for end in (writer, heard, closed):
+                os.close(end)
             os.waitpid(child, 0)
 
 
@@ -242,6 +276,64 @@ def test_what_cannot_be_meant(folder: Path, options: dict[str, Any], say: str) -
     with pytest.raises(UsageError, match=say):
         NodeMetrics([], **{"folder": folder, **options})
     assert not folder.exists()
+
+
+def test_a_rank_that_is_asked_while_it_begins_is_not_taken_for_dead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = socket.socket.listen
+
+    class Asked(socket.socket):
+        def listen(self, backlog: int = 16) -> None:  # type: ignore[override]
+            assert list(ask_all(folder)) == []
+            listen(self, backlog)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Asked)
+        metrics = NodeMetrics([], rank=3, folder=folder)
+    with metrics:
+        assert [(rank, report is not None) for rank, _, report in ask_all(folder, 30)] == [(3, True)]
+    assert not folder.exists()
+
+
+def test_the_end_of_the_last_rank_and_the_beginning_of_the_next_do_not_meet(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def make(path: Path) -> None:
+        make_folder(path)
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()
+
+    monkeypatch.setattr("headrace.metrics.node.make_folder", make)
+    with NodeMetrics([], rank=0, folder=folder):
+        assert len(list(folder.glob("rank-0-*.sock"))) == 1
+
+
+def test_a_full_disk_is_said_and_leaves_no_port_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(UsageError, match=r"targets\.json: found No space left"):
+            NodeMetrics([], port=port, local_rank=0, folder=folder)
+    assert not folder.exists()
+    with NodeMetrics([], port=port, local_rank=0, folder=folder) as metrics:
+        assert metrics.address == ("127.0.0.1", port)
+
+
+def test_a_second_one_of_a_process_does_not_take_the_place_of_the_first(folder: Path) -> None:
+    with NodeMetrics([], rank=0, folder=folder):
+        with pytest.raises(UsageError, match="answers here already"):
+            NodeMetrics([], rank=0, folder=folder)
+        assert [(rank, report is not None) for rank, _, report in ask_all(folder, 30)] == [(0, True)]
+    with NodeMetrics([], rank=0, folder=folder):
+        assert len(list(folder.glob("rank-0-*.sock"))) == 1
 
 
 def test_nonsense_from_a_socket_is_a_rank_that_is_not_up(folder: Path) -> None:

@@ -42,6 +42,11 @@ class Answers:
     def __init__(self, folder: Path, rank: int, report: Callable[[], dict[str, Any]]) -> None:
         """`UsageError` where the socket cannot be made."""
         self.path = folder / f"rank-{rank}-{os.getpid()}.sock"
+        if any(each.path == self.path for each in list(_answering)):
+            raise UsageError(
+                "this process answers here already", where=str(self.path),
+                next_step="give all loaders to one NodeMetrics, or close the other one first",
+            )  # fmt: skip
         self._report = report
         self._listener = _listen(self.path)
         self._wake, self._woken = socket.socketpair()
@@ -110,14 +115,19 @@ def _listen(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > _PATH_BYTES:
         raise UsageError("the path of a rank's socket is too long", where=str(path), expected=f"{_PATH_BYTES} bytes")
     listener = socket.socket(socket.AF_UNIX)
+    # Nobody asks by this name: a socket that refuses is taken for one of the dead, and away.
+    early = path.with_name(path.name.replace("rank-", "new-"))
     try:
-        # Of a process of the same number that was killed.
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
+        # These names may be of a process of the same number that was killed.
+        early.unlink(missing_ok=True)
+        listener.bind(str(early))
         listener.listen(16)
         listener.setblocking(False)
+        early.replace(path)
     except OSError as error:
         listener.close()
+        with contextlib.suppress(OSError):
+            early.unlink()
         raise UsageError("a rank's socket cannot be made", where=str(path), found=error.strerror) from None
     return listener
 

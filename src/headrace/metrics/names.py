@@ -64,7 +64,7 @@ METRICS = (
     _path("under_way_commands", "under_way", "depth: commands sent and not answered yet"),
     _path("usable", "usable", "1: commands may go this way"),
     _path("slow", "slow", "1: slow beside another path, and avoided"),
-    _path("slow_total", "slow_times", "how often it became slow"),
+    _path("slowdowns_total", "slow_times", "how often it became slow"),
     _path("losses_total", "losses", "associations lost"),
     _path("reconnects_total", "reconnects", "associations that came back"),
     _path("latency_seconds", "latency", _LATENCY),

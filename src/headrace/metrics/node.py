@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from headrace.metrics.prometheus import Server
 
+#: To have a socket in the directory before somebody else's end takes that away.
+_ATTEMPTS = 3
+
 
 class NodeMetrics:
     """Of the loaders of this process, and of all others of the run on this node. A context manager; every rank makes
@@ -57,8 +60,7 @@ class NodeMetrics:
             from headrace.metrics.prometheus import Server
         if folder is None:
             make_folder(self.folder.parent)
-        make_folder(self.folder)
-        self._answers = Answers(self.folder, self.rank, self.rank_report)
+        self._answers = self._answer()
         if serves:
             assert port is not None
             try:
@@ -66,6 +68,17 @@ class NodeMetrics:
             except BaseException:
                 self.close()
                 raise
+
+    def _answer(self) -> Answers:
+        for left in range(_ATTEMPTS - 1, -1, -1):
+            make_folder(self.folder)
+            try:
+                return Answers(self.folder, self.rank, self.rank_report)
+            except UsageError:
+                # The last rank that was there took the directory away meanwhile.
+                if not left or self.folder.exists():
+                    raise
+        raise AssertionError
 
     @property
     def address(self) -> tuple[str, int] | None:

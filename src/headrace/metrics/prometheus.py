@@ -98,6 +98,9 @@ class _Http(http.server.ThreadingHTTPServer):
     allow_reuse_address = True
     allow_reuse_port = False
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asked has gone, mostly; a training job's output is no place for a traceback."""
+
 
 _serving: weakref.WeakSet[Server] = weakref.WeakSet()
 
@@ -125,16 +128,28 @@ class Server:
                 found=getattr(error, "strerror", None) or str(error),
                 next_step="port=0 takes a free one; several jobs of a node need several ports",
             ) from None
+        self._pid = os.getpid()
         self.address: tuple[str, int] = (host, self._http.server_address[1])
         self._targets = folder / "targets.json"
         shown = f"[{host}]" if ":" in host else host
         told = [{"targets": [f"{shown}:{self.address[1]}"], "labels": {"headrace_run": folder.name}}]
-        self._targets.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        try:
+            self._targets.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        except OSError as error:
+            self._http.server_close()
+            with contextlib.suppress(OSError):
+                self._targets.unlink()
+            raise UsageError(
+                "it cannot be told where metrics are served", where=str(self._targets), found=error.strerror
+            ) from None
         self._thread = threading.Thread(target=self._http.serve_forever, name="headrace-metrics-http", daemon=True)
         self._thread.start()
         _serving.add(self)
 
     def close(self) -> None:
+        if self._pid != os.getpid():
+            # The thread, which `shutdown` waits for, and the file are the parent's.
+            return
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()

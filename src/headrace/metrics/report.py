@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from headrace.device import BlockDevice, paths_of
+from headrace.errors import HeadraceError
 
 #: Of latencies.
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99, "max_s": 1.0}
@@ -43,7 +45,11 @@ def rank_report(sources: Mapping[str, Source], rank: int, local_rank: int, pid: 
 
 
 def _device(device: BlockDevice) -> dict[str, Any]:
-    return {"device": device.uri, "paths": [asdict(path) for path in paths_of(device)]}
+    paths: list[dict[str, Any]] = []
+    with contextlib.suppress(HeadraceError):
+        # One that was closed has none any more; what was read through it still counts.
+        paths = [asdict(path) for path in paths_of(device)]
+    return {"device": device.uri, "paths": paths}
 
 
 def node_report(ranks: Iterable[Mapping[str, Any]], node: str) -> dict[str, Any]:
