@@ -119,7 +119,7 @@ def test_without_any_path_the_step_that_needs_the_data_is_told(
 ) -> None:
     with (
         two_ways(target, loss_timeout="forever", keepalive=60) as (ways, volume),
-        TokenLoader(volume, "corpus", **OPTIONS, stall_timeout_s=1.0) as each,
+        TokenLoader(volume, "corpus", **OPTIONS, stall_timeout_s=4.0) as each,
     ):
         seen = list(islice(each, 10))
         for way in ways:
@@ -129,7 +129,7 @@ def test_without_any_path_the_step_that_needs_the_data_is_told(
                 seen.append(batch)
         message = str(caught.value)
         assert "object 'corpus.bin', member 0, nvme+tcp://" in message and ", LBA " in message
-        assert "waiting for a path" in message and "within 1 s" in message
+        assert "waiting for a path" in message and "within 4 s" in message
         for way in ways:
             assert f"127.0.0.1:{way.port} is " in message
             way.heal()
