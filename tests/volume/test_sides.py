@@ -188,6 +188,18 @@ def test_a_side_that_has_committed_nothing_is_left_behind(empty: int) -> None:
     assert Volume.open(devices).log.copies == (0, 1) and scrub(devices).clean
 
 
+def test_of_two_sides_that_have_committed_nothing_all_go_on_with_the_same_one() -> None:
+    devices = made(2)
+    for device in devices:
+        idle([device])
+    volume = Volume.open(devices)
+    (left,) = {0, 1} - {volume.superblock.log_member[copy] for copy in volume.log.copies}
+    for said in (map(str, scrub(devices).findings), salvage.look(devices).lost):
+        assert any(f"member {left}" in line and "nothing was committed there" in line for line in said)
+    go_on(devices, "together", degraded=False)
+    assert names(devices) == {"wide", "together"} and scrub(devices).clean
+
+
 def twice(devices: list[MemoryDevice]) -> None:
     idle(devices)
     idle(devices)

@@ -23,7 +23,9 @@ def given_up(blocks: Mapping[int, Superblock], read: Read) -> list[int]:
     """Of the members' own superblocks: the members of a side that has committed nothing, where there are two sides, and
     the other one goes on. Empty where there are not, or where both may have commits."""
     pair = [blocks.get(member) for member in next(iter(blocks.values())).log_member]
-    for copy, (block, other) in enumerate(zip(pair, reversed(pair), strict=True)):
+    # Where neither has committed anything, opening goes on with the first.
+    for copy in reversed(range(len(pair))):
+        block, other = pair[copy], pair[1 - copy]
         if block is None or other is None or _knows(other, block) or _knows(block, other):
             continue
         try:
