@@ -149,6 +149,19 @@ def test_objects_of_one_pack_count_each_for_its_own_reservation() -> None:
         assert held() == (400, 400)
 
 
+def test_space_of_a_transaction_that_nobody_will_end_is_there_to_reserve() -> None:
+    volume = Volume.create(devices=[MemoryDevice(16 * MIB)], stripe_bytes=STRIPE)
+    with writing(volume) as session:
+        tx = session.transaction()
+        tx.put("dropped", content(1, 12 * MIB))
+        tx._flush()
+        with pytest.raises(VolumeFull):
+            session.reserve(8 * MIB, "kept/")
+        tx.abandon()
+        session.reserve(8 * MIB, "kept/")
+        assert session.open_transactions == [] and session.reserved_bytes >= 8 * MIB
+
+
 def test_reservations_that_cannot_be() -> None:
     with writing(small()) as session:
         session.reserve(1000, "run/a/")

@@ -302,6 +302,7 @@ class Holdings(Tenure):
         """
         with self._lock:
             self.check()
+            self._end_abandoned()
             self._make_room(check_length(length_bytes))
             available = self._allocator.available + self._allocator.deallocating_bytes - self._allocator.reserve_bytes
             return self._reservations.reserve(self, self.catalog, prefix, length_bytes, available)
