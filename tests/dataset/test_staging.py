@@ -219,7 +219,17 @@ def test_what_cannot_be_meant(source: Source, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(UsageError, match="something else"):
         stage(source.volume, "corpus", f"file:{tmp_path}/mine")
+    with pytest.raises(UsageError, match="no stage"):
+        drop_stage(f"file:{tmp_path}/mine")
     assert (tmp_path / "mine").read_text() == "precious"
+    # Much begins with zeros: images of disks, tensors.
+    zeros = bytes(8192) + b"precious"
+    (tmp_path / "zeros").write_bytes(zeros)
+    with pytest.raises(UsageError, match="something else"):
+        stage(source.volume, "corpus", f"file:{tmp_path}/zeros")
+    with pytest.raises(UsageError, match="no stage"):
+        drop_stage(f"file:{tmp_path}/zeros")
+    assert (tmp_path / "zeros").read_bytes() == zeros
     with Volume.create(f"file:{tmp_path}/other.img?create=16MiB", name="mine"):
         pass
     with pytest.raises(UsageError, match="something else"):

@@ -370,7 +370,7 @@ def _busy(uri: str) -> bool:
 
 def drop_stage(where: str) -> None:
     """Take away the stage at this address (`StageStatus.where`). Loaders that read it go on: a file that they have open
-    stays until they close it. UsageError where a process is filling it."""
+    stays until they close it. UsageError where a process is filling it, or it is no stage."""
     address = address_of(where, "", "")
     held = hold(address)
     if held is None:

@@ -8,8 +8,9 @@
      map + M           copies of blobs and of their checksum tables, each at a multiple of 4096 from here
 
 Little-endian. A chunk whose bit is set is there, and the checksum table of its blob is: both were durable before the
-bit was. The head is written last, and taken away first where a stage becomes another one; the nonce is new each time.
-So a reader that has the facts of one nonce, and finds another, has to look again.
+bit was. The head is written last, and taken away first where a stage becomes another one: as long as it is being made
+it begins with "HRMAKES" and 0, so that whatever else begins with zeros is not taken for one. The nonce is new each
+time. So a reader that has the facts of one nonce, and finds another, has to look again.
 
 What is read here may be anything: it is bounded and checked for sense, and where it lies all the same, reads by it do
 not verify.
@@ -32,6 +33,8 @@ from headrace.volume.layout import ALIGN, align_up
 I64 = npt.NDArray[np.int64]
 
 MAGIC = b"HRSTAGE\0"
+#: Of one that is being made.
+MAKING = b"HRMAKES\0"
 VERSION = 1
 HEAD_BYTES = 4096
 _HEAD = struct.Struct("<8sIIIIQ16s")

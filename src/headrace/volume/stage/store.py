@@ -33,7 +33,7 @@ from headrace.units import format_bytes
 from headrace.volume.layout import align_up
 from headrace.volume.media.foreign import foreign_signature
 from headrace.volume.media.members import read_superblock
-from headrace.volume.stage.layout import HEAD_BYTES, MAGIC, Facts, Head
+from headrace.volume.stage.layout import HEAD_BYTES, MAGIC, MAKING, Facts, Head
 from headrace.volume.stage.plan import Plan
 
 Bools = npt.NDArray[np.bool_]
@@ -41,6 +41,7 @@ Bools = npt.NDArray[np.bool_]
 #: Of files that are stages, in a folder.
 SUFFIX = ".stage"
 _PAGE = 4096
+_BEING_MADE = MAKING.ljust(HEAD_BYTES, b"\0")
 
 
 def address_of(where: str | os.PathLike[str], volume_id: str, dataset: str) -> FileAddress | BlockAddress:
@@ -260,8 +261,7 @@ class Held:
             with Path(self.address.path).open("rb") as file:
                 head = file.read(HEAD_BYTES)
                 size = file.seek(0, os.SEEK_END)
-            # One that is being made begins with zeros.
-            if not any(head) or (_is_ours(head) and size < 2 * HEAD_BYTES):
+            if not head or (_is_ours(head) and size < 2 * HEAD_BYTES):
                 return None
             foreign = None if _is_ours(head) else "a file of something else"
         if foreign is None:
@@ -282,11 +282,22 @@ class Held:
             )  # fmt: skip
         return None
 
+    def _is_one(self) -> bool:
+        """A stage, one that is being made, or a file that nothing came of."""
+        if isinstance(self.address, FileAddress):
+            with Path(self.address.path).open("rb") as file:
+                head = file.read(HEAD_BYTES)
+            return not head or _is_ours(head)
+        with open_device(self.uri, read_only=True) as device:
+            buffer = np.empty(HEAD_BYTES, np.uint8)
+            device.read_into(0, buffer)
+        return _is_ours(buffer.tobytes())
+
     def _clear(self, size_bytes: int) -> None:
         # The head first: what is cut and made longer again reads as zeros, which no reader takes for its bytes.
         if isinstance(self.address, FileAddress):
             with Path(self.address.path).open("r+b") as file:
-                file.write(bytes(HEAD_BYTES))
+                file.write(_BEING_MADE)
                 file.flush()
                 os.fsync(file.fileno())
                 file.truncate(HEAD_BYTES)
@@ -294,7 +305,7 @@ class Held:
                 os.fsync(file.fileno())
             return
         with open_device(self.uri) as device:
-            device.write(0, bytes(HEAD_BYTES), fua=True)
+            device.write(0, _BEING_MADE, fua=True)
 
     def _open(self, size_bytes: int) -> int:
         """To be written to; a file at its whole length. Returns which length it had."""
@@ -308,7 +319,7 @@ class Held:
 
     def _write_facts(self, facts: Facts) -> None:
         data = facts.encode()
-        self.device.write(0, bytes(HEAD_BYTES), fua=True)
+        self.device.write(0, _BEING_MADE, fua=True)
         self.device.write(HEAD_BYTES, data.ljust(align_up(len(data)), b"\0"))
         self.device.flush()
         self.device.write(0, Head.of(data, facts.map_at, facts.nonce).encode(), fua=True)
@@ -336,7 +347,13 @@ class Held:
         self._write_map(sorted({chunk // 8 // _PAGE for chunk in chunks}), self.facts)
 
     def drop(self) -> None:
-        """There is no stage any more. A file is removed; readers that have it open lose nothing by that."""
+        """There is no stage any more. A file is removed; readers that have it open lose nothing by that. UsageError
+        where it is something else."""
+        if not self._is_one():
+            raise UsageError(
+                "this is no stage", where=self.uri, expected="one, or an empty file",
+                next_step="what else it is, is not taken away here",
+            )  # fmt: skip
         if isinstance(self.address, FileAddress):
             Path(self.address.path).unlink(missing_ok=True)
         else:
@@ -345,7 +362,7 @@ class Held:
 
 
 def _is_ours(head: bytes) -> bool:
-    return head.startswith(MAGIC)
+    return head.startswith((MAGIC, MAKING))
 
 
 def _held_by(device: NativeDevice) -> str | None:
@@ -363,7 +380,12 @@ def hold(address: FileAddress | BlockAddress) -> Held | None:
     folder. DeviceError, UsageError."""
     for _ in range(16):
         before = _identity(address, make=True)
-        lock = lock_file(address.uri)
+        try:
+            lock = lock_file(address.uri)
+        except DeviceError:
+            if _identity(address, make=False) == before:
+                raise
+            continue  # It was dropped between the two.
         if lock is None:
             return None
         # It may have been dropped between the two, and then this is the lock of nothing.
