@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,7 @@ from headrace.dataset import (
     PackOptions,
     Records,
     StageOptions,
+    StageProgress,
     Staging,
     drop_stage,
     ingest_records,
@@ -28,7 +32,7 @@ from headrace.errors import UsageError, VolumeFull
 from headrace.volume import Volume
 from headrace.volume.stage import layout, plan
 from headrace.volume.stage import read as stage_read
-from headrace.volume.stage.store import address_of
+from headrace.volume.stage.store import Held, Stage, address_of
 from tests.dataset.corpora import put_stream, some_lengths
 from tests.dataset.staged import LENGTH, all_records, epoch, feed, file_of, flip
 
@@ -137,6 +141,65 @@ def test_verify_copies_again_what_is_not_good(source: Source, tmp_path: Path) ->
     assert stage(source.volume, "corpus", where, StageOptions(verify=True)).mended_chunks == 0
     found, said = hash_of(source, "windows", where)
     assert found == source.hashes["windows"] and said["volume_bytes"] == 0
+
+
+def test_verify_mends_a_page_of_a_checksum_table(tmp_path: Path) -> None:
+    """Of which other pages are good, and chunks that are verified by those."""
+    where = tmp_path / "nvme"
+    with Volume.create(f"file:{tmp_path}/a.img?create=64MiB") as volume:
+        put_stream(volume, "corpus", some_lengths(2500, 2500))
+        stage(volume, "corpus", where)
+        with Stage.open(next(stages(where)).where) as found:
+            blobs = found.facts.blobs
+            (row,) = blobs[blobs["table_bytes"] > 16384]
+            place = found.facts.base + int(row["table_at"]) + 100
+        flip(file_of(where), place)
+        assert stage(volume, "corpus", where, StageOptions(verify=True)).mended_chunks > 0
+        assert stage(volume, "corpus", where, StageOptions(verify=True)).mended_chunks == 0
+
+
+def test_a_stager_that_verifies_can_be_stopped(source: Source, tmp_path: Path) -> None:
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def shown(now: StageProgress) -> None:
+        if now.doing == "verifying":
+            seen.append(now.done_bytes)
+            stop.set()
+
+    report = stage(source.volume, "corpus", tmp_path, StageOptions(verify=True), progress=shown, stop=stop)
+    assert seen == [1] and report.complete and report.mended_chunks == 0
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_after_ctrl_c_nothing_is_written_any_more(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    write, begun, under_way = Held.write, threading.Event(), set()
+
+    def slowly(self: Held, place: int, data: np.ndarray) -> None:
+        under_way.add(place)
+        begun.set()
+        # So that it is met in the middle; where it is not, nothing is shown.
+        time.sleep(0.2)
+        write(self, place, data)
+        under_way.remove(place)
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Held, "write", slowly)
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        stage(source.volume, "corpus", tmp_path, StageOptions(workers=workers))
+        other.join()
+        time.sleep(60)
+    assert not under_way
+    other.join()
+    monkeypatch.setattr(Held, "write", write)
+    assert stage(source.volume, "corpus", tmp_path).complete
 
 
 def test_a_running_loader_uses_what_comes(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

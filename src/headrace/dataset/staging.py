@@ -204,19 +204,20 @@ def _fill(
             progress(StageProgress(done_bytes=done, total_bytes=total, copied_bytes=0, doing="verifying"))
 
     copied, mended = 0, 0
+    bad: list[int] = []
     # What does not verify is copied once more, and then it has to.
     for attempt in range(2):
         try:
             throttle = Throttle(options.limit_bytes_s, options.share)
             copied += fill(
-                volume, plan, held, throttle, workers=options.workers, progress=shown, stop=stop
+                volume, plan, held, throttle, workers=options.workers, progress=shown, stop=stop, bad=bad
             ).copied_bytes
         except DeviceError as error:
             raise _named(error, held.uri) from error
         if not options.verify or stop.is_set():
             break
-        bad = verify(volume, plan, held, progress=checked)
-        if not bad:
+        bad = verify(volume, plan, held, progress=checked, stop=stop)
+        if not bad or stop.is_set():
             break
         if attempt:
             raise ChecksumMismatch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,11 +65,14 @@ def fill(
     workers: int = 4,
     progress: Shown | None = None,
     stop: threading.Event | None = None,
+    bad: Sequence[int] = (),
 ) -> Filled:
     """Copy what is wanted and missing. Returns when all is there, or `stop` is set. What was copied by then is marked,
-    also where an error is raised: ChecksumMismatch, ObjectNotFound (the volume), DeviceError (either)."""
+    also where an error is raised: ChecksumMismatch, ObjectNotFound (the volume), DeviceError (either).
+
+    `bad`: chunks that did not verify. That may be the fault of their blobs' checksum tables, which are copied, too."""
     started = time.monotonic()
-    filling = _Filling(volume, plan, held, throttle)
+    filling = _Filling(volume, plan, held, throttle, bad)
     before = plan.bytes_of(held.there)
     if before < plan.facts.wanted_bytes:
         _run(filling, before, workers, progress, stop)
@@ -86,36 +89,45 @@ def _run(filling: _Filling, before: int, workers: int, progress: Shown | None, s
     threads = [threading.Thread(target=filling.work, name="headrace-stage") for _ in range(count)]
     flusher = threading.Thread(target=filling.flush, name="headrace-stage-flush")
     begun: list[threading.Thread] = []
+    # Not by `Thread.join`: Ctrl-C in it makes Python (up to 3.12) take a thread that lives for one that has ended.
     try:
-        for thread in (*threads, flusher):
-            thread.start()
+        for thread in threads:
+            filling.begin()
             begun.append(thread)
-        while any(thread.is_alive() for thread in threads) and not filling.stopping.is_set():
-            for thread in threads:
-                thread.join(_TICK_S)
-                if stop is not None and stop.is_set():
-                    filling.stop(None)
+            thread.start()
+        flusher.start()
+        begun.append(flusher)
+        while not filling.idle.wait(_TICK_S) and not filling.stopping.is_set():
+            if stop is not None and stop.is_set():
+                filling.stop(None)
             if progress is not None:
                 progress(min(total, before + filling.copied), total, filling.copied)
     finally:
         # Ctrl-C as well: what is under way ends, and what is whole is marked.
-        if len(begun) < len(threads) + 1 or any(thread.is_alive() for thread in threads):
+        if flusher not in begun or not filling.idle.is_set():
             filling.stop(None)
         for thread in begun:
-            if thread is not flusher:
-                thread.join()
-        filling.end()
-        if flusher in begun:
-            flusher.join()
+            if thread.ident is None:
+                filling.leave()
+        try:
+            filling.idle.wait()
+        finally:
+            # Also where somebody has no patience (Ctrl-C again): it would wait for this for ever.
+            filling.end()
+            if flusher in begun:
+                flusher.join()
 
 
 class _Filling:
-    def __init__(self, volume: Volume, plan: Plan, held: Held, throttle: Throttle) -> None:
+    def __init__(self, volume: Volume, plan: Plan, held: Held, throttle: Throttle, bad: Sequence[int]) -> None:
         self.plan = plan
         self._volume, self._held, self._throttle = volume, held, throttle
         self._lock = threading.Lock()
         self._tasks = self._in_order()
         self.stopping = threading.Event()
+        self._working = 0
+        #: None of those that copy is at work.
+        self.idle = threading.Event()
         #: All threads that write have ended.
         self.ended = threading.Event()
         #: There is something to flush.
@@ -132,6 +144,8 @@ class _Filling:
         counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(held.there, dtype=np.int64)])
         some = counts[rows["first_chunk"] + chunks] - counts[rows["first_chunk"]]
         self._tables |= set(np.flatnonzero(some).tolist())
+        blobs = np.searchsorted(rows["first_chunk"], np.array(bad, np.int64), side="right") - 1
+        self._tables -= {blob for blob in blobs.tolist() if rows["table_bytes"][blob]}
         #: Of the blobs that are being read now, and some before them.
         self._views: dict[int, StoredObject] = {}
 
@@ -150,6 +164,19 @@ class _Filling:
         self.stopping.set()
         self._throttle.stop()
         self._much.set()
+
+    def begin(self) -> None:
+        """One more is to copy."""
+        with self._lock:
+            self._working += 1
+            self.idle.clear()
+
+    def leave(self) -> None:
+        """One of them has ended."""
+        with self._lock:
+            self._working -= 1
+            if not self._working:
+                self.idle.set()
 
     def end(self) -> None:
         """Nothing is written any more."""
@@ -175,6 +202,8 @@ class _Filling:
                         self._written.append(chunk)
         except BaseException as error:
             self.stop(error)
+        finally:
+            self.leave()
 
     def _chunk(self, chunk: Chunk, buffer: U8) -> bool:
         """False: it was stopped in between."""
@@ -255,14 +284,23 @@ class _Filling:
             self._written = [chunk for chunk in self._written if chunk.number not in done]
 
 
-def verify(volume: Volume, plan: Plan, held: Held, *, progress: Callable[[int, int], None] | None = None) -> list[int]:
+def verify(
+    volume: Volume,
+    plan: Plan,
+    held: Held,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: threading.Event | None = None,
+) -> list[int]:
     """Read what is there back, and hold it against the volume's checksums: chunks that do not match, which are not
-    marked any more."""
+    marked any more. As far as it has come when `stop` is set."""
     sources = Sources(volume, held.device, plan.facts)
     bad: list[int] = []
     there = np.flatnonzero(held.there & plan.wanted)
     buffer = np.empty(PIECE_BYTES, np.uint8)
     for done, chunk in enumerate(plan.chunks(held.there)):
+        if stop is not None and stop.is_set():
+            break
         for at in range(0, chunk.length, PIECE_BYTES):
             count = min(PIECE_BYTES, chunk.length - at)
             try:
