@@ -78,10 +78,21 @@ def test_a_dataloader_hands_out_the_global_order(volume: Volume, options: dict[s
     whole = [list(loader(volume, rank, 4, state)[0]) for rank in range(4)]
     assert same(joined(whole), expected(volume, steps)[5:])
     # The next epoch goes on where the first one ended, on both ways.
-    assert sampler.state_after(0)["consumed"] == steps * BATCH
-    following = [list(islice(loader(volume, rank, 2, sampler.state_after(0))[0], 3)) for rank in range(2)]
+    assert sampler.state_after(steps)["consumed"] == steps * BATCH
+    following = [list(islice(loader(volume, rank, 2, sampler.state_after(steps))[0], 3)) for rank in range(2)]
     assert same(joined(following), expected(volume, steps + 3)[steps:])
     assert same(list(islice(second, 3)), following[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
+def test_states_count_what_was_handed_out_also_where_the_sampler_is_at_its_end(
+    volume: Volume, options: dict[str, Any]
+) -> None:
+    """Workers are asked for batches ahead: the sampler ends some batches before the loader does."""
+    each, sampler = loader(volume, 0, 1, **options)
+    for epoch in range(2):
+        for number, _ in enumerate(each, 1):
+            assert sampler.state_after(number)["consumed"] == (epoch * len(each) + number) * BATCH
 
 
 def test_spawned_workers_open_the_volume_by_themselves(volume: Volume) -> None:

@@ -117,7 +117,8 @@ class OrderSampler(torch.utils.data.Sampler[int]):
             world=world,
             allow_global_batch_change=allow_global_batch_change,
         )
-        self._consumed = 0
+        #: Where the next iteration begins, and where the last one did.
+        self._consumed = self._begun = 0
         #: For the data set's own check.
         dataset._rows = self.rows
 
@@ -132,19 +133,21 @@ class OrderSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> _Places:
         if self._layout.options.world > 1:
             refuse_dealers("OrderSampler", "use the dataset without a sampler, and let the framework deal it out")
+        self._begun = self._consumed
         return _Places(self, self._consumed)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch, unless the next iteration stands within it already."""
         if self._consumed // self._layout.epoch_samples != epoch:
-            self._consumed = epoch * self._layout.epoch_samples
+            self._consumed = self._begun = epoch * self._layout.epoch_samples
 
     def state_after(self, batches: int) -> dict[str, int | str]:
-        """Where the loader stands when it handed out `batches` since the last iteration began."""
-        return self._layout.state(self._consumed + batches * self._layout.options.joint_batch)
+        """Where the loader stands when it handed out `batches` since the last iteration began, which may have read
+        ahead, to its end, by now."""
+        return self._layout.state(self._begun + batches * self._layout.options.joint_batch)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._consumed = self._layout.load(state)
+        self._consumed = self._begun = self._layout.load(state)
 
 
 class _Places(Iterator[int]):
