@@ -251,6 +251,19 @@ def test_a_decoder_that_hangs_is_an_error(files: Path) -> None:
                     continue  # A busy machine.
 
 
+@pytest.mark.parametrize("kind", [DeviceError, ValueError])
+def test_an_error_of_the_batches_is_not_their_end(files: Path, kind: type[Exception]) -> None:
+    def numbers() -> Iterator[list[int]]:
+        yield from ([1], [2], [3])
+        raise kind("the keys cannot be read")
+
+    with native_volume() as volume, RecordsAhead(fill(volume, files), numbers(), kinds=["bin"]) as ahead:
+        assert [next(ahead)[0]["bin"] for _ in range(3)] == [content(number) for number in (1, 2, 3)]
+        for _ in range(2):
+            with pytest.raises(kind, match="the keys"):
+                next(ahead)
+
+
 # ---- .npz -----------------------------------------------------------------------------------------------------------
 
 

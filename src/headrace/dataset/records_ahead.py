@@ -111,7 +111,8 @@ class RecordsAhead(Generic[T]):
     None: the fields themselves. In the order of `batches`, whichever record is decoded first.
 
     An error of a read, and what `decode` raises, comes out of the call that would have given the batch; the next call
-    tries the same batch again. `DeviceTimeout` where it does not come within `stall_timeout_s`.
+    tries the same batch again. `DeviceTimeout` where it does not come within `stall_timeout_s`. What `batches` raises
+    comes when all that it gave before was handed out, and from then on: nobody takes it for the end.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class RecordsAhead(Generic[T]):
         self.records = records
         self.options = options or AheadOptions()
         self._batches = iter(batches)
+        self._batches_error: BaseException | None = None
         self._kinds = kinds
         self._decode = decode
         self._located: deque[tuple[I64, RecordPlaces]] = deque()
@@ -159,6 +161,8 @@ class RecordsAhead(Generic[T]):
                 self._take_located(end)
                 self._fill()
             if not self._flights:
+                if self._batches_error is not None:
+                    raise self._batches_error
                 raise StopIteration
             made = self._arrive(self._flights[0], end)
         finally:
@@ -252,9 +256,14 @@ class RecordsAhead(Generic[T]):
             self._take_located(None)
         if len(self._located) >= self.options.prefetch:
             return
-        if not self._sought:
-            batches = itertools.islice(self._batches, self.options.prefetch)
-            self._sought = [np.atleast_1d(np.asarray(numbers)) for numbers in batches]
+        if not self._sought and self._batches_error is None:
+            try:
+                for numbers in itertools.islice(self._batches, self.options.prefetch):
+                    self._sought.append(np.atleast_1d(np.asarray(numbers)))
+            except BaseException as error:
+                self._batches_error = error
+                if not isinstance(error, Exception):
+                    raise
         if self._sought:
             self._lookup = self.records.submit_locate(self._sought, self._kinds)
 
