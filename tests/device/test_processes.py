@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.device import Batch, NativeDevice, open_device, read_batch, submit_read
+from headrace.device import Batch, NativeDevice, lock_file, open_device, read_batch, submit_read
 from headrace.errors import DeviceClosed, UsageError
 
 
@@ -48,6 +48,38 @@ def test_a_pickle_keeps_read_only(disk: NativeDevice) -> None:
 def test_a_spawned_process_reads(disk: NativeDevice) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(_first_byte, [disk]) == [ord("p")]
+
+
+def test_a_lock_is_the_holders_and_not_that_of_who_was_forked_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(bytes(4096))
+    uri = f"file:{tmp_path}/disk"
+    lock = lock_file(uri)
+    assert lock is not None
+    (go, tell), (hear, say) = os.pipe(), os.pipe()
+    children = []
+    for releases in (True, False):
+        pid = os.fork()
+        if pid == 0:
+            os.close(tell)
+            if releases:
+                lock.release()
+                os.write(say, b"x")
+            os.read(go, 1)
+            os._exit(0)
+        children.append(pid)
+    try:
+        os.read(hear, 1)
+        assert lock_file(uri) is None
+        lock.release()
+        again = lock_file(uri)
+        assert again is not None
+        again.release()
+    finally:
+        os.close(tell)
+        for pid in children:
+            os.waitpid(pid, 0)
+        for descriptor in (go, hear, say):
+            os.close(descriptor)
 
 
 def test_a_forked_child_opens_its_own_and_ends_cleanly(disk: NativeDevice) -> None:

@@ -1,7 +1,8 @@
 """Who writes to a file or block device, among the processes of one machine: a lock that ends with its holder.
 
 An "open file description" lock (`F_OFD_SETLK`, Linux): unlike POSIX locks it is kept until *this* opening of the file
-is closed, whatever else the process opens and closes, and two openings in one process exclude each other.
+is closed, whatever else the process opens and closes, and two openings in one process exclude each other. A process
+that is forked has the same opening: so the holder unlocks, and does not only close.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import fcntl
 import os
 import struct
+from contextlib import suppress
 
 from headrace.device.address import BlockAddress, FileAddress, parse_address
 from headrace.errors import DeviceError, UsageError
@@ -25,11 +27,20 @@ class FileLock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+        self._process = os.getpid()
 
     def release(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        if descriptor is None:
+            return
+        if self._process == os.getpid():
+            with suppress(OSError):
+                _set(descriptor, fcntl.F_UNLCK)
+        os.close(descriptor)
+
+
+def _set(descriptor: int, kind: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, _PLACE, 1, 0))
 
 
 def lock_file(uri: str) -> FileLock | None:
@@ -45,7 +56,7 @@ def lock_file(uri: str) -> FileLock | None:
     except OSError as error:
         raise DeviceError("the file cannot be opened for its lock", where=uri, found=error.strerror) from error
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _PLACE, 1, 0))
+        _set(descriptor, fcntl.F_WRLCK)
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
