@@ -231,6 +231,13 @@ def test_what_is_staged_whole_is_read_without_the_target(tmp_path: Path) -> None
         assert epoch(each) == good and each.describe()["corpus"]["stage"]["stage_share"] == 1
 
 
+def test_a_file_is_the_stage_of_one_dataset(source: Source, tmp_path: Path) -> None:
+    options = ["corpus", "other", "-V", source.uri, "--to", f"file:{tmp_path}/one"]
+    command = [sys.executable, "-m", "headrace.cli", "dataset", "stage", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 2 and "the stage of one dataset" in done.stderr and not list(tmp_path.iterdir())
+
+
 SHORT = """
 import resource, signal, sys
 from headrace.cli import main

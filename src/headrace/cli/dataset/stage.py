@@ -21,7 +21,7 @@ def stage(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="A folder of this node (made where there is none), `file:/PATH`, or a block device.",
+            help="A folder of this node (made where there is none); for one NAME also `file:/PATH` or a block device.",
             show_default=False,
         ),
     ] = "",
@@ -84,6 +84,13 @@ def stage(
     from headrace.cli.output import print_json
     from headrace.dataset import StageOptions
     from headrace.dataset import stage as stage_it
+    from headrace.volume.stage.store import names_itself
+
+    if len(set(names)) > 1 and names_itself(to):
+        raise UsageError(
+            "a file or device is the stage of one dataset", where=to, expected="one NAME",
+            found=", ".join(map(shown, names)), next_step="name a folder, in which each has a file",
+        )  # fmt: skip
 
     options = StageOptions(
         limit_bytes_s=None if limit is None else parse_size("--limit", limit),

@@ -50,7 +50,7 @@ def address_of(where: str | os.PathLike[str], volume_id: str, dataset: str) -> F
     `where`: a path is a folder; `file:/PATH` a file, `/dev/NAME` or `block:/PATH` a block device. UsageError.
     """
     text = os.fspath(where)
-    if _names_itself(text):
+    if names_itself(text):
         address = parse_address(text)
         assert isinstance(address, FileAddress | BlockAddress)
         return address
@@ -63,7 +63,7 @@ def address_of(where: str | os.PathLike[str], volume_id: str, dataset: str) -> F
     return FileAddress(path=str(Path(text).absolute() / f"{quote(dataset, safe='')[:100]}.{digest}{SUFFIX}"))
 
 
-def _names_itself(text: str) -> bool:
+def names_itself(text: str) -> bool:
     """It is a file or a device, not a folder. (Folders of memory are below /dev, too.)"""
     return text.startswith(("file:", "block:")) or (text.startswith("/dev/") and not text.startswith("/dev/shm"))
 
@@ -71,7 +71,7 @@ def _names_itself(text: str) -> bool:
 def stages_in(where: str | os.PathLike[str]) -> list[str]:
     """Addresses of the stages of a folder, or the one that is named."""
     text = os.fspath(where)
-    if _names_itself(text):
+    if names_itself(text):
         return [address_of(text, "", "").uri]
     try:
         names = sorted(name for name in os.listdir(text) if name.endswith(SUFFIX))  # noqa: PTH208
