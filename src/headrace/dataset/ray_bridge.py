@@ -33,10 +33,12 @@ from headrace.errors import DatasetError, HeadraceError
 _BYTES = 1 << 20
 #: An address that nobody answers at is wrong.
 _CONNECT_S = 10.0
-#: Workers that end before they are ready, one after another.
+#: Workers in one place that end before they are ready, one after another, while none is at work anywhere: a node that
+#: is lost takes as many at a time as it has CPUs, and they come again elsewhere.
 _MOST_STILLBORN = 5
-#: Between two tries to have one.
+#: Between two tries to have one; longer where they end before they are ready.
 _PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 16.0
 #: What a process gets to end when its actor is told so.
 _END_S = 5.0
 
@@ -107,7 +109,7 @@ class _Bridge:
         #: A CPU each; a thread for what is read, one for what is written, one to end it.
         self._actor = ray.remote(num_cpus=1, max_restarts=0, max_concurrency=3)(actor_class())
         self._ours = actor_class()().facts()
-        self._stillborn = 0
+        self._at_work = 0
 
     async def run(self) -> None:
         await asyncio.gather(*(self._serve(place) for place in range(self._count)))
@@ -120,14 +122,14 @@ class _Bridge:
 
     async def _serve(self, place: int) -> None:
         """One worker, and another one when it has ended, and so on."""
-        number = 0
+        number = stillborn = 0
         while True:
             number += 1
             actor = self._actor.remote()
             try:
                 why = await self._carry(actor, f"{place}.{number}")
-                self._stillborn = 0 if why is None else self._stillborn + 1
-                if why is not None and self._stillborn >= _MOST_STILLBORN:
+                stillborn = 0 if why is None else stillborn + 1
+                if why is not None and stillborn >= _MOST_STILLBORN and not self._at_work:
                     raise DatasetError(
                         "workers end before they begin", found=why, next_step="look at the logs of Ray on that node"
                     )
@@ -137,7 +139,7 @@ class _Bridge:
             finally:
                 with suppress(Exception):
                     self._ray.kill(actor)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(min(_PAUSE_S * 2 ** min(stillborn, 8), _LONGEST_PAUSE_S))
 
     async def _carry(self, actor: Any, key: str) -> str | None:
         """One worker from its begin to its end. Returns why it did not come that far."""
@@ -152,7 +154,11 @@ class _Bridge:
             ours.setblocking(False)
             with theirs:
                 self.tell("ready", key, facts["node"], descriptor=theirs.fileno())
-            why = await self._pump(actor, ours)
+            self._at_work += 1
+            try:
+                why = await self._pump(actor, ours)
+            finally:
+                self._at_work -= 1
             self.tell("gone", key, why)
         return None
 
