@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from headrace.dataset import Mixture, PackOptions, pack_stream
 from headrace.errors import DatasetError, UsageError
 from headrace.torch import DocumentLoader, OrderSampler, TokenDataset, TokenIterable, TokenLoader
+from headrace.torch.megatron import AheadSampler
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.dataset.corpora import ingest_texts, put_stream
@@ -181,6 +183,14 @@ def test_what_is_dealt_out_twice_is_refused(volume: Volume) -> None:
         next(iter(DataLoader(data, batch_size=sampler.rows, sampler=other)))
     with pytest.raises(UsageError, match="expected 4 places one after another"):
         next(iter(DataLoader(data, batch_size=2, sampler=sampler)))
+
+
+def test_batches_that_nobody_takes_are_not_kept() -> None:
+    """As where worker processes read what the sampler has read ahead in this one."""
+    ahead: dict[tuple[int, ...], list[Any]] = {}
+    data: Any = SimpleNamespace(_ahead=ahead, prefetch=lambda batch: ahead.setdefault(tuple(batch), []))
+    wanted = [[number] for number in range(1000)]
+    assert list(AheadSampler(data, wanted, 3)) == wanted and (999,) in ahead and len(ahead) <= 16
 
 
 def test_states_that_do_not_fit(volume: Volume) -> None:

@@ -26,6 +26,8 @@ from headrace.volume import Volume, VolumeTransfer
 
 #: The index goes to memory in pieces of this length.
 _PIECE_BYTES = 16 * MIB
+#: Batches that are kept while nobody takes them, for each that is to be read ahead.
+_MOST_KEPT = 4
 
 
 class _Range(NamedTuple):
@@ -235,6 +237,9 @@ class AheadSampler(torch.utils.data.Sampler[list[int]]):
         for batch in self._batches:
             waiting.append(list(batch))
             self._data.prefetch(batch)
+            # What nobody asks for here (worker processes read by themselves) is not kept for ever.
+            while len(self._data._ahead) > _MOST_KEPT * (self._depth + 1):
+                del self._data._ahead[next(iter(self._data._ahead))]
             if len(waiting) > self._depth:
                 yield waiting.popleft()
         yield from waiting
