@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
+import socket
 from pathlib import Path
 
 import pytest
 
-from headrace.dataset import IngestOptions, IngestProgress, ingest, open_corpus
+from headrace.dataset import IngestOptions, IngestProgress, ingest, open_corpus, ray_hire
+from headrace.dataset.channel import encode
 from headrace.dataset.hire import Local, LocalHire
 from headrace.dataset.ingest_run import Run
-from headrace.dataset.ray_hire import check_address
+from headrace.dataset.ray_hire import RayHire, check_address
 from headrace.errors import DatasetError, DeviceError, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, texts, write_folder
@@ -91,3 +94,22 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     for right in ("auto", "10.0.0.1:6379", "head.example:6379", "[::1]:6379"):
         with pytest.raises(DatasetError, match=r"needs Ray.*pip install 'headrace\[ray\]'"):
             check_address(right)
+
+
+def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_hire, "find_spec", lambda name: name)
+    hire = RayHire("auto", None, 1)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    hire._control = ours
+    with ours, theirs:
+        socket.send_fds(theirs, [encode(("ready", "0.1", "node"))], [theirs.fileno()])
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(theirs.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            with pytest.raises(DatasetError, match="ulimit -n"):
+                hire.hear()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)

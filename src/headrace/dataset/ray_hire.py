@@ -127,6 +127,12 @@ class RayHire:
             self.count = rest[0]
         elif what == "ready":
             key, node = rest
+            if not self._descriptors:
+                # The kernel leaves out those for which this process has no number.
+                raise DatasetError(
+                    "this process may not open so many files as the cluster has workers", where=self._address,
+                    next_step="raise the limit (ulimit -n), or use fewer: --workers",
+                )  # fmt: skip
             self._ready.append(_Remote(self, key, node, socket.socket(fileno=self._descriptors.pop(0))))
         elif what == "gone":
             key, why = rest
