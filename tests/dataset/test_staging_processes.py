@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import main
 from headrace.dataset import StageOptions, StageProgress, drop_stage, stage, stages
 from headrace.errors import DeviceTimeout, UsageError
 from headrace.testing.serve import serving
@@ -116,6 +117,40 @@ def test_who_waits_is_done_with_the_other(source: Source, tmp_path: Path) -> Non
     assert reports["first"].complete and not reports["first"].by_another
     # By then the other may just have ended: then there was nothing to do.
     assert reports["second"].complete and reports["second"].copied_bytes == 0
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_part_that_another_stages_is_not_taken_for_the_whole(
+    source: Source, tmp_path: Path, partial: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = tmp_path / "nvme"
+    part = StageOptions(most_bytes=9 << 20, partial=True)
+    waiting, reports = threading.Event(), {}
+
+    def part_is_there() -> bool:
+        found = list(stages(where)) if where.is_dir() else []
+        return any(each.busy and 0 < each.wanted_chunks <= each.there_chunks for each in found)
+
+    def hold_on(now: StageProgress) -> None:
+        if part_is_there():
+            assert waiting.wait(WAIT_S)
+
+    first = threading.Thread(
+        target=lambda: reports.update(first=stage(source.volume, "corpus", where, part, progress=hold_on))
+    )
+    first.start()
+    wait_until(part_is_there, "nobody holds it")
+    options = part if partial else StageOptions()
+    report = stage(source.volume, "corpus", where, options, progress=lambda now: waiting.set())
+    first.join(WAIT_S)
+    assert not reports["first"].complete and 0 < reports["first"].wanted_bytes < reports["first"].dataset_bytes
+    assert report.complete is not partial and bool(report.copied_bytes) is not partial
+    assert (report.wanted_bytes < report.dataset_bytes) is partial
+    assert main(["dataset", "stage", "--to", str(where), "--status"]) == 0
+    said = capsys.readouterr().out
+    assert ("a part" in said, "complete" in said, "100.0%" in said) == (partial, not partial, not partial)
+    assert main(["dataset", "stage", "corpus", "-V", source.uri, "--to", str(where), "--max", "9MiB", "--partial"]) == 0
+    assert ("a part of" in capsys.readouterr().out) is partial
 
 
 def test_one_that_holds_a_stage_and_does_nothing_is_not_waited_for_for_ever(source: Source, tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ class StageOptions:
     workers: int = 4
     #: What the stage may take of its medium. None: all that is free.
     most_bytes: int | None = None
-    #: Where that is less than the dataset, stage as much as fits; else nothing is staged, and VolumeFull says so.
+    #: Where that is less than the dataset, stage as much as fits, which is a part: the report is not `complete` then.
+    #: Else nothing is staged, and VolumeFull says so.
     partial: bool = False
     #: Read everything back in the end, and hold it against the volume's checksums.
     verify: bool = False
@@ -93,11 +94,13 @@ class StageReport:
 
     dataset: str
     where: str
+    #: Of the stage; less than the dataset has where it is a part (`partial`).
     wanted_bytes: int
+    dataset_bytes: int
     #: By this call.
     copied_bytes: int
     seconds: float
-    #: All that was wanted is there; False where `stop` was set.
+    #: All of the dataset is there; False where `stop` was set, and where only a part fits.
     complete: bool
     #: Another process has done it.
     by_another: bool
@@ -118,6 +121,10 @@ class StageStatus:
     wanted_chunks: int = 0
     there_chunks: int = 0
     wanted_bytes: int = 0
+    #: Of the whole dataset: more than wanted where the stage is to have a part of it (`StageOptions.partial`).
+    dataset_chunks: int = 0
+    dataset_bytes: int = 0
+    #: All of the dataset is there.
     complete: bool = False
     #: Why it cannot be used, where it is damaged.
     problem: str | None = None
@@ -150,8 +157,9 @@ def stage(
     progress: Shown | None = None,
     stop: threading.Event | None = None,
 ) -> StageReport:
-    """Copy the dataset `name` to a medium of this node, verified; returns when all is there, or soon after `stop` is
-    set. Where another process stages it, this waits for that, and takes over where it ends.
+    """Copy the dataset `name` to a medium of this node, verified; returns when all is there (with `partial`: all that
+    fits), or soon after `stop` is set. Where another process stages it, this waits for that, and takes over where it
+    ends, also with a part only.
 
     `where`: a folder (made where there is none; each dataset is a file in it), `file:/PATH`, or a block device. What is
     there already is not copied again, as long as the dataset is the same.
@@ -167,26 +175,27 @@ def stage(
     stop = stop or threading.Event()
     held = hold(address)
     if held is None:
-        watch = _Watch(plan, address.uri, options.patience_s)
+        watch = _Watch(plan, address.uri, options)
         while held is None:
             done = watch.look()
             if progress is not None:
                 progress(StageProgress(done_bytes=done, total_bytes=watch.total, copied_bytes=0, doing="waiting"))
-            if watch.complete or stop.wait(_LOOK_S):
+            if watch.done or stop.wait(_LOOK_S):
                 return StageReport(
-                    dataset=name, where=address.uri, wanted_bytes=watch.total, copied_bytes=0,
-                    seconds=time.monotonic() - started, complete=watch.complete, by_another=True, mended_chunks=0,
+                    dataset=name, where=address.uri, wanted_bytes=watch.total, dataset_bytes=plan.facts.wanted_bytes,
+                    copied_bytes=0, seconds=time.monotonic() - started, complete=watch.complete, by_another=True,
+                    mended_chunks=0,
                 )  # fmt: skip
             held = hold(address)
     with held:
         room, end = held.room(options.most_bytes)
-        plan = plan.limited(room, end, partial=options.partial, where=address.uri)
+        whole, plan = plan, plan.limited(room, end, partial=options.partial, where=address.uri)
         held.lay_out(plan, force=options.force)
         copied, mended = _fill(volume, plan, held, options, progress, stop)
         return StageReport(
-            dataset=name, where=address.uri, wanted_bytes=plan.facts.wanted_bytes, copied_bytes=copied,
-            seconds=time.monotonic() - started, complete=bool(held.there[plan.wanted].all()), by_another=False,
-            mended_chunks=mended,
+            dataset=name, where=address.uri, wanted_bytes=plan.facts.wanted_bytes,
+            dataset_bytes=plan.facts.dataset_bytes, copied_bytes=copied, seconds=time.monotonic() - started,
+            complete=bool(held.there[whole.wanted].all()), by_another=False, mended_chunks=mended,
         )  # fmt: skip
 
 
@@ -240,10 +249,12 @@ def _named(error: DeviceError, uri: str) -> DeviceError:
 class _Watch:
     """How another process comes on."""
 
-    def __init__(self, plan: Plan, uri: str, patience_s: float) -> None:
-        self._plan, self._uri, self._patience_s = plan, uri, patience_s
+    def __init__(self, plan: Plan, uri: str, options: StageOptions) -> None:
+        self._plan, self._uri, self._patience_s = plan, uri, options.patience_s
+        self._partial = options.partial
         self.total = plan.facts.wanted_bytes
-        self.complete = False
+        #: All of the dataset is there; there is nothing to wait for: that, or a part where one is enough.
+        self.complete = self.done = False
         self._last = -1
         self._since_s = time.monotonic()
 
@@ -259,8 +270,10 @@ class _Watch:
                 there = found.there()
                 if there is not None and found.facts.same_places(self._plan.facts):
                     done = self._plan.bytes_of(there)
-                    self.total = found.facts.wanted_bytes
-                    self.complete = int(there.sum()) >= found.facts.wanted_chunks
+                    self.complete = self.done = bool(there[self._plan.wanted].all())
+                    if self._partial:
+                        self.total = found.facts.wanted_bytes
+                        self.done |= int(there.sum()) >= found.facts.wanted_chunks
         if done != self._last:
             self._last, self._since_s = done, time.monotonic()
         if time.monotonic() - self._since_s > self._patience_s:
@@ -354,7 +367,9 @@ def stages(where: str | os.PathLike[str]) -> Iterator[StageStatus]:
             wanted_chunks=facts.wanted_chunks,
             there_chunks=count,
             wanted_bytes=facts.wanted_bytes,
-            complete=count >= facts.wanted_chunks,
+            dataset_chunks=facts.dataset_chunks,
+            dataset_bytes=facts.dataset_bytes,
+            complete=count >= facts.dataset_chunks,
         )
 
 

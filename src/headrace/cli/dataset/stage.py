@@ -37,7 +37,12 @@ def stage(
         typer.Option("--max", metavar="SIZE", help="The stage takes at most this. [default: what is free]"),
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Where not all fits, stage as much as does. Default: nothing, and say so.")
+        bool,
+        typer.Option(
+            "--partial",
+            help="Where not all fits, stage the part that does; the rest is read from the volume. Default: nothing, "
+            "and say so.",
+        ),
     ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read it all back in the end, and copy again what does not verify.")
@@ -161,7 +166,10 @@ def _tell(report: StageReport) -> None:
         done = "it was there already"
     if report.mended_chunks:
         done += f"; {report.mended_chunks} chunks did not verify and were copied again"
-    print(f"{shown(report.dataset)}: {format_bytes(report.wanted_bytes)} at {report.where}; {done}")
+    size = format_bytes(report.wanted_bytes)
+    if not report.complete and report.wanted_bytes < report.dataset_bytes:
+        size += f", a part of {format_bytes(report.dataset_bytes)},"
+    print(f"{shown(report.dataset)}: {size} at {report.where}; {done}")
 
 
 def _status(names: list[str] | None, to: str, json: bool) -> None:
@@ -178,11 +186,12 @@ def _status(names: list[str] | None, to: str, json: bool) -> None:
         if json:
             print_json(asdict(found))
             continue
-        share = found.there_chunks / found.wanted_chunks if found.wanted_chunks else 0.0
+        share = found.there_chunks / found.dataset_chunks if found.dataset_chunks else 0.0
         state = "complete" if found.complete else "being filled" if found.busy else found.problem or "not complete"
-        rows.append(
-            (shown(found.dataset) or "-", f"{share:.1%}", format_bytes(found.wanted_bytes), shown(state), found.where)
-        )
+        if state == "not complete" and found.there_chunks >= found.wanted_chunks:
+            state = "a part (--partial)"
+        size = format_bytes(found.dataset_bytes)
+        rows.append((shown(found.dataset) or "-", f"{share:.1%}", size, shown(state), found.where))
     if not json:
         print_table(["dataset", "there", "size", "state", "where"], rows, right=[1, 2])
 

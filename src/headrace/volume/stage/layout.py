@@ -68,6 +68,9 @@ class Facts:
     #: Chunks that are to be there in the end, and their bytes.
     wanted_chunks: int
     wanted_bytes: int
+    #: Of the whole dataset: more, where the stage is to have a part of it.
+    dataset_chunks: int
+    dataset_bytes: int
     #: Behind the map.
     data_bytes: int
     map_at: int
@@ -110,6 +113,8 @@ class Facts:
             "blobs": self.blobs.tolist(),
             "wanted_chunks": self.wanted_chunks,
             "wanted_bytes": self.wanted_bytes,
+            "dataset_chunks": self.dataset_chunks,
+            "dataset_bytes": self.dataset_bytes,
             "data_bytes": self.data_bytes,
         }
         return json.dumps(told, separators=(",", ":")).encode()
@@ -128,6 +133,9 @@ class Facts:
                 blobs=np.array([tuple(map(_count, row)) for row in told["blobs"]], BLOB),
                 wanted_chunks=_count(told["wanted_chunks"]),
                 wanted_bytes=_count(told["wanted_bytes"]),
+                # Stages that were made before there was a word of it say nothing of the rest.
+                dataset_chunks=_count(told.get("dataset_chunks", told["wanted_chunks"])),
+                dataset_bytes=_count(told.get("dataset_bytes", told["wanted_bytes"])),
                 data_bytes=_count(told["data_bytes"]),
                 map_at=head.map_at,
                 nonce=head.nonce,

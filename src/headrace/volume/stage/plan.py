@@ -140,6 +140,7 @@ def plan_of(volume: Volume, dataset: str, infos: Sequence[ObjectInfo]) -> Plan:
     for blob_index, start, length in used:
         first = int(rows["first_chunk"][blob_index])
         wanted[first + start // chunk_bytes : first + (start + length - 1) // chunk_bytes + 1] = True
+    wanted_chunks, wanted_bytes = int(wanted.sum()), int(_chunk_lengths(rows, chunk_bytes)[wanted].sum())
     facts = Facts(
         volume_id=volume.id,
         volume=volume.name[:128],
@@ -147,8 +148,10 @@ def plan_of(volume: Volume, dataset: str, infos: Sequence[ObjectInfo]) -> Plan:
         objects={info.name: (info.sequence, info.length_bytes) for info in infos},
         chunk_bytes=chunk_bytes,
         blobs=rows,
-        wanted_chunks=int(wanted.sum()),
-        wanted_bytes=int(_chunk_lengths(rows, chunk_bytes)[wanted].sum()),
+        wanted_chunks=wanted_chunks,
+        wanted_bytes=wanted_bytes,
+        dataset_chunks=wanted_chunks,
+        dataset_bytes=wanted_bytes,
         data_bytes=at,
         map_at=0,
     )

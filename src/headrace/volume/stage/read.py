@@ -116,6 +116,8 @@ class _Look:
     def __init__(self, stage: Stage, sources: Sources, there: Bools, bad: set[int]) -> None:
         self.stage, self.sources, self.there, self.bad = stage, sources, there, bad
         self.complete = int(there.sum()) >= stage.facts.wanted_chunks
+        #: Of the dataset; a stage may be made of a part of it.
+        self.of_all = int(there.sum()) >= stage.facts.dataset_chunks
         #: Nothing can come any more.
         self.whole = bool(there.all())
         usable = there.copy()
@@ -261,7 +263,7 @@ class Near:
         return {
             "where": self.uri,
             "state": "given up" if self._given_up else "none yet" if look is None
-            else "complete" if look.complete else "growing",
+            else "growing" if not look.complete else "complete" if look.of_all else "a part",
             "wanted_chunks": 0 if facts is None else facts.wanted_chunks,
             "there_chunks": 0 if look is None else int(look.there.sum()),
             "bad_chunks": 0 if look is None else len(look.bad),
