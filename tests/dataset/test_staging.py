@@ -309,6 +309,23 @@ def test_what_cannot_be_meant(source: Source, tmp_path: Path) -> None:
     assert isinstance(address_of("/dev/nvme7n1", source.volume.id, "corpus"), BlockAddress)
 
 
+def test_a_file_that_is_the_stage_of_another_dataset_is_left_alone(source: Source, tmp_path: Path) -> None:
+    where = f"file:{tmp_path}/one"
+    stage(source.volume, "images", where)
+    kept = (tmp_path / "one").read_bytes()
+    with pytest.raises(UsageError, match="another dataset is there") as refused:
+        stage(source.volume, "corpus", where)
+    assert "'images'" in str(refused.value) and "--force" in str(refused.value)
+    # Also of another volume, where it has the same name.
+    with Volume.create(f"file:{tmp_path}/a.img?create=32MiB") as other:
+        put_stream(other, "images", some_lengths(100, 20))
+        with pytest.raises(UsageError, match=source.volume.id):
+            stage(other, "images", where)
+    assert (tmp_path / "one").read_bytes() == kept and stage(source.volume, "images", where).copied_bytes == 0
+    assert stage(source.volume, "corpus", where, StageOptions(force=True)).complete
+    assert [each.dataset for each in stages(where)] == ["corpus"]
+
+
 def test_records_and_streams_of_a_stage_pickle(source: Source, tmp_path: Path) -> None:
     stage(source.volume, "images", tmp_path)
     records = pickle.loads(pickle.dumps(Records.open(source.volume, "images", stage=str(tmp_path))))

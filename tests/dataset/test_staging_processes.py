@@ -273,6 +273,20 @@ def test_a_file_is_the_stage_of_one_dataset(source: Source, tmp_path: Path) -> N
     assert done.returncode == 2 and "the stage of one dataset" in done.stderr and not list(tmp_path.iterdir())
 
 
+def test_a_file_in_which_another_dataset_is_being_staged_is_not_waited_for(source: Source, tmp_path: Path) -> None:
+    """By a dataset of the same name, of another volume."""
+    where = f"file:{tmp_path}/one"
+    with (
+        stager(source.uri, "corpus", Path(where), *SLOWLY) as process,
+        Volume.create(f"file:{tmp_path}/other.img?create=16MiB") as other,
+    ):
+        put_stream(other, "corpus", some_lengths(100, 200))
+        wait_until(lambda: any(each.dataset for each in stages(where)), "nothing was staged")
+        with pytest.raises(UsageError, match=f"another dataset is there.*{source.volume.id}"):
+            stage(other, "corpus", where)
+        assert process.poll() is None and next(stages(where)).busy
+
+
 SHORT = """
 import resource, signal, sys
 from headrace.cli import main

@@ -32,7 +32,7 @@ from headrace.errors import (
 from headrace.volume import ObjectInfo, Volume
 from headrace.volume.stage.fill import fill, verify
 from headrace.volume.stage.plan import Plan, plan_of
-from headrace.volume.stage.store import Held, Stage, address_of, hold, stages_in
+from headrace.volume.stage.store import Held, Stage, address_of, hold, names_itself, refuse_another, stages_in
 from headrace.volume.stage.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class StageOptions:
     partial: bool = False
     #: Read everything back in the end, and hold it against the volume's checksums.
     verify: bool = False
-    #: Use a file or a device that holds something else.
+    #: Use a file or a device that holds something else, or the stage of another dataset.
     force: bool = False
     #: Seconds in which another process that stages has to come on; longer than a flush of its medium.
     patience_s: float = 300.0
@@ -172,10 +172,11 @@ def stage(
     volume.refresh()
     plan = plan_of(volume, name, objects_of_dataset(volume, name))
     address = address_of(where, volume.id, name)
+    sole = names_itself(os.fspath(where))
     stop = stop or threading.Event()
     held = hold(address)
     if held is None:
-        watch = _Watch(plan, address.uri, options)
+        watch = _Watch(plan, address.uri, options, refuse=sole and not options.force)
         while held is None:
             done = watch.look()
             if progress is not None:
@@ -190,7 +191,7 @@ def stage(
     with held:
         room, end = held.room(options.most_bytes)
         whole, plan = plan, plan.limited(room, end, partial=options.partial, where=address.uri)
-        held.lay_out(plan, force=options.force)
+        held.lay_out(plan, force=options.force, sole=sole)
         copied, mended = _fill(volume, plan, held, options, progress, stop)
         return StageReport(
             dataset=name, where=address.uri, wanted_bytes=plan.facts.wanted_bytes,
@@ -249,9 +250,9 @@ def _named(error: DeviceError, uri: str) -> DeviceError:
 class _Watch:
     """How another process comes on."""
 
-    def __init__(self, plan: Plan, uri: str, options: StageOptions) -> None:
+    def __init__(self, plan: Plan, uri: str, options: StageOptions, *, refuse: bool) -> None:
         self._plan, self._uri, self._patience_s = plan, uri, options.patience_s
-        self._partial = options.partial
+        self._partial, self._refuse = options.partial, refuse
         self.total = plan.facts.wanted_bytes
         #: All of the dataset is there; there is nothing to wait for: that, or a part where one is enough.
         self.complete = self.done = False
@@ -259,7 +260,8 @@ class _Watch:
         self._since_s = time.monotonic()
 
     def look(self) -> int:
-        """Bytes that are there. DeviceTimeout where that is the same for too long."""
+        """Bytes that are there. DeviceTimeout where that is the same for too long, UsageError where it is of another
+        dataset."""
         done = 0
         try:
             found = Stage.open(self._uri)
@@ -267,6 +269,8 @@ class _Watch:
             found = None  # It is being made anew.
         if found is not None:
             with found:
+                if self._refuse:
+                    refuse_another(found.facts, self._plan, self._uri)
                 there = found.there()
                 if there is not None and found.facts.same_places(self._plan.facts):
                     done = self._plan.bytes_of(there)

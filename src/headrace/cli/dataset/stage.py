@@ -49,7 +49,10 @@ def stage(
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Threads; each has a buffer of 4 MiB.")] = 4,
     force: Annotated[
-        bool, typer.Option("--force", help="Destroy what else the file or device of PLACE holds.")
+        bool,
+        typer.Option(
+            "--force", help="Destroy what else the file or device of PLACE holds, also the stage of another dataset."
+        ),
     ] = False,
     status: Annotated[bool, typer.Option("--status", help="Show what is staged there, and copy nothing.")] = False,
     drop: Annotated[

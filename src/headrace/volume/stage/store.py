@@ -219,11 +219,12 @@ class Held:
                 room = end = device.size_bytes
         return room if most_bytes is None else min(room, most_bytes), end
 
-    def lay_out(self, plan: Plan, *, force: bool) -> None:
+    def lay_out(self, plan: Plan, *, force: bool, sole: bool = False) -> None:
         """Make this the stage of the plan: what is there already stays, if it is of the same blobs. UsageError where
-        the medium holds something else, unless `force`. DeviceError."""
+        the medium holds something else, unless `force`; also the stage of another dataset, where its place has this
+        `sole` one (in a folder each dataset has a file by its name). DeviceError."""
         try:
-            self._lay_out(plan, force)
+            self._lay_out(plan, force, sole)
         except OSError as error:
             raise DeviceError(
                 "the stage cannot be made", where=self.uri, found=error.strerror,
@@ -231,8 +232,10 @@ class Held:
                 "or a block device" if error.errno == errno.EFBIG else None,
             ) from error  # fmt: skip
 
-    def _lay_out(self, plan: Plan, force: bool) -> None:
+    def _lay_out(self, plan: Plan, force: bool, sole: bool) -> None:
         found = self._look(force)
+        if found is not None and sole and not force:
+            refuse_another(found, plan, self.uri)
         told = plan.facts.encode()
         if found is not None and found.same_places(plan.facts) and HEAD_BYTES + len(told) <= found.map_at:
             facts = replace(plan.facts, map_at=found.map_at, nonce=found.nonce)
@@ -359,6 +362,19 @@ class Held:
         else:
             with open_device(self.uri) as device:
                 device.write(0, bytes(HEAD_BYTES), fua=True)
+
+
+def refuse_another(found: Facts, plan: Plan, where: str) -> None:
+    """UsageError where this is the stage of another dataset than the plan's."""
+    if (found.volume_id, found.dataset) == (plan.facts.volume_id, plan.facts.dataset):
+        return
+    raise UsageError(
+        "the stage of another dataset is there", where=where,
+        expected=f"one of {plan.facts.dataset!r} of volume {plan.facts.volume!r} ({plan.facts.volume_id}), or none",
+        found=f"that of {found.dataset!r} of volume {found.volume!r} ({found.volume_id})",
+        next_step="name a folder, in which each dataset has a file, or another place; take that one away (--drop); "
+        "or replace it with force=True (--force)",
+    )  # fmt: skip
 
 
 def _is_ours(head: bytes) -> bool:
