@@ -174,6 +174,32 @@ def test_a_mixture_of_packed_documents_and_windows(volume: Volume) -> None:
     assert same(list(islice(DataLoader(data, batch_size=BATCH, sampler=again), 2)), got[4:])
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_change_of_the_global_batch_leaves_nothing_out(volume: Volume, accumulation: int) -> None:
+    """At no end of an epoch."""
+    data = dataset(volume)
+    state = OrderSampler(data, global_batch=BATCH, rank=0, world=1).state_after(4)
+    samplers = [
+        OrderSampler(
+            data, global_batch=12, accumulation=accumulation, rank=rank, world=2, allow_global_batch_change=True
+        )
+        for rank in range(2)
+    ]
+    at = 4 * BATCH
+    for sampler in samplers:
+        sampler.load_state_dict(state)
+    for epoch in range(3):
+        deals = []
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+            deals.append(torch.tensor(list(sampler)).reshape(-1, sampler.rows))
+        places = torch.cat(deals, 1).flatten().tolist()
+        assert places == list(range(at, at + len(places)))
+        assert epoch == 0 or len(places) == 2 * len(samplers[0])
+        at += len(places)
+        assert at // 12 == (epoch + 1) * (len(data) // 12) and samplers[0].state_after(len(deals[0]))["consumed"] == at
+
+
 def test_what_is_dealt_out_twice_is_refused(volume: Volume) -> None:
     """As Lightning would do it, which puts a DistributedSampler in the place of ours, and with a wrong batch size."""
     data = dataset(volume)

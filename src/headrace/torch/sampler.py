@@ -64,8 +64,9 @@ class Layout:
         return self.steps * self.options.global_batch
 
     def end_of_epoch(self, consumed: int) -> int:
-        """Of the epoch that goes on behind `consumed`."""
-        return (consumed // self.epoch_samples + 1) * self.epoch_samples
+        """Of the epoch that goes on behind `consumed`, in whole batches: behind a change of the global batch these, and
+        so the epochs, do not begin at multiples of theirs any more, and nothing is left out for that."""
+        return (consumed // self.epoch_samples + 1) * self.epoch_samples + consumed % self.options.joint_batch
 
     def state(self, consumed: int) -> dict[str, int | str]:
         state = current_state(
@@ -92,7 +93,8 @@ class OrderSampler(torch.utils.data.Sampler[int]):
 
     Batch k of all ranks together is `[k * rows * world, (k + 1) * rows * world)`, and rank r has the r-th equal part,
     as with `TokenLoader`, whose states are the same. An epoch is `len(dataset) // global_batch` steps; the next one
-    goes on where it ended. An iteration that was broken off begins again.
+    goes on where it ended, also where the global batch was changed within it. An iteration that was broken off begins
+    again.
 
     Under `StatefulDataLoader` the state of the loader is exact, in O(1), and may be resumed with another world. With a
     plain `DataLoader`, which reads ahead and does not say how far, `state_after(batches)` counts from the begin of the
@@ -137,7 +139,8 @@ class OrderSampler(torch.utils.data.Sampler[int]):
         return _Places(self, self._consumed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch, unless the next iteration stands within it already."""
+        """Begin this epoch, unless the next iteration stands within it already. They are counted in steps of this
+        global batch, also where a state of another one was loaded: the number may then be another."""
         if self._consumed // self._layout.epoch_samples != epoch:
             self._consumed = self._begun = epoch * self._layout.epoch_samples
 
