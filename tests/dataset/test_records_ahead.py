@@ -6,7 +6,9 @@ import io
 import os
 import random
 import signal
+import struct
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -307,8 +309,35 @@ def test_damaged_files_are_told_and_nothing_else() -> None:
     objects = saved(np.savez, x=np.array([{}], object))
     with pytest.raises(DatasetError, match="Python objects"):
         npz_array(objects, "x", "a")
-    bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x.npy", bytes(1 << 20))
-    with pytest.raises(DatasetError):
-        npz_array(memoryview(bomb.getvalue()), "x", "a")
+
+
+@pytest.mark.parametrize(
+    ("method", "declared", "most_bytes", "told"),
+    [
+        (zipfile.ZIP_DEFLATED, None, 1 << 20, "unpacks to 16,777,344 bytes, and 1,048,576 are allowed"),
+        (zipfile.ZIP_DEFLATED, 1 << 31, None, "unpacks to 2,147,483,648 bytes, and 268,435,456 are allowed"),
+        # More is there than is declared.
+        (zipfile.ZIP_DEFLATED, 1000, None, "Bad CRC"),
+        (zipfile.ZIP_BZIP2, 1000, None, "compressed by method 12"),
+        (zipfile.ZIP_LZMA, None, None, "compressed by method 14"),
+    ],
+)
+def test_a_bomb_takes_no_memory(method: int, declared: int | None, most_bytes: int | None, told: str) -> None:
+    array = io.BytesIO()
+    np.save(array, np.zeros(16 << 20, np.uint8))
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("x.npy", array.getvalue())
+    bomb = bytearray(file.getvalue())
+    if declared is not None:
+        # In the directory of the file, which readers go by.
+        struct.pack_into("<I", bomb, bomb.rindex(b"PK\x01\x02") + 24, declared)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetError, match=told):
+            npz_array(memoryview(bomb), "x", "a", most_bytes=most_bytes)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    if declared is None and method == zipfile.ZIP_DEFLATED:
+        assert npz_array(memoryview(bomb), "x", "a").nbytes == 16 << 20

@@ -22,16 +22,24 @@ from headrace.errors import DatasetError
 _LOCAL = struct.Struct("<4s22xHH")
 #: Of the text that says shape and type.
 _MOST_HEADER_BYTES = 1 << 16
+#: What an array may unpack to without a question, and how many times the file's bytes beyond that; DEFLATE can 1032.
+_FREE_BYTES = 256 << 20
+_MOST_RATIO = 64
 
 
-def npz_array(data: memoryview, name: str, where: str) -> npt.NDArray[Any]:
-    """The array `name`: a view of `data` where it is stored as it is, else a copy. DatasetError where there is none."""
+def npz_array(data: memoryview, name: str, where: str, *, most_bytes: int | None = None) -> npt.NDArray[Any]:
+    """The array `name`: a view of `data` where it is stored as it is, else a copy. DatasetError where there is none.
+
+    A file of few bytes may unpack to many: no more than `most_bytes` of memory are taken, which are 64 times the file,
+    and at least 256 MiB, where nothing is said.
+    """
+    if most_bytes is None:
+        most_bytes = max(_FREE_BYTES, _MOST_RATIO * len(data))
     try:
         with zipfile.ZipFile(_View(data)) as archive:
             member = archive.getinfo(f"{name}.npy")
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-                with archive.open(member) as file:
-                    return _array(file.read())
+                return _array(_unpacked(archive, member, most_bytes))
         signature, name_bytes, extra_bytes = _LOCAL.unpack_from(data, member.header_offset)
         begin = member.header_offset + _LOCAL.size + name_bytes + extra_bytes
         body = data[begin : begin + member.file_size]
@@ -42,6 +50,17 @@ def npz_array(data: memoryview, name: str, where: str) -> npt.NDArray[Any]:
     except Exception as error:
         expected, found = f"an .npz file with an array {name!r}", f"{type(error).__name__}: {error}"
         raise DatasetError("a record is no such file", where=where, expected=expected, found=found) from error
+
+
+def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most_bytes: int) -> bytes:
+    # Readers of the other methods of a zip file unpack without a bound; NumPy writes none of them.
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"it is compressed by method {member.compress_type}")
+    if member.file_size > most_bytes:
+        raise ValueError(f"it unpacks to {member.file_size:,} bytes, and {most_bytes:,} are allowed")
+    with archive.open(member) as file:
+        # With a length: else all is unpacked that is there, whatever was declared.
+        return file.read(member.file_size)
 
 
 def _array(body: memoryview | bytes) -> npt.NDArray[Any]:
