@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import islice
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from headrace.dataset import FeedOptions, PackOptions, TokenStream, WindowFeed, pack_stream
+from headrace.dataset import FeedOptions, PackOptions, TokenStream, WindowFeed, feed, pack_stream
 from headrace.errors import UsageError
-from headrace.torch import DocumentLoader, TokenLoader
+from headrace.torch import DocumentLoader, TokenLoader, loader
 from headrace.torch.loader import OrderOptions
 from headrace.volume import Volume
 from tests.dataset.corpora import ingest_texts, native_volume
@@ -85,24 +88,74 @@ def test_another_loader_goes_on_where_one_failed(volume: Volume, monkeypatch: py
         assert all(torch.equal(a, b) for a, b in zip(islice(each, 3), expected[3:], strict=True))
 
 
-def test_only_the_last_batch_is_put_back_and_only_once(volume: Volume) -> None:
-    feed = WindowFeed(TokenStream.open(volume, "corpus"), FeedOptions(sequence_length=LENGTH, global_batch=BATCH))
-    first, second = feed.acquire(), feed.acquire()
+class Interruption:
+    """Ctrl-C when `lines` lines were executed in the modules that hand out batches."""
+
+    def __init__(self, lines: int) -> None:
+        self.left = lines
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename not in (loader.__file__, feed.__file__):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def _interrupted(lines: int, call: Callable[[], object]) -> bool:
+    before, interruption = sys.gettrace(), Interruption(lines)
+    sys.settrace(interruption)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    assert interruption.left > 0
+    return False
+
+
+def _standing(each: Any) -> tuple[Any, ...]:
+    metrics = each.metrics()
+    return each.state_dict(), metrics.samples, metrics.token_bytes, each._last and each.last_batch_ids.tolist()
+
+
+@pytest.mark.parametrize("kind", [TokenLoader, DocumentLoader])
+@pytest.mark.parametrize("batches", [None, 0, 1])
+def test_ctrl_c_at_any_line_loses_no_batch_and_gives_none_twice(
+    volume: Volume, kind: Callable[..., Any], batches: int | None
+) -> None:
+    """Neither in this loader nor in one that goes on from its state. When it begins, at its first and second batch."""
+    with kind(volume, "corpus", **OPTIONS) as each:
+        expected = [_inputs(batch) for batch in islice(each, 4)]
+    lines, interrupted = 0, True
+    while interrupted:
+        lines += 1
+        with kind(volume, "corpus", **OPTIONS, prefetch=2) as each:
+            seen = [next(each) for _ in range(batches or 0)]
+            before = _standing(each)
+            interrupted = _interrupted(lines, each.__iter__ if batches is None else each.__next__)
+            assert not interrupted or before == _standing(each)
+            # `next` alone: `iter` begins.
+            while interrupted and len(seen) < len(expected):
+                seen.append(next(each))
+        assert not interrupted or all(torch.equal(_inputs(a), b) for a, b in zip(seen, expected, strict=True)), lines
+    assert lines > 30
+
+
+def test_what_was_acquired_is_the_next_again(volume: Volume) -> None:
+    each = WindowFeed(TokenStream.open(volume, "corpus"), FeedOptions(sequence_length=LENGTH, global_batch=BATCH))
+    first, counted, second = each.acquire(), each.counted, each.acquire()
     assert first is not None and second is not None
-    with pytest.raises(UsageError, match="only the last"):
-        feed.put_back(first)
     tokens = second.tokens.copy()
-    feed.put_back(second)
-    with pytest.raises(UsageError, match="only the last"):
-        feed.put_back(second)
-    again = feed.acquire()
+    each.back_to(counted)
+    again = each.acquire()
     assert again is not None and again.position == second.position and (again.tokens == tokens).all()
-    feed.release(again)
-    with pytest.raises(UsageError, match="only the last"):
-        feed.put_back(again)
-    feed.release(first)
-    feed.close()
-    feed.put_back(first)
+    # Old buffers are nobody's: nothing is read into them, and nothing of what is read now lies there.
+    assert not np.shares_memory(again.tokens, first.tokens) and not np.shares_memory(again.tokens, second.tokens)
+    each.close()
 
 
 def test_the_loaders_take_every_option_of_the_feed() -> None:

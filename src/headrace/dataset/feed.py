@@ -14,7 +14,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,8 +107,9 @@ class Feed:
 
     `sources`: the samples of each dataset, by name, all of one length and dtype. `shares`: samples of each in a window
     of the mixture, in the same order. `buffers`: where batches are read to, `dtype[local_batch, sequence_length + 1]`
-    each (pinned, say); made here where none are given. There are `options.prefetch` unless more are given. `pad_id`:
-    the token of places that no document fills; None takes the end of a document where it is known, else 0.
+    each (pinned, say), new ones at each call; made here where that is not told. There are `options.prefetch` unless
+    more are given. `pad_id`: the token of places that no document fills; None takes the end of a document where it is
+    known, else 0.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Feed:
         options: FeedOptions,
         *,
         shares: Sequence[int] = (1,),
-        buffers: Sequence[npt.NDArray[Any]] | None = None,
+        buffers: Callable[[], Sequence[npt.NDArray[Any]]] | None = None,
         pad_id: int | None = None,
     ) -> None:
         # By name: the order of samples does not depend on the order in which datasets are told.
@@ -145,30 +146,16 @@ class Feed:
         if not 0 <= self.pad_id <= np.iinfo(self.dtype).max:
             expected = f"0 to {np.iinfo(self.dtype).max}"
             raise UsageError("pad_id is out of range", expected=expected, found=str(self.pad_id))
-        self._ring = (
-            Ring.make(options.prefetch, options.local_batch, options.sequence_length + 1, self.dtype)
-            if buffers is None
-            else Ring.of(buffers, options.sequence_length + 1)
-        )
+        self._buffers = buffers
         self._joint, self._end = options.joint_batch, self.end
-        self._free = deque(range(len(self._ring)))
-        #: Being read, and behind them those of which it is being found out where they lie.
-        self._flights: deque[_Flight] = deque()
-        self._planned: deque[_Flight] = deque()
-        #: Slots that the caller has, and the batch that it took last.
-        self._lent: set[int] = set()
-        self._taken: _Flight | None = None
         self._consumed = 0
         #: Where steps are counted from.
         self._steps_from = 0
-        #: Position of the batch that is planned next.
-        self._ahead = 0
         self._begun = False
         self._closed = False
         self._process = os.getpid()
-        self._order_start = 0
-        self._order: tuple[I64, I64] | None = None
         self._batches = self._tokens = 0
+        self._start_over()
         self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
 
     @property
@@ -195,6 +182,8 @@ class Feed:
     def begin(self) -> None:
         """Start to read ahead. From here on no state can be loaded."""
         self._usable()
+        if self._torn:
+            self._start_over()
         self._begun = True
         self._fill()
 
@@ -217,7 +206,7 @@ class Feed:
             self._last_wait_s = time.monotonic() - started
             self._wait_s += self._last_wait_s
             self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
-        flight = self._taken = self._flights.popleft()
+        flight = self._flights.popleft()
         self._lent.add(flight.slot)
         self._consumed += self._joint
         self._batches += 1
@@ -236,20 +225,16 @@ class Feed:
             ends=self._one[1] if len(self._samples) == 1 else self._ends[flight.sources],
         )
 
-    def put_back(self, batch: FeedBatch) -> None:
-        """It was not handed on after all: as if it had not been acquired, and the next one again. `UsageError`: it is
-        not the last one, or was released."""
-        if self._closed:
-            return
-        flight = self._taken
-        if flight is None or flight.slot not in self._lent or flight.position != batch.position:
-            raise UsageError("only the last batch can be put back", where=f"position {batch.position}")
-        self._taken = None
-        self._lent.remove(flight.slot)
-        self._flights.appendleft(flight)
-        self._consumed -= self.options.joint_batch
-        self._batches -= 1
-        self._tokens -= flight.token_count
+    @property
+    def counted(self) -> tuple[int, int, int]:
+        """What was handed out: samples of all ranks, batches, tokens."""
+        return self._consumed, self._batches, self._tokens
+
+    def back_to(self, counted: tuple[int, int, int]) -> None:
+        """What was acquired since was not handed on after all: the batch behind `counted` is the next one again, and
+        is read again. Also where a call was interrupted in the middle of anything (Ctrl-C)."""
+        self._torn = True
+        self._consumed, self._batches, self._tokens = counted
 
     def release(self, batch: FeedBatch) -> None:
         """Give a buffer back; the engine fills it again at once. `UsageError`: it was given back already."""
@@ -348,6 +333,30 @@ class Feed:
         self._flights.clear()
         self._planned.clear()
         self._free.clear()
+
+    def _start_over(self) -> None:
+        """Nothing is read, nothing is lent. In new memory: an interrupted call may have left reads into the old one
+        that nobody knows of."""
+        width = self.options.sequence_length + 1
+        # What can be given back is, before as much is asked for again.
+        self._ring = Ring.of([], width)
+        self._ring = (
+            Ring.make(self.options.prefetch, self.options.local_batch, width, self.dtype)
+            if self._buffers is None
+            else Ring.of(self._buffers(), width)
+        )
+        self._free = deque(range(len(self._ring)))
+        #: Being read, and behind them those of which it is being found out where they lie.
+        self._flights: deque[_Flight] = deque()
+        self._planned: deque[_Flight] = deque()
+        #: Slots that the caller has.
+        self._lent: set[int] = set()
+        #: Position of the batch that is planned next.
+        self._ahead = self._consumed
+        self._order_start = 0
+        self._order: tuple[I64, I64] | None = None
+        #: It has to start over before anything else.
+        self._torn = False
 
     def _usable(self) -> None:
         if self._closed:
@@ -496,10 +505,8 @@ class Feed:
 class WindowFeed(Feed):
     """Of contiguous windows of one stream."""
 
-    def __init__(
-        self, stream: TokenStream, options: FeedOptions, buffers: Sequence[npt.NDArray[Any]] | None = None
-    ) -> None:
-        super().__init__({stream.name: WindowSamples(stream, options.sequence_length)}, options, buffers=buffers)
+    def __init__(self, stream: TokenStream, options: FeedOptions) -> None:
+        super().__init__({stream.name: WindowSamples(stream, options.sequence_length)}, options)
 
 
 def _end_of(samples: Samples) -> int:

@@ -61,7 +61,7 @@ class TokenDataset(torch.utils.data.Dataset[Any]):
         shares = data.shares([each.sample_count for each in sources.values()]) if isinstance(data, Mixture) else [1]
         options = FeedOptions(sequence_length=sequence_length, global_batch=1, seed=seed, verify=verify, stage=stage)
         # It checks them, and knows order and padding; it is never begun.
-        feed = Feed(sources, options, shares=shares, buffers=[], pad_id=pad_id)
+        feed = Feed(sources, options, shares=shares, buffers=list, pad_id=pad_id)
         self.sources = feed.sources
         self.order = feed.order
         self.form: Form = form

@@ -31,7 +31,7 @@ from headrace.dataset.segments import IGNORED
 from headrace.dataset.state import LoaderState
 from headrace.dataset.stream import TokenStream
 from headrace.device import BlockDevice
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.torch.parallel import data_rank
 from headrace.torch.reused import Reused
 from headrace.volume import Volume
@@ -113,37 +113,51 @@ class _Loader(ABC, Generic[Batch]):
         self._pinned: list[torch.Tensor] = []
         #: CUDA: the buffer that the last copy reads from, and when it has.
         self._copied: tuple[torch.cuda.Event, FeedBatch] | None = None
-        if self._device.type == "cuda":
-            shape = (options.local_batch, sequence_length + 1)
-            kind = torch.uint16 if next(iter(sources.values())).stream.dtype == np.uint16 else torch.int32
+        shape = (options.local_batch, sequence_length + 1)
+        kind = torch.uint16 if next(iter(sources.values())).stream.dtype == np.uint16 else torch.int32
+
+        def pinned() -> list[npt.NDArray[Any]]:
+            self._pinned = []
             # One more than is read ahead: the one that is being copied.
             self._pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(options.prefetch + 1)]
+            return [tensor.numpy() for tensor in self._pinned]
+
+        if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        buffers = [tensor.numpy() for tensor in self._pinned] or None
+        buffers = pinned if self._device.type == "cuda" else None
         self._feed = Feed(sources, options, shares=shares, buffers=buffers, pad_id=pad_id)
-        self._made = Reused((options.local_batch, sequence_length + 1))
+        self._made = Reused(shape)
         self._last: FeedBatch | None = None
 
     def __iter__(self) -> Self:
-        self._feed.begin()
+        counted = self._feed.counted
+        try:
+            self._feed.begin()
+        except BaseException as error:
+            if not isinstance(error, HeadraceError):
+                self._feed.back_to(counted)
+            raise
         return self
 
     def __next__(self) -> Batch:
-        self._release_copied()
-        batch = self._feed.acquire()
-        if batch is None:
-            raise StopIteration
+        counted, last = self._feed.counted, self._last
         try:
+            self._release_copied()
+            batch = self._feed.acquire()
+            if batch is None:
+                raise StopIteration
             made = self._make(batch)
-        except BaseException:
-            # Memory of the device that is short, say: nothing was handed out, and the batch is the next one again.
-            self._copied = None
-            self._feed.put_back(batch)
+            self._last = batch
+            if self._copied is None:
+                self._feed.release(batch)
+            return made
+        except BaseException as error:
+            # Memory of the device that is short, or Ctrl-C, at whatever line: nothing was handed out, and the batch is
+            # the next one again. An error of the feed's own has moved nothing.
+            if self._feed.counted != counted or not isinstance(error, HeadraceError | StopIteration):
+                self._feed.back_to(counted)
+                self._copied, self._last = None, last
             raise
-        self._last = batch
-        if self._copied is None:
-            self._feed.release(batch)
-        return made
 
     @abstractmethod
     def _make(self, batch: FeedBatch) -> Batch:

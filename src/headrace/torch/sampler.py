@@ -81,7 +81,7 @@ class Layout:
     def load(self, state: dict[str, Any]) -> int:
         """`consumed` of a state of this or any other loader of headrace. `DatasetError` says what differs."""
         shares = self.dataset.order.shares
-        feed = Feed(self.dataset.sources, self.options, shares=shares, buffers=[])
+        feed = Feed(self.dataset.sources, self.options, shares=shares, buffers=list)
         feed.load_state(LoaderState.from_dict(state))
         self.steps_from = feed.state().steps_from
         return feed.consumed
