@@ -279,6 +279,31 @@ def test_staging_behind_a_loader(source: Source, tmp_path: Path) -> None:
         staging.wait(60)
 
 
+def test_staging_is_waited_for_also_after_ctrl_c(source: Source, tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def shown(now: StageProgress) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    def interrupt() -> None:
+        begun.wait()
+        # So that it is met in its wait; where it is not, nothing is shown.
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    with Staging(source.volume, "corpus", tmp_path, progress=shown) as staging:
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            staging.wait(60)
+            time.sleep(60)
+        done = staging.done()
+        go_on.set()
+        assert not done and staging.wait(60).complete
+    other.join()
+
+
 def test_what_cannot_be_meant(source: Source, tmp_path: Path) -> None:
     for wrong in ({"share": 0.0}, {"limit_bytes_s": 0}, {"workers": 0}, {"most_bytes": 0}, {"patience_s": 0}):
         with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,39 @@ SIZES = {
 
 
 @pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_after_ctrl_c_no_thread_is_left(
+    tmp_path: Path, volume: Volume, session: Session, small_pieces: None, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    source = folder_of(tmp_path / "source", SIZES)
+    begun, work, at_work = threading.Event(), run._Copy.work, set()
+
+    def slowly(self: Any) -> None:
+        at_work.add(threading.current_thread())
+        begun.set()
+        self.stopping.wait(60)
+        time.sleep(0.1)
+        work(self)
+        at_work.remove(threading.current_thread())
+
+    def interrupt() -> None:
+        begun.wait()
+        # So that it is met in its wait; where it is not, nothing is shown.
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(run._Copy, "work", slowly)
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        copy_in(session, [source], "archive", CopyOptions(recursive=True, workers=workers))
+        time.sleep(60)
+    assert not at_work and names(volume) == []
+    other.join()
+    monkeypatch.setattr(run._Copy, "work", work)
+    copy_in(session, [source], "archive", ALL)
+
+
 @pytest.mark.parametrize(
     "options", [ALL, KEEP, CopyOptions(recursive=True, verify=True), CopyOptions(recursive=True, workers=1)]
 )

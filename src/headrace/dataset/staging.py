@@ -34,6 +34,7 @@ from headrace.volume.stage.fill import fill, verify
 from headrace.volume.stage.plan import Plan, plan_of
 from headrace.volume.stage.store import Held, Stage, address_of, hold, names_itself, refuse_another, stages_in
 from headrace.volume.stage.throttle import Throttle
+from headrace.volume.workers import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -307,8 +308,8 @@ class Staging:
         self._report: StageReport | None = None
         self._error: BaseException | None = None
         self._volume = Volume.open(volume.uris, degraded=volume.degraded)
-        self._thread = threading.Thread(target=self._run, name="headrace-staging")
-        self._thread.start()
+        self._worker = Workers(self._run, "headrace-staging")
+        self._worker.start()
 
     def _run(self) -> None:
         name, where, options = self._arguments
@@ -320,12 +321,11 @@ class Staging:
 
     def done(self) -> bool:
         """It has ended, well or not."""
-        return not self._thread.is_alive()
+        return self._worker.wait(0)
 
     def wait(self, timeout_s: float | None = None) -> StageReport:
         """Until all is there. What went wrong is raised; DeviceTimeout when the time has passed, and it goes on."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not self._worker.wait(timeout_s):
             raise DeviceTimeout("the staging did not end in time", where=self._arguments[0])
         if self._error is not None:
             raise self._error
@@ -335,7 +335,7 @@ class Staging:
     def close(self) -> None:
         """Stop, if it has not ended. Never raises what went wrong: training goes on without a stage."""
         self._stop.set()
-        self._thread.join()
+        self._worker.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -33,6 +33,7 @@ from headrace.volume.copy.plan import (
     plan_files,
     plan_objects,
 )
+from headrace.volume.workers import Workers
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -501,21 +502,18 @@ def _run(plan: Plan, source: Any, make_sink: Callable[[], Any], progress: Shown 
     copy = _Copy(plan, source, sink)
     total = sum(item.length for item in plan.items)
     count = min(plan.options.workers, max(1, len(plan.items), total // PIECE_BYTES))
-    threads = [threading.Thread(target=copy.work, name="headrace-copy") for _ in range(count)]
+    workers = Workers(copy.work, "headrace-copy", count)
     try:
         try:
-            for thread in threads:
-                thread.start()
-            while any(thread.is_alive() for thread in threads):
-                for thread in threads:
-                    thread.join(_TICK_S)
-                    if progress is not None:
-                        progress(Progress(copy.bytes, total, copy.files, len(plan.items)))
+            workers.start()
+            ended = False
+            while not ended:
+                ended = workers.wait(_TICK_S)
+                if progress is not None:
+                    progress(Progress(copy.bytes, total, copy.files, len(plan.items)))
         finally:
             copy.stopping.set()
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+            workers.wait()
         if copy.error is not None and not isinstance(copy.error, ItemError):
             raise copy.error
         if copy.error is not None:

@@ -24,6 +24,7 @@ from headrace.volume.stage.plan import Chunk, Plan
 from headrace.volume.stage.read import Sources
 from headrace.volume.stage.store import Held
 from headrace.volume.stage.throttle import Throttle
+from headrace.volume.workers import Workers
 
 if TYPE_CHECKING:
     from headrace.volume.volume import Volume
@@ -86,36 +87,28 @@ def fill(
 def _run(filling: _Filling, before: int, workers: int, progress: Shown | None, stop: threading.Event | None) -> None:
     total = filling.plan.facts.wanted_bytes
     count = max(1, min(workers, -(-(total - before) // PIECE_BYTES)))
-    threads = [threading.Thread(target=filling.work, name="headrace-stage") for _ in range(count)]
-    flusher = threading.Thread(target=filling.flush, name="headrace-stage-flush")
-    begun: list[threading.Thread] = []
-    # Not by `Thread.join`: Ctrl-C in it makes Python (up to 3.12) take a thread that lives for one that has ended.
+    copiers = Workers(filling.work, "headrace-stage", count)
+    flusher = Workers(filling.flush, "headrace-stage-flush")
+    begun = False
     try:
-        for thread in threads:
-            filling.begin()
-            begun.append(thread)
-            thread.start()
+        copiers.start()
         flusher.start()
-        begun.append(flusher)
-        while not filling.idle.wait(_TICK_S) and not filling.stopping.is_set():
+        begun = True
+        while not copiers.wait(_TICK_S) and not filling.stopping.is_set():
             if stop is not None and stop.is_set():
                 filling.stop(None)
             if progress is not None:
                 progress(min(total, before + filling.copied), total, filling.copied)
     finally:
         # Ctrl-C as well: what is under way ends, and what is whole is marked.
-        if flusher not in begun or not filling.idle.is_set():
+        if not begun or not copiers.wait(0):
             filling.stop(None)
-        for thread in begun:
-            if thread.ident is None:
-                filling.leave()
         try:
-            filling.idle.wait()
+            copiers.wait()
         finally:
             # Also where somebody has no patience (Ctrl-C again): it would wait for this for ever.
             filling.end()
-            if flusher in begun:
-                flusher.join()
+            flusher.wait()
 
 
 class _Filling:
@@ -125,9 +118,6 @@ class _Filling:
         self._lock = threading.Lock()
         self._tasks = self._in_order()
         self.stopping = threading.Event()
-        self._working = 0
-        #: None of those that copy is at work.
-        self.idle = threading.Event()
         #: All threads that write have ended.
         self.ended = threading.Event()
         #: There is something to flush.
@@ -165,19 +155,6 @@ class _Filling:
         self._throttle.stop()
         self._much.set()
 
-    def begin(self) -> None:
-        """One more is to copy."""
-        with self._lock:
-            self._working += 1
-            self.idle.clear()
-
-    def leave(self) -> None:
-        """One of them has ended."""
-        with self._lock:
-            self._working -= 1
-            if not self._working:
-                self.idle.set()
-
     def end(self) -> None:
         """Nothing is written any more."""
         self.ended.set()
@@ -202,8 +179,6 @@ class _Filling:
                         self._written.append(chunk)
         except BaseException as error:
             self.stop(error)
-        finally:
-            self.leave()
 
     def _chunk(self, chunk: Chunk, buffer: U8) -> bool:
         """False: it was stopped in between."""
