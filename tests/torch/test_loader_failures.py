@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.dataset import FeedOptions, PackOptions, TokenStream, WindowFeed, feed, pack_stream
+from headrace.dataset import FeedOptions, PackOptions, TokenStream, WindowFeed, feed, pack_stream, ring
 from headrace.errors import UsageError
 from headrace.torch import DocumentLoader, TokenLoader, loader
 from headrace.torch.loader import OrderOptions
@@ -156,6 +156,24 @@ def test_what_was_acquired_is_the_next_again(volume: Volume) -> None:
     # Old buffers are nobody's: nothing is read into them, and nothing of what is read now lies there.
     assert not np.shares_memory(again.tokens, first.tokens) and not np.shares_memory(again.tokens, second.tokens)
     each.close()
+
+
+@pytest.mark.parametrize("kind", [TokenLoader, DocumentLoader])
+def test_batches_that_have_no_room_in_memory_are_refused(
+    volume: Volume, kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that are read ahead, also where one of them has."""
+    need = 4 * BATCH * (LENGTH + 1) * 2
+    for memory, global_batch in ((need - 1, BATCH), (ring.MEMORY_BYTES, 1 << 30)):
+        monkeypatch.setattr(ring, "MEMORY_BYTES", min(memory, 1 << 36))
+        found = need * global_batch // BATCH
+        with pytest.raises(
+            UsageError, match=rf"no room in memory.* {found} bytes .*: 4 batches of {global_batch} rows"
+        ):
+            kind(volume, "corpus", **OPTIONS | {"global_batch": global_batch})
+    monkeypatch.setattr(ring, "MEMORY_BYTES", need)
+    with kind(volume, "corpus", **OPTIONS) as each:
+        assert each.ring_bytes == need
 
 
 def test_the_loaders_take_every_option_of_the_feed() -> None:

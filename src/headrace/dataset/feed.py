@@ -24,7 +24,7 @@ import numpy.typing as npt
 from headrace.dataset.feed_options import FeedMetrics as FeedMetrics
 from headrace.dataset.feed_options import FeedOptions as FeedOptions
 from headrace.dataset.mixture import GlobalOrder
-from headrace.dataset.ring import Ring
+from headrace.dataset.ring import Ring, check_memory
 from headrace.dataset.samples import WINDOWS, Places, Plan, Samples, WindowSamples
 from headrace.dataset.segments import Segments
 from headrace.dataset.state import MAX_CONSUMED, LoaderState, check_state, current_state
@@ -140,6 +140,9 @@ class Feed:
         self.where = ", ".join(names)
         #: Of each source: the token that ends a document, where rows are windows that have one.
         self._ends = np.array([_end_of(samples) if samples.kind == WINDOWS else -1 for samples in self._samples])
+        # Before anything is made for each row of a batch.
+        count = options.prefetch if buffers is None else 1
+        check_memory(count, options.local_batch, (options.sequence_length + 1) * self.dtype.itemsize)
         #: The same of every batch, where there is but one source.
         self._one = np.zeros(options.local_batch, np.int64), np.repeat(self._ends[:1], options.local_batch)
         self.pad_id = max(0, *map(_end_of, self._samples)) if pad_id is None else pad_id

@@ -23,7 +23,7 @@ class FeedOptions:
     world: int = 1
     #: Of the order: 0 to 2^64 - 1.
     seed: int = 0
-    #: Batches that are read ahead, and with one batch each the memory that is held.
+    #: Batches that are read ahead, and with one batch each the memory that is held: at most this machine's.
     prefetch: int = 4
     #: Passes over the data, over each dataset of a mixture at the least; None goes on for ever. Batches run over the
     #: end of an epoch; the last, short one is left out.

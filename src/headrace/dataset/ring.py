@@ -10,6 +10,7 @@ No two rooms meet: a block is verified where it lies.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+from headrace.errors import UsageError
+from headrace.units import format_bytes
 
 I64 = npt.NDArray[np.int64]
 
+#: Of this machine.
+MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 #: Rows that are shorter than so much room are copied instead: room would be most of the memory, and the copy is short.
 _ROOM_PART = 4
 #: Rows begin at multiples of this beyond their room.
@@ -43,10 +48,11 @@ class Ring:
 
     @classmethod
     def make(cls, count: int, rows: int, width: int, dtype: np.dtype[Any]) -> Ring:
-        """`count` buffers, with room where that is worth its memory."""
+        """`count` buffers, with room where that is worth its memory. `UsageError`: more than there is."""
         row_bytes = width * dtype.itemsize
         room = CHECKSUM_BLOCK_BYTES if row_bytes >= _ROOM_PART * CHECKSUM_BLOCK_BYTES else 0
         pitch = (-(-row_bytes // _LINE_BYTES) * _LINE_BYTES + 2 * room) // dtype.itemsize if room else width
+        check_memory(count, rows, pitch * dtype.itemsize)
         memory = [np.empty(rows * pitch, dtype) for _ in range(count)]
         return cls(memory, width, pitch=pitch, lead=room // dtype.itemsize, room_bytes=room)
 
@@ -65,3 +71,15 @@ class Ring:
     def places(self, rows: I64, places: I64) -> I64:
         """Where in the memory of a buffer these places of rows are, in tokens."""
         return rows * self._pitch + (places + self._lead)
+
+
+def check_memory(count: int, rows: int, row_bytes: int) -> None:
+    """`UsageError`: so many buffers of so many rows are more than the memory of this machine."""
+    need = count * rows * row_bytes
+    if need > MEMORY_BYTES:
+        raise UsageError(
+            "the batches that are read ahead have no room in memory",
+            expected=f"at most the {format_bytes(MEMORY_BYTES)} of this machine",
+            found=f"{need} bytes ({format_bytes(need)}): {count} batches of {rows} rows",
+            next_step="give a smaller global_batch or prefetch, or more accumulation",
+        )

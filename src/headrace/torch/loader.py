@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.dataset.feed import Feed, FeedBatch, FeedMetrics, FeedOptions
 from headrace.dataset.mixture import Mixture
+from headrace.dataset.ring import check_memory
 from headrace.dataset.samples import WINDOWS, Samples, open_samples
 from headrace.dataset.segments import IGNORED
 from headrace.dataset.state import LoaderState
@@ -119,7 +120,9 @@ class _Loader(ABC, Generic[Batch]):
         def pinned() -> list[npt.NDArray[Any]]:
             self._pinned = []
             # One more than is read ahead: the one that is being copied.
-            self._pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(options.prefetch + 1)]
+            count = options.prefetch + 1
+            check_memory(count, options.local_batch, shape[1] * kind.itemsize)
+            self._pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(count)]
             return [tensor.numpy() for tensor in self._pinned]
 
         if self._device.type == "cuda":
