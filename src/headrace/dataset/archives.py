@@ -27,6 +27,8 @@ from headrace.units import MIB
 BLOCK_BYTES = 1 * MIB
 #: Extended headers of a tar, which its reader holds in memory: those of one member together, and those of all members.
 _HEADER_BYTES = 1 * MIB
+#: And how many one member may have: the reader goes one call deeper for each.
+_MOST_HEADERS = 64
 _EXTENDED = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
 )  # fmt: skip
@@ -73,7 +75,7 @@ def read_tar(portion: Portion, bad: Bad) -> Iterator[Field]:
             while (member := tar.next()) is not None:
                 # Else it keeps all of them.
                 cast(Any, tar).members = []
-                tar.of_one = 0
+                tar.of_one = tar.headers = 0
                 name = member.name.removeprefix("./")
                 where = f"{source.location}, {name}"
                 if member.isdir():
@@ -93,6 +95,8 @@ def read_tar(portion: Portion, bad: Bad) -> Iterator[Field]:
 class _Tar(tarfile.TarFile):
     #: Bytes of headers that belong to the member that is read, and to all from some place on.
     of_one = of_all = 0
+    #: Extended headers of the member that is read.
+    headers = 0
 
     def take(self, count: int, kind: bytes) -> None:
         self.of_one += count
@@ -100,10 +104,16 @@ class _Tar(tarfile.TarFile):
         if max(self.of_one, self.of_all) > _HEADER_BYTES:
             raise ReadError(f"more than {_HEADER_BYTES} bytes of headers")
 
+    def extended(self) -> None:
+        self.headers += 1
+        if self.headers > _MOST_HEADERS:
+            raise ReadError(f"more than {_MOST_HEADERS} headers for one member")
+
 
 class _Member(tarfile.TarInfo):
     def _proc_member(self, tarfile: _Tar) -> _Member:
         if self.type in _EXTENDED:
+            tarfile.extended()
             tarfile.take(BLOCKSIZE + self.size, self.type)
         elif self.type == GNUTYPE_SPARSE:
             return self._without_map(tarfile)
