@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from itertools import islice
@@ -24,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import UsageError
 from headrace.metrics import METRICS, NodeMetrics
-from headrace.metrics.answers import ask_all
+from headrace.metrics.answers import Answers, ask_all
 from headrace.metrics.folder import make_folder, run_folder
 from headrace.metrics.report import merged_latency
 from headrace.testing.serve import ServeProcess, free_port, serving
@@ -114,6 +115,8 @@ def test_what_the_ranks_of_a_node_say_together(target: ServeProcess, folder: Pat
                 # One dies, one is stopped: neither holds anybody up.
                 late[0].end()
                 late[1].process.send_signal(signal.SIGSTOP)
+                # It takes a moment, in which it could answer still.
+                os.waitid(os.P_PID, late[1].process.pid, os.WSTOPPED | os.WNOWAIT)
                 node = metrics.node(patience_s=0.2)
                 assert [(rank["rank"], rank["up"]) for rank in node["ranks"]] == [(0, True), (2, False)]
                 assert node["feeds"]["batches"] == 5 and len(list(folder.glob("*.sock"))) == 2
@@ -353,6 +356,29 @@ def test_nonsense_from_a_socket_is_a_rank_that_is_not_up(folder: Path) -> None:
                 thread.join()
                 assert [(rank["rank"], rank["up"]) for rank in ranks] == [(0, True), (5, False)]
         (folder / "rank-5-123.sock").unlink()
+
+
+def test_a_rank_that_cannot_report_says_why(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> dict[str, Any]:
+        raise RuntimeError("no such counter")
+
+    with NodeMetrics([], port=0, folder=folder) as metrics:
+        answers = Answers(folder, 7, broken)
+        try:
+            (rank,) = [each for each in metrics.node(patience_s=30)["ranks"] if each["rank"] == 7]
+            assert (rank["up"], rank["error"]) == (False, "RuntimeError: no such counter")
+            assert 'headrace_rank_up{rank="7"} 0.0' in metrics.prometheus()
+        finally:
+            answers.close()
+        assert metrics._server is not None
+        metrics._server._http.RequestHandlerClass.registry = None  # type: ignore[attr-defined]
+        assert metrics.address is not None
+        with pytest.raises(OSError), urllib.request.urlopen("http://{}:{}/metrics".format(*metrics.address)):
+            pass
+        end = time.monotonic() + 30
+        while "metrics could not be served to 127.0.0.1" not in caplog.text:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 def test_percentiles_of_several_ranks_are_those_of_all_that_was_counted() -> None:

@@ -24,6 +24,8 @@ from headrace.errors import UsageError
 
 #: For all ranks of a node together.
 PATIENCE_S = 1.0
+#: Of what a rank says why it has nothing to say.
+_ERROR_LETTERS = 1000
 #: Longest report that is taken.
 REPORT_BYTES = 16 << 20
 #: What a client gets to take its report.
@@ -99,8 +101,8 @@ class Answers:
         try:
             return json.dumps(self._report()).encode()
         except Exception as error:
-            # A loader that was closed meanwhile, say: the rank is there and has nothing to tell.
-            return json.dumps({"error": str(error)}).encode()
+            # The rank is there, and this is what it has to tell.
+            return json.dumps({"error": f"{type(error).__name__}: {error}"[:_ERROR_LETTERS]}).encode()
 
 
 def _after_fork() -> None:
@@ -135,8 +137,8 @@ def _listen(path: Path) -> socket.socket:
 def ask_all(
     folder: Path, patience_s: float = PATIENCE_S, but: Path | None = None
 ) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
-    """Rank, process and report of each one that has a socket here, `but` one; None: it did not answer in time, or
-    nonsense."""
+    """Rank, process and report of each one that has a socket here, `but` one. None: it did not answer in time, or
+    nonsense; with `error` alone: it could not report, and that is why."""
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         said: dict[tuple[int, int], bytearray] = {}
         silent: list[tuple[int, int]] = []
@@ -190,5 +192,7 @@ def _decoded(data: bytearray) -> Mapping[str, Any] | None:
         report = json.loads(data)
     except (ValueError, RecursionError):
         return None
+    if isinstance(report, dict) and isinstance(report.get("error"), str):
+        return {"error": report["error"][:_ERROR_LETTERS]}
     whole = isinstance(report, dict) and all(isinstance(report.get(name), list) for name in ("feeds", "devices"))
     return report if whole else None

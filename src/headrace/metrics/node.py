@@ -91,10 +91,12 @@ class NodeMetrics:
 
     def node(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """All ranks of this node: `ranks`, what each says; `feeds`, their sums; `paths`, what they say of each path
-        together. A rank that does not answer within `patience_s` is there with `up` False and nothing else."""
+        together. A rank that does not answer within `patience_s`, or cannot report, is there with `up` False and
+        nothing else, but for its `error` where it has said one."""
         ranks: list[Mapping[str, Any]] = [self.rank_report()]
         for rank, pid, report in ask_all(self.folder, patience_s, but=self._answers.path):
-            ranks.append(report or {"rank": rank, "pid": pid, "up": False, "feeds": [], "devices": []})
+            down = {"rank": rank, "pid": pid, "up": False, "feeds": [], "devices": []}
+            ranks.append(report if report and "error" not in report else {**down, **(report or {})})
         return node_report(ranks, socket.gethostname())
 
     def prometheus(self) -> str:

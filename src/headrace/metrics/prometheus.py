@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import logging
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +30,8 @@ except ImportError:
 
 #: A client must send its request, and take the answer, within this time.
 CLIENT_TIMEOUT_S = 10.0
+
+_log = logging.getLogger("headrace")
 
 NodeReport = Callable[[], Mapping[str, Any]]
 
@@ -99,7 +103,10 @@ class _Http(http.server.ThreadingHTTPServer):
     allow_reuse_port = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked has gone, mostly; a training job's output is no place for a traceback."""
+        """A training job's output is no place for a traceback, nor for one who has asked and gone."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            _log.warning("metrics could not be served to %s: %s: %s", client_address[0], type(error).__name__, error)
 
 
 _serving: weakref.WeakSet[Server] = weakref.WeakSet()
