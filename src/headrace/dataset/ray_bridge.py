@@ -254,8 +254,10 @@ def main(descriptor: int) -> None:
         asyncio.run(bridge.run())
     except HeadraceError as error:
         line.send(("failed", error))
-    except OSError:
-        return
+    except OSError as error:
+        # Where it is the ingest that has gone, nobody hears this.
+        with suppress(Gone):
+            line.send(("failed", DatasetError("the work on a cluster ended", where=address, found=str(error))))
     # Until the ingest has read it, and goes.
     threading.Event().wait()
 
