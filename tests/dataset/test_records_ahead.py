@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import random
-import signal
 import struct
 import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from headrace.testing.devices import MemoryDevice
 from headrace.testing.serve import serving
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 from tests.dataset.corpora import memory_volume, native_volume
+from tests.stopping import stopped
 
 COUNT = 120
 
@@ -198,15 +196,6 @@ def test_a_number_that_no_record_has_is_told_in_its_turn(files: Path) -> None:
             next(ahead)
         with pytest.raises(UsageError, match="prefetch is out of range"):
             AheadOptions(prefetch=0)
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_target_that_stands_still_is_an_error_and_not_for_ever(files: Path) -> None:

@@ -31,6 +31,7 @@ from headrace.fabric import (
     TargetOptions,
 )
 from headrace.testing.serve import free_port
+from tests.stopping import stop
 
 NQN = "nqn.2026-01.io.example:disk"
 BLOCK = 4096
@@ -216,18 +217,10 @@ class Served:
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
-        self.process.send_signal(number)
         if number == signal.SIGSTOP:
-            # Sent is not stopped: a thread that runs goes on until it next enters the kernel.
-            deadline = time.monotonic() + 10
-            while any(state != "T" for state in self._thread_states()):
-                assert time.monotonic() < deadline, "the target does not stop"
-                time.sleep(0.001)
-
-    def _thread_states(self) -> list[str]:
-        assert self.process is not None
-        stats = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
-        return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
+            stop(self.process.pid)
+        else:
+            self.process.send_signal(number)
 
     def uri(self, more: str = "") -> str:
         return f"nvme+tcp://127.0.0.1:{self.port}/{NQN}?nsid=1{more}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import signal
 import threading
 import time
 import uuid
@@ -19,6 +18,7 @@ from headrace.errors import CommandFailed, DeviceError, OutcomeUnknown, Reservat
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.units import MIB
 from tests.interop.relay import Relay
+from tests.stopping import stopped
 
 NQN = "nqn.2026-01.io.headrace:reservations"
 SHARED = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
@@ -284,11 +284,6 @@ def test_every_path_is_asked(target: _Target, connect: Open) -> None:
             holder.close()
 
 
-def _stopped(pid: int) -> bool:
-    threads = Path(f"/proc/{pid}/task").glob("*/stat")
-    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
-
-
 def _healed(relay: Relay) -> bool:
     with suppress(OSError):
         # Its thread may still hold the old listener.
@@ -363,13 +358,8 @@ def test_admin_commands_pass_through(target: _Target, connect: Open) -> None:
     with pytest.raises(UsageError, match="cdw12"):
         device.admin(0x06, cdw12=1 << 32)
 
-    target.process.process.send_signal(signal.SIGSTOP)
-    _until(lambda: _stopped(target.process.process.pid))
-    try:
-        with pytest.raises(OutcomeUnknown, match="unknown"):
-            device.admin(0x06, cdw10=1, read_bytes=4096, timeout_s=0.5)
-    finally:
-        target.process.process.send_signal(signal.SIGCONT)
+    with stopped(target.process.process.pid), pytest.raises(OutcomeUnknown, match="unknown"):
+        device.admin(0x06, cdw10=1, read_bytes=4096, timeout_s=0.5)
     device.write(0, NEW)
     assert np.array_equal(_block(device), NEW)
 

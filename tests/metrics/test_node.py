@@ -32,6 +32,7 @@ from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.torch import TokenLoader
 from headrace.volume import Volume
 from tests.dataset.corpora import ingest_texts, native_volume
+from tests.stopping import stop
 
 NQN = "nqn.2026-01.io.headrace:test-metrics"
 OPTIONS: dict[str, Any] = {"sequence_length": 32, "global_batch": 8, "rank": 0, "world": 1, "seed": 3}
@@ -114,9 +115,7 @@ def test_what_the_ranks_of_a_node_say_together(target: ServeProcess, folder: Pat
 
                 # One dies, one is stopped: neither holds anybody up.
                 late[0].end()
-                late[1].process.send_signal(signal.SIGSTOP)
-                # It takes a moment, in which it could answer still.
-                os.waitid(os.P_PID, late[1].process.pid, os.WSTOPPED | os.WNOWAIT)
+                stop(late[1].process.pid)
                 node = metrics.node(patience_s=0.2)
                 assert [(rank["rank"], rank["up"]) for rank in node["ranks"]] == [(0, True), (2, False)]
                 assert node["feeds"]["batches"] == 5 and len(list(folder.glob("*.sock"))) == 2

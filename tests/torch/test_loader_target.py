@@ -8,7 +8,6 @@ import time
 from itertools import islice
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -17,6 +16,7 @@ from headrace.testing.serve import serving
 from headrace.torch import TokenLoader
 from headrace.volume import Volume
 from tests.dataset.corpora import ingest_texts
+from tests.stopping import stop
 
 NQN = "nqn.2026-01.io.headrace:test-loader"
 
@@ -31,10 +31,7 @@ def test_a_stalled_target_is_named_and_the_step_goes_on_after_it(tmp_path: Path)
                 expected = list(islice(each, 20))
             with TokenLoader(volume, "corpus", **options, prefetch=2, stall_timeout_s=4.0) as each:
                 seen = list(islice(each, 5))
-                os.kill(target.process.pid, signal.SIGSTOP)
-                while psutil.Process(target.process.pid).status() != psutil.STATUS_STOPPED:
-                    time.sleep(0.01)
-                time.sleep(0.1)
+                stop(target.process.pid)
                 try:
                     with pytest.raises(DeviceTimeout) as caught:
                         for batch in each:
