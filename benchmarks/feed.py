@@ -33,10 +33,16 @@ from benchmarks.feed_plot import PANELS
 from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved
 from benchmarks.programs import ROOT, Program
-from headrace.dataset import Feed, FeedOptions, GlobalOrder, TokenStream, open_samples
-from headrace.dataset.idx import encode_idx
-from headrace.dataset.state import current_state
-from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+from headrace.dataset import (
+    Feed,
+    FeedOptions,
+    GlobalOrder,
+    TokenStream,
+    open_samples,
+)
+from headrace.dataset.order.state import current_state
+from headrace.dataset.tokens.idx import encode_idx
+from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES
 from headrace.device import Batch, open_device, submit_read
 from headrace.testing.serve import ServeProcess, serving
 from headrace.units import MIB

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from benchmarks.link_socket import receive
 from headrace.dataset import Records, RecordsAhead, Sampler
-from headrace.dataset.records_ahead import Record
+from headrace.dataset.records.ahead import Record
 from headrace.volume import Volume
 
 BATCH = 8

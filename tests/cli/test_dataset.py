@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from headrace.cli import main
-from headrace.dataset import IngestOptions, Sampler, TokenStream, WorkOptions, ingest, ingest_records, open_samples
+from headrace.dataset import (
+    IngestOptions,
+    Sampler,
+    TokenStream,
+    WorkOptions,
+    ingest,
+    ingest_records,
+    open_samples,
+)
 from headrace.volume import Volume
 from tests.dataset.corpora import put_stream, some_lengths, texts, write_jsonl
 

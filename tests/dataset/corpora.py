@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from headrace.dataset import IngestOptions, Manifest, ingest
-from headrace.dataset.idx import encode_idx
+from headrace.dataset.tokens.idx import encode_idx
 from headrace.testing.devices import MemoryDevice
 from headrace.units import MIB
 from headrace.volume import Volume

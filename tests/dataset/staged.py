@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dataset import Feed, FeedOptions, Records, TokenStream, open_samples, stages
+from headrace.dataset import (
+    Feed,
+    FeedOptions,
+    Records,
+    TokenStream,
+    open_samples,
+    stages,
+)
 from headrace.volume import Volume
 
 LENGTH = 63

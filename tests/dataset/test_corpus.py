@@ -11,8 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from headrace.dataset import Corpus, CorpusOptions, open_corpus, readers
-from headrace.dataset.corpus import CorpusCounts
+from headrace.dataset import Corpus, CorpusOptions, open_corpus
+from headrace.dataset.ingestion import readers
+from headrace.dataset.ingestion.corpus import CorpusCounts
 from headrace.errors import DatasetError, UsageError
 
 

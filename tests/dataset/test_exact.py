@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.dataset import Feed, FeedOptions, LoaderState, PackOptions, TokenStream, open_samples, pack_stream
+from headrace.dataset import (
+    Feed,
+    FeedOptions,
+    LoaderState,
+    PackOptions,
+    TokenStream,
+    open_samples,
+    pack_stream,
+)
 from headrace.volume import Volume
 from tests.dataset.corpora import native_volume, put_stream, some_lengths
 

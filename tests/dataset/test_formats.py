@@ -19,8 +19,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from headrace.dataset import CorpusOptions, columns, open_corpus, readers
-from headrace.dataset.readers import Portion, read
+from headrace.dataset import CorpusOptions, open_corpus
+from headrace.dataset.ingestion import columns, readers
+from headrace.dataset.ingestion.readers import Portion, read
 from headrace.errors import CorpusUnreadable, DatasetError
 from tests.dataset.corpora import texts, write_jsonl, write_parquet
 from tests.dataset.test_corpus import documents

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.dataset.idx import Index, encode_idx, parse_idx, parse_idx_header
+from headrace.dataset.tokens.idx import Index, encode_idx, parse_idx, parse_idx_header
 from headrace.errors import DatasetError
 
 U16, I32 = np.dtype("<u2"), np.dtype("<i4")

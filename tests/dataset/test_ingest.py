@@ -20,10 +20,10 @@ from headrace.dataset import (
     IngestProgress,
     TokenStream,
     ingest,
-    ingest_text,
     open_corpus,
-    progress,
 )
+from headrace.dataset.ingestion import progress
+from headrace.dataset.ingestion import text as ingest_text
 from headrace.errors import DatasetError, ObjectExists, ObjectNotFound, UsageError, VolumeFull
 from headrace.units import MIB
 from headrace.volume import Volume

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.dataset import IngestOptions, IngestProgress, ingest, open_corpus, ray_hire
-from headrace.dataset.channel import encode
-from headrace.dataset.hire import Local, LocalHire
-from headrace.dataset.ingest_run import Run
-from headrace.dataset.ray_hire import RayHire, check_address
+from headrace.dataset import IngestOptions, IngestProgress, ingest, open_corpus
+from headrace.dataset.ingestion import ray_hire
+from headrace.dataset.ingestion.channel import encode
+from headrace.dataset.ingestion.hire import Local, LocalHire
+from headrace.dataset.ingestion.ray_hire import RayHire, check_address
+from headrace.dataset.ingestion.run import Run
 from headrace.errors import DatasetError, DeviceError, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, texts, write_folder
@@ -90,7 +91,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("", "somewhere", "a:0", "a:65536", "a:x", "http://a:1", "a:1/", "local"):
         with pytest.raises(UsageError, match="auto, or HOST:PORT"):
             check_address(wrong)
-    monkeypatch.setattr("headrace.dataset.ray_hire.find_spec", lambda name: None)
+    monkeypatch.setattr("headrace.dataset.ingestion.ray_hire.find_spec", lambda name: None)
     for right in ("auto", "10.0.0.1:6379", "head.example:6379", "[::1]:6379"):
         with pytest.raises(DatasetError, match=r"needs Ray.*pip install 'headrace\[ray\]'"):
             check_address(right)

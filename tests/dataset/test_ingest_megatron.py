@@ -18,15 +18,14 @@ from headrace.dataset import (
     WorkOptions,
     import_megatron,
     ingest,
-    ingest_megatron,
     ingest_records,
-    ingest_run,
     megatron_prefix,
-    output,
-    slices,
 )
-from headrace.dataset.idx import encode_idx
+from headrace.dataset.ingestion import megatron as ingest_megatron
+from headrace.dataset.ingestion import output, slices
+from headrace.dataset.ingestion import run as ingest_run
 from headrace.dataset.inspect import verify
+from headrace.dataset.tokens.idx import encode_idx
 from headrace.errors import DatasetError, DeviceTimeout, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, texts, write_jsonl

@@ -26,17 +26,16 @@ from headrace.dataset import (
     WorkOptions,
     ingest,
     ingest_records,
-    ingest_run,
     open_corpus,
-    progress,
-    slices,
 )
-from headrace.dataset import pool as pools
-from headrace.dataset.hire import Local, LocalHire
-from headrace.dataset.output import Output
-from headrace.dataset.pool import MOST_DEATHS, Pool
-from headrace.dataset.slices import Done, Order, Slice, Task, slice_bytes
-from headrace.dataset.work import Work
+from headrace.dataset.ingestion import pool as pools
+from headrace.dataset.ingestion import progress, slices
+from headrace.dataset.ingestion import run as ingest_run
+from headrace.dataset.ingestion.hire import Local, LocalHire
+from headrace.dataset.ingestion.output import Output
+from headrace.dataset.ingestion.pool import MOST_DEATHS, Pool
+from headrace.dataset.ingestion.slices import Done, Order, Slice, Task, slice_bytes
+from headrace.dataset.ingestion.work import Work
 from headrace.errors import DatasetError, DeviceTimeout, UsageError
 from headrace.testing.serve import serving
 from headrace.units import MIB
@@ -334,7 +333,7 @@ def test_the_whole_that_is_killed(corpus: Path, tokenizer: Path, plainly: dict[s
 def _is_worker(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and "headrace.dataset.worker" in process.cmdline()
+        return process.status() != psutil.STATUS_ZOMBIE and "headrace.dataset.ingestion.worker" in process.cmdline()
     except psutil.Error:
         return False
 
@@ -343,7 +342,7 @@ def _workers_of(pid: int) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
-            if "headrace.dataset.worker" in process.cmdline():
+            if "headrace.dataset.ingestion.worker" in process.cmdline():
                 found.append(process)
     return found
 

@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.dataset import Feed, FeedOptions, GlobalOrder, LoaderState, Mixture, Sampler, TokenStream, open_samples
-from headrace.dataset.mixture import even_pattern, shares_of
+from headrace.dataset import (
+    Feed,
+    FeedOptions,
+    GlobalOrder,
+    LoaderState,
+    Mixture,
+    Sampler,
+    TokenStream,
+    open_samples,
+)
+from headrace.dataset.order.mixture import even_pattern, shares_of
 from headrace.errors import DatasetError, DeviceTimeout, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import native_volume, put_stream

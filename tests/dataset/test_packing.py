@@ -17,10 +17,9 @@ from headrace.dataset import (
     TokenStream,
     open_samples,
     pack_stream,
-    packs,
-    stream,
 )
-from headrace.dataset.packing import LONG, best_fit, cut, pack, pad
+from headrace.dataset.tokens import packs, stream
+from headrace.dataset.tokens.packing import LONG, best_fit, cut, pack, pad
 from headrace.errors import ChecksumMismatch, DatasetError, ObjectExists, ObjectNotFound, UsageError
 from headrace.testing.devices import MemoryDevice
 from headrace.volume import Volume

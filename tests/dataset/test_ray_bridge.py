@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headrace.dataset import ray_bridge
-from headrace.dataset.channel import Inbox
+from headrace.dataset.ingestion import ray_bridge
+from headrace.dataset.ingestion.channel import Inbox
 
 
 class Lost(Exception):

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.dataset import archives, records_ingest
-from headrace.dataset.ingest_run import WorkOptions
-from headrace.dataset.records import Records
-from headrace.dataset.records_index import bucket_bits, buckets_of
-from headrace.dataset.records_ingest import RecordsReport, ingest_records, open_records
+from headrace.dataset.ingestion import archives
+from headrace.dataset.ingestion import records as ingestion_records
+from headrace.dataset.ingestion.records import RecordsReport, ingest_records, open_records
+from headrace.dataset.ingestion.run import WorkOptions
+from headrace.dataset.records.index import bucket_bits, buckets_of
+from headrace.dataset.records.records import Records
 from headrace.errors import CorpusUnreadable, DatasetError, ObjectNotFound, UsageError
 from headrace.volume import Volume
 from tests.dataset.corpora import memory_volume, native_volume
@@ -262,7 +263,7 @@ def test_hostile_tars(tmp_path: Path, case: str) -> None:
 def test_a_record_of_one_kind_too_many_leaves_the_others_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records_ingest, "MOST_KINDS", 2)
+    monkeypatch.setattr(ingestion_records, "MOST_KINDS", 2)
     good: list[Sample] = [("a", {"x": b"ax", "y": b"ay"}), ("c", {"y": b"cy"}), ("d", {"x": b"dx", "y": b"dy"})]
     path = write_tar(tmp_path / "a.tar", [good[0], ("b", {"x": b"bx", "z": b"bz"}), *good[1:]])
     with memory_volume() as volume:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from headrace.dataset import AheadOptions, RecordsAhead
-from headrace.dataset.npz import npz_array
-from headrace.dataset.records import Records
-from headrace.dataset.records_ingest import ingest_records, open_records
+from headrace.dataset.ingestion.records import ingest_records, open_records
+from headrace.dataset.records.npz import npz_array
+from headrace.dataset.records.records import Records
 from headrace.device.protocol import Buffer
 from headrace.errors import DatasetError, DeviceError, DeviceTimeout, UsageError
 from headrace.testing.devices import MemoryDevice

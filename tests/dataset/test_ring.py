@@ -8,9 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headrace.dataset import Feed, FeedOptions, PackOptions, TokenStream, open_samples, pack_stream
-from headrace.dataset.idx import encode_idx
-from headrace.dataset.ring import Ring
+from headrace.dataset import (
+    Feed,
+    FeedOptions,
+    PackOptions,
+    TokenStream,
+    open_samples,
+    pack_stream,
+)
+from headrace.dataset.feed.ring import Ring
+from headrace.dataset.tokens.idx import encode_idx
 from headrace.errors import ChecksumMismatch
 from headrace.volume import Volume
 from tests.dataset.corpora import native_volume, put_stream, some_lengths

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from headrace.dataset.sampler import MAX_SAMPLES, Sampler
+from headrace.dataset.order.sampler import MAX_SAMPLES, Sampler
 from headrace.errors import UsageError
 
 SIZES = [

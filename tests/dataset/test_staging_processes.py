@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.dataset import StageOptions, StageProgress, drop_stage, stage, stages
+from headrace.dataset import (
+    StageOptions,
+    StageProgress,
+    drop_stage,
+    stage,
+    stages,
+)
 from headrace.errors import DeviceTimeout, UsageError
 from headrace.testing.serve import serving
 from headrace.volume import Volume
@@ -169,7 +175,14 @@ def test_one_that_holds_a_stage_and_does_nothing_is_not_waited_for_for_ever(sour
 
 RANK = """
 import sys, time
-from headrace.dataset import Feed, FeedOptions, Staging, StageOptions, TokenStream, open_samples
+from headrace.dataset import (
+    Feed,
+    FeedOptions,
+    Staging,
+    StageOptions,
+    TokenStream,
+    open_samples,
+)
 from headrace.volume import Volume
 
 uri, where = sys.argv[1:]

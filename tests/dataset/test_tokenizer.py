@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.dataset.tokenizer import END_OF_DOCUMENT, load_tokenizer, token_dtype, train_tokenizer
+from headrace.dataset.ingestion.tokenizer import END_OF_DOCUMENT, load_tokenizer, token_dtype, train_tokenizer
 from headrace.errors import DatasetError, UsageError
 from tests.dataset.corpora import texts
 
@@ -135,7 +135,7 @@ def test_ctrl_c_is_heard_while_the_library_trains() -> None:
     # A few long words of random letters keep native training busy for minutes.
     program = """
 import random, sys
-from headrace.dataset.tokenizer import train_tokenizer
+from headrace.dataset.ingestion.tokenizer import train_tokenizer
 letters = random.Random(1)
 def corpus():
     for _ in range(4):

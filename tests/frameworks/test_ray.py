@@ -71,7 +71,7 @@ def _workers(address: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "headrace.dataset.worker" in process.cmdline():
+            if "headrace.dataset.ingestion.worker" in process.cmdline():
                 above = [each.cmdline() for each in process.parents()]
                 if any(address in word for command in above for word in command):
                     found.append(process)

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.dataset import FeedOptions, PackOptions, TokenStream, WindowFeed, feed, pack_stream, ring
+from headrace.dataset import (
+    FeedOptions,
+    PackOptions,
+    TokenStream,
+    WindowFeed,
+    pack_stream,
+)
+from headrace.dataset.feed import feed, ring
 from headrace.errors import UsageError
 from headrace.torch import DocumentLoader, TokenLoader, loader
 from headrace.torch.loader import OrderOptions

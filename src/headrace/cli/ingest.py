@@ -122,7 +122,7 @@ def ingest(
     Example: `headrace ingest stdlib: corpus --volume file:/data/a.img --limit 40MiB`
     """
     from headrace.dataset import CorpusOptions, IngestOptions, WorkOptions
-    from headrace.dataset.work import prefix_of
+    from headrace.dataset.ingestion.work import prefix_of
     from headrace.errors import HeadraceError
     from headrace.volume import Volume
 
@@ -349,7 +349,7 @@ class _Progress:
         self._progress.say(line)
 
     def show(self, now: IngestProgress) -> None:
-        from headrace.dataset.progress import describe_progress
+        from headrace.dataset.ingestion.progress import describe_progress
 
         self._progress.show(now.fraction, describe_progress(now), now=now.phase != self._phase)
         self._phase = now.phase

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.idx import HEADER_BYTES, IndexCheck
-from headrace.dataset.packing import LAYOUTS
-from headrace.dataset.packs import Packer, Packing, PackManifest, PackOptions
-from headrace.dataset.records import Records
-from headrace.dataset.stream import TokenStream
+from headrace.dataset.records.records import Records
+from headrace.dataset.tokens.idx import HEADER_BYTES, IndexCheck
+from headrace.dataset.tokens.packing import LAYOUTS
+from headrace.dataset.tokens.packs import Packer, Packing, PackManifest, PackOptions
+from headrace.dataset.tokens.stream import TokenStream
 from headrace.errors import DatasetError, HeadraceError, ObjectNotFound, VolumeError
 from headrace.units import MIB
 from headrace.volume import Volume

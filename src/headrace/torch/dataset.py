@@ -18,11 +18,11 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from headrace.dataset.chosen import Chosen
-from headrace.dataset.feed import Feed, FeedBatch, FeedOptions
-from headrace.dataset.mixture import Mixture
-from headrace.dataset.samples import WINDOWS
-from headrace.dataset.segments import IGNORED
+from headrace.dataset.feed.chosen import Chosen
+from headrace.dataset.feed.feed import Feed, FeedBatch, FeedOptions
+from headrace.dataset.order.mixture import Mixture
+from headrace.dataset.tokens.samples import WINDOWS
+from headrace.dataset.tokens.segments import IGNORED
 from headrace.errors import UsageError
 from headrace.torch.loader import open_sources
 from headrace.volume import Volume

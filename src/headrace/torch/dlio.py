@@ -28,10 +28,10 @@ import torch
 from dlio_benchmark.common.enumerations import DataLoaderType, DatasetType, Shuffle
 from dlio_benchmark.data_loader.base_data_loader import BaseDataLoader
 
-from headrace.dataset.archives import key_of
-from headrace.dataset.npz import npz_array
-from headrace.dataset.records import Records
-from headrace.dataset.records_ahead import AheadOptions, Record, RecordsAhead
+from headrace.dataset.ingestion.archives import key_of
+from headrace.dataset.records.ahead import AheadOptions, Record, RecordsAhead
+from headrace.dataset.records.npz import npz_array
+from headrace.dataset.records.records import Records
 from headrace.errors import DatasetError, UsageError
 from headrace.settings import VOLUME, volume_addresses
 from headrace.volume import Volume

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils.data
 
-from headrace.dataset.chosen import ChosenRead
+from headrace.dataset.feed.chosen import ChosenRead
 from headrace.errors import DatasetError, UsageError
 from headrace.torch.dataset import TokenDataset
 from headrace.torch.sampler import Layout, refuse_dealers

@@ -24,13 +24,13 @@ import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from headrace.dataset.feed import Feed, FeedBatch, FeedMetrics, FeedOptions
-from headrace.dataset.mixture import Mixture
-from headrace.dataset.ring import check_memory
-from headrace.dataset.samples import WINDOWS, Samples, open_samples
-from headrace.dataset.segments import IGNORED
-from headrace.dataset.state import LoaderState
-from headrace.dataset.stream import TokenStream
+from headrace.dataset.feed.feed import Feed, FeedBatch, FeedMetrics, FeedOptions
+from headrace.dataset.feed.ring import check_memory
+from headrace.dataset.order.mixture import Mixture
+from headrace.dataset.order.state import LoaderState
+from headrace.dataset.tokens.samples import WINDOWS, Samples, open_samples
+from headrace.dataset.tokens.segments import IGNORED
+from headrace.dataset.tokens.stream import TokenStream
 from headrace.device import BlockDevice
 from headrace.errors import HeadraceError, UsageError
 from headrace.torch.parallel import data_rank
@@ -61,7 +61,7 @@ class Documents(TypedDict):
 
 
 class OrderOptions(TypedDict, total=False):
-    """`headrace.dataset.feed.FeedOptions` says what each means, and the default."""
+    """`headrace.dataset.FeedOptions` says what each means, and the default."""
 
     accumulation: int
     seed: int
@@ -229,7 +229,7 @@ class _Loader(ABC, Generic[Batch]):
         return self._feed.metrics()
 
     def describe(self) -> dict[str, Any]:
-        """Which share of the bytes came from where, by dataset: `headrace.dataset.feed.Feed.describe`."""
+        """Which share of the bytes came from where, by dataset: `headrace.dataset.Feed.describe`."""
         return self._feed.describe()
 
     def state_dict(self) -> dict[str, int | str]:
@@ -319,7 +319,7 @@ class TokenLoader(_Loader[torch.Tensor]):
     `device`: a CUDA device; batches are then copied to it on a stream of their own out of pinned memory and widened
     there, and the caller's current stream waits for them. None: tensors in ordinary memory.
 
-    Other options: `headrace.dataset.feed.FeedOptions`. Memory held is `ring_bytes`.
+    Other options: `headrace.dataset.FeedOptions`. Memory held is `ring_bytes`.
 
     `state_dict()` counts batches handed out, not those read ahead. `load_state_dict` wants a loader that has not begun,
     and `DatasetError` says what differs where data, seed, shares, samples or (unless allowed) global batch are not

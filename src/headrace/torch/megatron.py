@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
-from headrace.dataset.stream import TokenStream
+from headrace.dataset.tokens.stream import TokenStream
 from headrace.errors import DatasetError, UsageError
 from headrace.units import MIB
 from headrace.volume import Volume, VolumeTransfer

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.utils.data
 
-from headrace.dataset.feed import Feed, FeedOptions
-from headrace.dataset.state import LoaderState, current_state
+from headrace.dataset.feed.feed import Feed, FeedOptions
+from headrace.dataset.order.state import LoaderState, current_state
 from headrace.errors import UsageError
 from headrace.torch.dataset import TokenDataset
 from headrace.torch.parallel import data_rank

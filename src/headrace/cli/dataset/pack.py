@@ -51,7 +51,7 @@ def pack(
     from headrace.cli.output import print_json
     from headrace.cli.progress import Progress
     from headrace.dataset import PackOptions, pack_stream
-    from headrace.dataset.packs import packing_name
+    from headrace.dataset.tokens.packs import packing_name
 
     options = PackOptions(sequence_length=sequence_length, layout=layout.value, long=long.value)
     with (

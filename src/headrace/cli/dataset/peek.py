@@ -120,7 +120,7 @@ class _Texts:
 
 
 def _tokenizer(stream: TokenStream) -> TextTokenizer | None:
-    from headrace.dataset.tokenizer import parse_tokenizer
+    from headrace.dataset.ingestion.tokenizer import parse_tokenizer
     from headrace.errors import ObjectNotFound
 
     try:

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.corpus import CorpusCounts
-from headrace.dataset.slices import LARGEST_PART_BYTES, Done, Task
+from headrace.dataset.ingestion.corpus import CorpusCounts
+from headrace.dataset.ingestion.slices import LARGEST_PART_BYTES, Done, Task
 from headrace.units import MIB
 
 U8: TypeAlias = npt.NDArray[np.uint8]

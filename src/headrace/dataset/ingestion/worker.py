@@ -1,4 +1,4 @@
-"""A process that reads slices: `python -m headrace.dataset.worker DESCRIPTOR`, started by `headrace.dataset.hire`.
+"""A process that reads slices: `python -m headrace.dataset.ingestion.worker DESCRIPTOR`, started by `hire`.
 
 It knows no session. For each part of a slice it asks the process that has one for space, writes straight to the volume
 as the host that the session is, and answers with the receipt; what it wrote is part of nothing until the whole slice
@@ -26,12 +26,12 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from headrace.dataset.channel import Gone, Line
-from headrace.dataset.corpus import CorpusCounts
-from headrace.dataset.output import U8, Job, Output
-from headrace.dataset.pool import ALIVE_EVERY_S
-from headrace.dataset.readers import check_sources
-from headrace.dataset.slices import Task
+from headrace.dataset.ingestion.channel import Gone, Line
+from headrace.dataset.ingestion.corpus import CorpusCounts
+from headrace.dataset.ingestion.output import U8, Job, Output
+from headrace.dataset.ingestion.pool import ALIVE_EVERY_S
+from headrace.dataset.ingestion.readers import check_sources
+from headrace.dataset.ingestion.slices import Task
 from headrace.errors import DatasetError, DeviceError, HeadraceError
 
 if TYPE_CHECKING:

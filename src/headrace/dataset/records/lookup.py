@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.records_index import FIELD, RECORD, Rows
+from headrace.dataset.records.index import FIELD, RECORD, Rows
 from headrace.errors import DatasetError
 from headrace.volume import VolumeTransfer
 
 if TYPE_CHECKING:
-    from headrace.dataset.records import Records
+    from headrace.dataset.records.records import Records
 
 I64 = npt.NDArray[np.int64]
 

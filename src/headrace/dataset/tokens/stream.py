@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.idx import HEADER_BYTES, Index, IndexHeader, parse_idx, parse_idx_header
+from headrace.dataset.tokens.idx import HEADER_BYTES, Index, IndexHeader, parse_idx, parse_idx_header
 from headrace.errors import DatasetError, UsageError
-from headrace.units import MIB, format_bytes
+from headrace.units import KIB, MIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 from headrace.volume.stage.read import Near
 
+#: Of what is read in small ranges: little more is verified than is wanted.
+CHECKSUM_BLOCK_BYTES = 4 * KIB
 #: Layout of `NAME.json`.
 MANIFEST_VERSION = 1
 #: `NAME.json` has a few hundred bytes.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from headrace.dataset.places import reason
-from headrace.dataset.readers import Bad, Piece, Portion, Source, in_pieces, opened
+from headrace.dataset.ingestion.places import reason
+from headrace.dataset.ingestion.readers import Bad, Piece, Portion, Source, in_pieces, opened
 from headrace.errors import DatasetError
 from headrace.units import MIB
 

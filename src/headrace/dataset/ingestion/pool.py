@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dataset.channel import Channel, Gone
-from headrace.dataset.corpus import CorpusCounts
-from headrace.dataset.hire import Hire, Hired, wait_for
-from headrace.dataset.output import U8, Job, Output
-from headrace.dataset.places import is_url
-from headrace.dataset.slices import Done, Order, Task
-from headrace.dataset.work import CHECKSUM_BLOCK_BYTES, Work
+from headrace.dataset.ingestion.channel import Channel, Gone
+from headrace.dataset.ingestion.corpus import CorpusCounts
+from headrace.dataset.ingestion.hire import Hire, Hired, wait_for
+from headrace.dataset.ingestion.output import U8, Job, Output
+from headrace.dataset.ingestion.places import is_url
+from headrace.dataset.ingestion.slices import Done, Order, Task
+from headrace.dataset.ingestion.work import Work
+from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES
 from headrace.errors import DatasetError, HeadraceError
 from headrace.volume import Session, Transaction
 

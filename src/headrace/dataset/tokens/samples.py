@@ -1,7 +1,7 @@
 """What a sample is: where in a stream its tokens lie, and where in its row they go.
 
     windows   sample s is tokens [s * sequence_length, (s + 1) * sequence_length], whatever documents they are of
-    packed    whole documents, several in a sample, as a stored packing says (`headrace.dataset.packs`)
+    packed    whole documents, several in a sample, as a stored packing says (`headrace.dataset.tokens.packs`)
     padded    a document each, and padding; stored as well
 
 A sample fills a row of `sequence_length + 1` tokens. To find out where a packed one lies takes a read, so it is asked
@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.packs import Packing, PackRead
-from headrace.dataset.stream import TokenStream
+from headrace.dataset.tokens.packs import Packing, PackRead
+from headrace.dataset.tokens.stream import TokenStream
 from headrace.volume import VolumeTransfer
 
 I64 = npt.NDArray[np.int64]

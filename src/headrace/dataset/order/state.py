@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from headrace.dataset.mixture import GlobalOrder
-from headrace.dataset.samples import Samples
+from headrace.dataset.order.mixture import GlobalOrder
+from headrace.dataset.tokens.samples import Samples
 from headrace.errors import DatasetError
 
 #: Layout of the dictionary.

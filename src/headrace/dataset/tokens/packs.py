@@ -8,7 +8,7 @@ and the runs in which they are found; `NAME.packed-4096.json` says what it is of
 
 Little-endian. Samples of a run follow one another, so the pieces of sample s are found by arithmetic and come with one
 read; what is in memory is the runs, a few hundred for a quarter of a million pieces. The same stream and options give
-the same bytes (`headrace.dataset.packing`). What comes from the table is checked before anything is read by it.
+the same bytes (`headrace.dataset.tokens.packing`). What comes from the table is checked before anything is read by it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.packing import CHUNK_PIECES, LAYOUTS, LONG, Chunk, cut, pack, pad, piece_counts
-from headrace.dataset.stream import MAX_MANIFEST_BYTES, TokenStream
+from headrace.dataset.tokens.packing import CHUNK_PIECES, LAYOUTS, LONG, Chunk, cut, pack, pad, piece_counts
+from headrace.dataset.tokens.stream import MAX_MANIFEST_BYTES, TokenStream
 from headrace.errors import DatasetError, ObjectExists, ObjectNotFound, UsageError
 from headrace.units import KIB, format_bytes
 from headrace.volume import ObjectInfo, Session, VolumeTransfer
@@ -54,7 +54,7 @@ class PackOptions:
     sequence_length: int
     #: "packed": several documents a sample, best fit. "padded": one.
     layout: str = "packed"
-    #: What becomes of longer documents: "split", "truncate" or "drop" (`headrace.dataset.packing`).
+    #: What becomes of longer documents: "split", "truncate" or "drop" (`headrace.dataset.tokens.packing`).
     long: str = "split"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ place and sample are arithmetic both ways:
     place p  ->  source pattern[p % window], its sample number j = (p // window) * share + rank[p % window]
     source i, number j  ->  place (j // share) * window + (where the (j % share)-th of i stands in the pattern)
 
-Number j of a source is place j % n of its epoch j // n, a permutation of its own (`headrace.dataset.sampler`): each
+Number j of a source is place j % n of its epoch j // n, a permutation of its own (`sampler`): each
 source goes round by itself, the small ones more often.
 
 The pattern is as even as one can be: of n sources none is ever ahead or behind of its share by more than
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.sampler import ORDER, Sampler
+from headrace.dataset.order.sampler import ORDER, Sampler
 from headrace.errors import UsageError
 
 I64 = npt.NDArray[np.int64]

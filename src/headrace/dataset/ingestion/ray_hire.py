@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from headrace.dataset.channel import Channel, Inbox, encode
-from headrace.dataset.hire import how_it_ended
+from headrace.dataset.ingestion.channel import Channel, Inbox, encode
+from headrace.dataset.ingestion.hire import how_it_ended
 from headrace.errors import DatasetError, UsageError
 
 #: Until the cluster has said how large it is.
@@ -146,7 +146,7 @@ class RayHire:
             self._said = tempfile.TemporaryFile()  # noqa: SIM115
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "headrace.dataset.ray_bridge", str(theirs.fileno())],
+                    [sys.executable, "-m", "headrace.dataset.ingestion.ray_bridge", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=self._said,
                     stderr=self._said,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.records_index import (
+from headrace.dataset.records.index import (
     HASHED,
     HEADER_BYTES,
     KIND_BYTES,
@@ -30,7 +30,7 @@ from headrace.dataset.records_index import (
     decode_kinds,
     hash_key,
 )  # fmt: skip
-from headrace.dataset.records_lookup import RecordLookup, RecordPlaces
+from headrace.dataset.records.lookup import RecordLookup, RecordPlaces
 from headrace.errors import DatasetError, HeadraceError, UsageError
 from headrace.units import GIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer

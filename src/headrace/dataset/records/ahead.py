@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.records import RecordBatch, Records
-from headrace.dataset.records_lookup import RecordLookup, RecordPlaces
+from headrace.dataset.records.lookup import RecordLookup, RecordPlaces
+from headrace.dataset.records.records import RecordBatch, Records
 from headrace.errors import DeviceTimeout, HeadraceError, UsageError
 from headrace.units import GIB, MIB, format_bytes
 

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.feed_options import FeedMetrics as FeedMetrics
-from headrace.dataset.feed_options import FeedOptions as FeedOptions
-from headrace.dataset.mixture import GlobalOrder
-from headrace.dataset.ring import Ring, check_memory
-from headrace.dataset.samples import WINDOWS, Places, Plan, Samples, WindowSamples
-from headrace.dataset.segments import Segments
-from headrace.dataset.state import MAX_CONSUMED, LoaderState, check_state, current_state
-from headrace.dataset.stream import TokenStream
+from headrace.dataset.feed.options import FeedMetrics as FeedMetrics
+from headrace.dataset.feed.options import FeedOptions as FeedOptions
+from headrace.dataset.feed.ring import Ring, check_memory
+from headrace.dataset.order.mixture import GlobalOrder
+from headrace.dataset.order.state import MAX_CONSUMED, LoaderState, check_state, current_state
+from headrace.dataset.tokens.samples import WINDOWS, Places, Plan, Samples, WindowSamples
+from headrace.dataset.tokens.segments import Segments
+from headrace.dataset.tokens.stream import TokenStream
 from headrace.device import BlockDevice, troubled_paths
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
 from headrace.volume import VolumeTransfer

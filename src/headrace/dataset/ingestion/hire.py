@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
 
-from headrace.dataset.channel import Channel
+from headrace.dataset.ingestion.channel import Channel
 
 
 class Hired(Protocol):
@@ -72,7 +72,7 @@ class Process:
             try:
                 # In a session of its own, so that Ctrl-C in a terminal comes here alone.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "headrace.dataset.worker", str(theirs.fileno())],
+                    [sys.executable, "-m", "headrace.dataset.ingestion.worker", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=self._said,
                     stderr=self._said,

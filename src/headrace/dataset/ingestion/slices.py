@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from headrace.dataset.readers import Portion, Source
+from headrace.dataset.ingestion.readers import Portion, Source
 from headrace.errors import DatasetError
 from headrace.units import KIB, MIB
 

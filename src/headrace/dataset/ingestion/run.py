@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from headrace.dataset import places
-from headrace.dataset.corpus import Corpus, CorpusCounts
-from headrace.dataset.hire import Hire, LocalHire
-from headrace.dataset.output import PART_BYTES, Job
-from headrace.dataset.pool import Pool, read_here
-from headrace.dataset.progress import Teller
-from headrace.dataset.ray_hire import RayHire, check_address
-from headrace.dataset.slices import Done, Order, Slice, known_parts, parts_of_a_slice, too_many_parts
-from headrace.dataset.work import Work
+from headrace.dataset.ingestion import places
+from headrace.dataset.ingestion.corpus import Corpus, CorpusCounts
+from headrace.dataset.ingestion.hire import Hire, LocalHire
+from headrace.dataset.ingestion.output import PART_BYTES, Job
+from headrace.dataset.ingestion.pool import Pool, read_here
+from headrace.dataset.ingestion.progress import Teller
+from headrace.dataset.ingestion.ray_hire import RayHire, check_address
+from headrace.dataset.ingestion.slices import Done, Order, Slice, known_parts, parts_of_a_slice, too_many_parts
+from headrace.dataset.ingestion.work import Work
 from headrace.errors import ObjectExists, UsageError
 from headrace.units import KIB, MIB
 from headrace.volume import Session, Transaction

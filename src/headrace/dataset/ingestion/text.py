@@ -6,9 +6,9 @@ goes on where it was. The four objects of the dataset appear in one commit at th
 moving a byte; before it nothing of the dataset is visible.
 
     NAME.bin              tokens, uint16 or int32, each document ended by the end-of-document token
-    NAME.idx              where the documents lie, in Megatron's layout (`headrace.dataset.idx`)
+    NAME.idx              where the documents lie, in Megatron's layout (`headrace.dataset.tokens.idx`)
     NAME.tokenizer.json   the tokenizer, byte for byte
-    NAME.json             what was ingested (`headrace.dataset.stream.Manifest`)
+    NAME.json             what was ingested (`headrace.dataset.Manifest`)
 
 The same corpus and settings give the same bytes, whatever the number of workers and of interruptions.
 """
@@ -26,16 +26,21 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dataset.corpus import SHOWN, Corpus, CorpusCounts, CorpusOptions, open_corpus, pieces
-from headrace.dataset.idx import I32, MAX_SEQUENCE_TOKENS, encode_idx_blocks
-from headrace.dataset.ingest_run import Run, Totals, WorkOptions, compose, free_names
-from headrace.dataset.output import Output
-from headrace.dataset.progress import IngestProgress, Teller
-from headrace.dataset.readers import Piece
-from headrace.dataset.slices import Done, Task, slice_bytes, slices_of
-from headrace.dataset.stream import Manifest
-from headrace.dataset.tokenizer import TextTokenizer, library_version, load_tokenizer, parse_tokenizer, train_tokenizer
-from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+from headrace.dataset.ingestion.corpus import SHOWN, Corpus, CorpusCounts, CorpusOptions, open_corpus, pieces
+from headrace.dataset.ingestion.output import Output
+from headrace.dataset.ingestion.progress import IngestProgress, Teller
+from headrace.dataset.ingestion.readers import Piece
+from headrace.dataset.ingestion.run import Run, Totals, WorkOptions, compose, free_names
+from headrace.dataset.ingestion.slices import Done, Task, slice_bytes, slices_of
+from headrace.dataset.ingestion.tokenizer import (
+    TextTokenizer,
+    library_version,
+    load_tokenizer,
+    parse_tokenizer,
+    train_tokenizer,
+)
+from headrace.dataset.tokens.idx import I32, MAX_SEQUENCE_TOKENS, encode_idx_blocks
+from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES, Manifest
 from headrace.errors import DatasetError, UsageError
 from headrace.units import MIB
 from headrace.volume import Session, Transaction

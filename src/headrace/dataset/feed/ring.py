@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES
 from headrace.errors import UsageError
 from headrace.units import format_bytes
 

@@ -22,14 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from headrace.dataset import places
-from headrace.dataset.archives import Field, key_of, read_files, read_tar
-from headrace.dataset.corpus import SHOWN, Corpus, CorpusCounts, CorpusOptions, bad_of, printable, source_of
-from headrace.dataset.ingest_run import Run, WorkOptions, compose, free_names
-from headrace.dataset.output import U8, Output
-from headrace.dataset.progress import IngestProgress, Teller
-from headrace.dataset.readers import Bad, Portion, Source, wrong
-from headrace.dataset.records_index import (
+from headrace.dataset.ingestion import places
+from headrace.dataset.ingestion.archives import Field, key_of, read_files, read_tar
+from headrace.dataset.ingestion.corpus import SHOWN, Corpus, CorpusCounts, CorpusOptions, bad_of, printable, source_of
+from headrace.dataset.ingestion.output import U8, Output
+from headrace.dataset.ingestion.progress import IngestProgress, Teller
+from headrace.dataset.ingestion.readers import Bad, Portion, Source, wrong
+from headrace.dataset.ingestion.run import Run, WorkOptions, compose, free_names
+from headrace.dataset.ingestion.slices import FILE_BYTES, Done, Slice, Task, slice_bytes
+from headrace.dataset.records.index import (
     FIELD,
     HASHED,
     MOST_KINDS,
@@ -42,8 +43,7 @@ from headrace.dataset.records_index import (
     encode_kinds,
     hash_key,
 )  # fmt: skip
-from headrace.dataset.slices import FILE_BYTES, Done, Slice, Task, slice_bytes
-from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES
 from headrace.errors import DatasetError
 from headrace.volume import Session
 

@@ -18,18 +18,17 @@ from typing import BinaryIO
 
 import numpy as np
 
-from headrace.dataset import places
-from headrace.dataset.corpus import Corpus, CorpusCounts, printable, source_of
-from headrace.dataset.idx import HEADER_BYTES, IndexCheck, IndexHeader, parse_idx_header
-from headrace.dataset.ingest_run import Run, WorkOptions, compose, free_names
-from headrace.dataset.output import Output
-from headrace.dataset.places import open_binary, reason
-from headrace.dataset.progress import IngestProgress, Teller
-from headrace.dataset.readers import wrong
-from headrace.dataset.slices import Done, Task, slice_bytes, slices_of
-from headrace.dataset.stream import Manifest
-from headrace.dataset.tokenizer import load_tokenizer
-from headrace.dataset.work import CHECKSUM_BLOCK_BYTES
+from headrace.dataset.ingestion import places
+from headrace.dataset.ingestion.corpus import Corpus, CorpusCounts, printable, source_of
+from headrace.dataset.ingestion.output import Output
+from headrace.dataset.ingestion.places import open_binary, reason
+from headrace.dataset.ingestion.progress import IngestProgress, Teller
+from headrace.dataset.ingestion.readers import wrong
+from headrace.dataset.ingestion.run import Run, WorkOptions, compose, free_names
+from headrace.dataset.ingestion.slices import Done, Task, slice_bytes, slices_of
+from headrace.dataset.ingestion.tokenizer import load_tokenizer
+from headrace.dataset.tokens.idx import HEADER_BYTES, IndexCheck, IndexHeader, parse_idx_header
+from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES, Manifest
 from headrace.errors import DatasetError, UsageError
 from headrace.units import MIB
 from headrace.volume import Session

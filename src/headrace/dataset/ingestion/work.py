@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.slices import Done
+from headrace.dataset.ingestion.slices import Done
+from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES
 from headrace.errors import DatasetError
-from headrace.units import KIB, MIB, format_bytes
+from headrace.units import MIB, format_bytes
 from headrace.volume import ObjectInfo, Session, Transaction
 
-#: Of what is read in small ranges: little more is verified than is wanted.
-CHECKSUM_BLOCK_BYTES = 4 * KIB
 #: Of the descriptions here.
 _MAX_JSON_BYTES = 16 * MIB
 _READ_BYTES = 16 * MIB

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.feed import FeedBatch, _end_of, _joined, _used
-from headrace.dataset.mixture import GlobalOrder
-from headrace.dataset.samples import WINDOWS, Places, Plan, Samples
+from headrace.dataset.feed.feed import FeedBatch, _end_of, _joined, _used
+from headrace.dataset.order.mixture import GlobalOrder
+from headrace.dataset.tokens.samples import WINDOWS, Places, Plan, Samples
 from headrace.volume import VolumeTransfer
 
 I64 = npt.NDArray[np.int64]

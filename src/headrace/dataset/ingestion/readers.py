@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
-from headrace.dataset.places import AGAIN, is_url, one, open_binary, reason
+from headrace.dataset.ingestion.places import AGAIN, is_url, one, open_binary, reason
 from headrace.errors import CorpusUnreadable, DatasetError, HeadraceError
 from headrace.units import KIB, MIB, format_bytes
 
@@ -100,7 +100,7 @@ Bad: TypeAlias = Callable[[DatasetError], None]
 
 def read(portion: Portion, text_field: str, bad: Bad) -> Iterator[Piece]:
     """Every document of one portion. What `bad` is given names file and line, row or column."""
-    from headrace.dataset.columns import read_arrow, read_parquet
+    from headrace.dataset.ingestion.columns import read_arrow, read_parquet
 
     readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet, "arrow": read_arrow}
     source, inside = portion.source, False

@@ -1,8 +1,7 @@
 """Where documents come from: files in a fixed order, read as a stream.
 
 A corpus is a list of sources in the byte order of their relative paths, so that the same files give the same stream on
-every machine. Its documents come in pieces (`headrace.dataset.readers`), so that one of any size passes through bounded
-memory.
+every machine. Its documents come in pieces (`readers`), so that one of any size passes through bounded memory.
 
 | kind | one document is | files |
 |---|---|---|
@@ -30,8 +29,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headrace.dataset import places
-from headrace.dataset.readers import Bad, Piece, Portion, Source, read
+from headrace.dataset.ingestion import places
+from headrace.dataset.ingestion.readers import Bad, Piece, Portion, Source, read
 from headrace.errors import CorpusUnreadable, DatasetError, UsageError
 from headrace.units import MIB, format_bytes
 

@@ -17,9 +17,9 @@ from functools import partial
 from tarfile import BLOCKSIZE, GNUTYPE_SPARSE, HeaderError, ReadError
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from headrace.dataset.places import open_binary, reason
-from headrace.dataset.readers import Bad, Portion, Source, opened
-from headrace.dataset.records_index import KIND_BYTES, MOST_KEY_BYTES
+from headrace.dataset.ingestion.places import open_binary, reason
+from headrace.dataset.ingestion.readers import Bad, Portion, Source, opened
+from headrace.dataset.records.index import KIND_BYTES, MOST_KEY_BYTES
 from headrace.errors import DatasetError
 from headrace.units import MIB
 

@@ -1,4 +1,4 @@
-"""Between an ingest and its workers on a Ray cluster: `python -m headrace.dataset.ray_bridge DESCRIPTOR`.
+"""Between an ingest and its workers on a Ray cluster: `python -m headrace.dataset.ingestion.ray_bridge DESCRIPTOR`.
 
 A process of its own, for Ray ends the process that it was started in when the cluster's head is away for a minute, and
 takes its time where an address is wrong. The ingest has the session and the only word on what is done; here bytes are
@@ -26,7 +26,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from headrace.dataset.channel import Gone, Line, encode
+from headrace.dataset.ingestion.channel import Gone, Line, encode
 from headrace.errors import DatasetError, HeadraceError
 
 #: Carried at once.
@@ -71,7 +71,7 @@ def actor_class() -> type:
             return {**found, "sources of headrace": digest.hexdigest()[:16]}
 
         def start(self, folder: str) -> None:
-            from headrace.dataset.hire import Process
+            from headrace.dataset.ingestion.hire import Process
 
             self.process = Process(folder)
 

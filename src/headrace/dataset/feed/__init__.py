@@ -1,0 +1,6 @@
+"""Batches ahead of time, into memory that is used again and again.
+
+options.py feed.py     what is asked for; the batches
+ring.py                the memory
+chosen.py              batches that somebody else chooses
+"""

@@ -1,0 +1,6 @@
+"""The order in which training sees samples, and where a loader stands in it.
+
+sampler.py             a permutation that is computed, never stored
+mixture.py             several datasets in shares
+state.py               a few integers, and what they belong to
+"""
