@@ -223,6 +223,18 @@ def test_what_is_no_run_is_refused(path: str) -> None:
         VolumeWriter(["file:/nowhere"], path)
 
 
+@pytest.mark.parametrize(("path", "named"), [("run", "other/step-1"), ("run/step-1", "run/step-2")])
+def test_a_save_that_is_named_otherwise_than_its_writer_is_refused(volume: list[str], path: str, named: str) -> None:
+    with VolumeWriter(volume, path) as writer:
+        with pytest.raises(UsageError, match="otherwise"):
+            writer.save(state(1), named)
+        with pytest.raises(UsageError, match="otherwise"):
+            dcp.save(state(1), checkpoint_id=named, storage_writer=writer, no_dist=True)
+        writer.save(state(1), "run/step-1")
+    with Volume.open(volume) as opened:
+        assert [str(c.id) for c in list_checkpoints(opened)] == ["run/step-00000001"]
+
+
 def test_use_collectives_false_is_refused(volume: list[str]) -> None:
     with VolumeWriter(volume, "run/step-1") as writer, pytest.raises(UsageError, match="use_collectives"):
         dcp.save(state(1), storage_writer=writer, no_dist=True, use_collectives=False)

@@ -139,7 +139,7 @@ class VolumeWriter(StorageWriter):
 
     Args:
         volume: address of the volume (a URI, several for several members), or an open `Volume` (of this process).
-        path: the run, `"pretrain"`, or a whole checkpoint id, `"pretrain/step-100"`.
+        path: the run, `"pretrain"`, or a whole checkpoint id, `"pretrain/step-100"`; a save of another one is refused.
         run_id: who writes, for the session: a restart under the same id takes over from a dead predecessor by itself.
             Default: the run's name.
         session: an open session of `volume` to use instead of one of the writer's own (coordinator only).
@@ -166,6 +166,8 @@ class VolumeWriter(StorageWriter):
         self.options = options or WriterOptions()
         self.last_save: SaveReport | None = None
         self._run, self._id = _parse_path(path)
+        #: The one checkpoint that this writer may save, where it was constructed with more than a run.
+        self._only = self._id
         self._attachment = Attachment(
             volume,
             run_id=run_id or self._run,
@@ -261,7 +263,16 @@ class VolumeWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._wait_for_previous()
         if checkpoint_id is not None:
-            self._id = parse_checkpoint_id(os.fspath(checkpoint_id), run=self._run)
+            id = parse_checkpoint_id(os.fspath(checkpoint_id), run=self._run)
+            if id.run != self._run or (self._only is not None and id != self._only):
+                # Its session, its reservation and `keep_last` are of that run.
+                raise UsageError(
+                    "a save was named otherwise than its writer",
+                    expected=str(self._only) if self._only is not None else f'"{self._run}/step-N"',
+                    found=repr(str(id)),
+                    next_step="name the run alone to the writer, and each step to its save; a writer for each run",
+                )
+            self._id = id
 
     def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -491,6 +502,7 @@ class VolumeWriter(StorageWriter):
             "attachment": self._attachment,
             "run": self._run,
             "id": self._id,
+            "only": self._only,
             "options": self.options,
             "solo": isinstance(self._exchange, SoloExchange),
         }
@@ -498,7 +510,7 @@ class VolumeWriter(StorageWriter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.options = state["options"]
         self.last_save = None
-        self._run, self._id = state["run"], state["id"]
+        self._run, self._id, self._only = state["run"], state["id"], state["only"]
         self._attachment = state["attachment"]
         self._staging = Staging()
         self._stager = None
