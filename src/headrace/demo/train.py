@@ -39,7 +39,7 @@ from headrace.device import Buffer
 from headrace.errors import UsageError
 from headrace.measure import StepClock
 from headrace.torch import SaveReport, TokenLoader, VolumeReader, VolumeWriter, WriterOptions
-from headrace.volume import Grant, Receipt, Session, Volume
+from headrace.volume import Grant, Parts, Receipt, Session, Volume
 
 #: A job of some seconds cannot spend five of them on finding out that its predecessor is dead.
 HEARTBEAT_S = 0.25
@@ -50,7 +50,7 @@ class ToldVolume(Volume):
 
     tell: EventWriter
 
-    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+    def write_grant(self, grant: Grant, buffer: Buffer | Parts) -> Receipt:
         checkpoint = parse_checkpoint_id(grant.name.rpartition("/")[0])
         self.tell("write-begun", checkpoint.step)
         return super().write_grant(grant, buffer)

@@ -1,10 +1,9 @@
-"""One host copy: the items of a rank, gathered from wherever they are into one contiguous buffer."""
+"""Where the bytes of a rank's save lie: the layout of its object, and the memory that it is written from."""
 
 from __future__ import annotations
 
 import io
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +11,9 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from headrace.checkpoint.layout import pack
+from headrace.checkpoint.layout import ITEM_ALIGNMENT, pack
 from headrace.errors import CheckpointFailed
+from headrace.volume import Parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,40 +59,57 @@ def lay_out(plan: SavePlan, planner: SavePlanner) -> StagedPlan:
     )
 
 
-class Staging:
-    """The buffer that outlives saves: fresh pages cost more than the copy into them.
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """All bytes of a rank's object, where they lie."""
 
-    Holds the bytes of the largest save so far, pinned where there is CUDA, until `release`.
+    parts: Parts
+    #: Bytes that had to be copied for this save, and why: "on cuda:0", "not contiguous".
+    copied: dict[str, int]
+
+
+class Staging:
+    """Finds the bytes that a save writes, and copies those alone that are not to be written from where they are.
+
+    Those copies lie in a buffer that outlives saves, as fresh pages cost more than the copy into them: pages for the
+    largest save so far, pinned where there is CUDA, until `release`.
     """
 
     def __init__(self) -> None:
         self._buffer: torch.Tensor | None = None
 
-    def gather(self, staged: StagedPlan, planner: SavePlanner) -> tuple[torch.Tensor, float]:
-        """Copy every item to its place: a uint8[total_bytes] tensor, valid until the next gather, and the seconds.
+    def gather(self, staged: StagedPlan, planner: SavePlanner) -> Gathered:
+        """Every item, written from where it lies if that is contiguous host memory. Valid until the next gather, and as
+        long as nobody changes the tensors.
 
         CheckpointFailed where an item is not what its plan says: another shape or dtype since, or a sparse tensor.
         """
-        began = time.perf_counter()
-        buffer = self._reserve(staged.total_bytes)
+        runs = Runs()
+        copied: dict[str, int] = {}
         end = 0
-        copied_from_accelerator = False
+        to_wait_for = False
         for position, item in enumerate(staged.items):
             start, length = staged.offsets[position], staged.lengths[position]
-            # Gaps are written too: what was here before belongs to nobody else's checkpoint.
-            buffer[end:start].zero_()
-            end = start + length
             if not length:
                 continue
-            place = buffer[start:end]
             if position in staged.blobs:
-                place.copy_(torch.frombuffer(staged.blobs[position].getbuffer(), dtype=torch.uint8))
+                runs.add(start, staged.blobs[position].getbuffer())
                 continue
-            tensor = planner.resolve_data(item)
-            copied_from_accelerator |= _copy_tensor(place, tensor, item)
-        if copied_from_accelerator:
+            tensor = _checked(planner.resolve_data(item), item)
+            why = why_copied(tensor)
+            if why is None:
+                runs.add(start, as_bytes(tensor))
+                continue
+            buffer = self._reserve(staged.total_bytes)
+            # Gaps are written too: what was here before belongs to nobody else's checkpoint.
+            buffer[max(end, start - ITEM_ALIGNMENT) : start].zero_()
+            end = start + length
+            to_wait_for |= _copy(buffer[start:end], tensor)
+            copied[why] = copied.get(why, 0) + length
+            runs.add(start, as_bytes(buffer), start, length)
+        if to_wait_for:
             torch.accelerator.synchronize()
-        return buffer, time.perf_counter() - began
+        return Gathered(parts=runs.parts(staged.total_bytes), copied=copied)
 
     def _reserve(self, total_bytes: int) -> torch.Tensor:
         if self._buffer is None or self._buffer.numel() < total_bytes:
@@ -105,8 +122,40 @@ class Staging:
         self._buffer = None
 
 
-def _copy_tensor(place: torch.Tensor, tensor: object, item: WriteItem) -> bool:
-    """True where the copy runs on an accelerator and may not be finished yet."""
+class Runs:
+    """Items that lie in one piece of memory as they do in the object are one part of it, gaps and all."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, memoryview, int, int]] = []
+
+    def add(self, start: int, home: memoryview, at: int = 0, length: int | None = None) -> None:
+        """Bytes `start ..` of the object are `home[at ..]`; the bytes around them there are zeros, or the object's."""
+        end = start + (len(home) - at if length is None else length)
+        if self._found:
+            first, last_home, last_at, last_end = self._found[-1]
+            near = start - last_end < ITEM_ALIGNMENT and last_home.obj is home.obj
+            if near and at - last_at == start - first:
+                self._found[-1] = (first, last_home, last_at, end)
+                return
+        self._found.append((start, home, at, end))
+
+    def parts(self, total_bytes: int) -> Parts:
+        buffers = [home[at : at + end - start] for start, home, at, end in self._found]
+        return Parts(buffers, [start for start, *_ in self._found], total_bytes)
+
+
+def why_copied(tensor: torch.Tensor) -> str | None:
+    """Why the bytes of a tensor cannot be written from where they are; None where they can."""
+    if tensor.device.type != "cpu":
+        return f"on {tensor.device}"
+    if not tensor.is_contiguous():
+        return "not contiguous"
+    if tensor.is_conj() or tensor.is_neg():
+        return "conjugated or negated when it is read"
+    return None
+
+
+def _checked(tensor: object, item: WriteItem) -> torch.Tensor:
     assert item.tensor_data is not None
     chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
@@ -118,9 +167,14 @@ def _copy_tensor(place: torch.Tensor, tensor: object, item: WriteItem) -> bool:
             expected=f"{dtype}{list(chunk.sizes)}",
             found=f"{tensor.dtype}{list(tensor.shape)}",
         )
-    accelerated = tensor.device.type != "cpu"
-    place.view(dtype).view(chunk.sizes).copy_(tensor.detach(), non_blocking=accelerated and place.is_pinned())
-    return accelerated and place.is_pinned()
+    return tensor.detach()
+
+
+def _copy(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """True where the copy runs on an accelerator and may not be finished yet."""
+    accelerated = tensor.device.type != "cpu" and place.is_pinned()
+    place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=accelerated)
+    return accelerated
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:

@@ -7,7 +7,7 @@ What one save does, on rank R of W:
 
     DCP plans (its own exchange, over `writer.process_group`)
     write_data:  lay out the items -> round "grant": byte counts to the coordinator, extents of *this* save back
-                 gather the items once into one buffer -> write, checksum, flush on this rank's association
+                 write the items from where they lie, checksum, flush on this rank's association
                  round "receipt": what was written to the coordinator; every rank learns here whether all wrote
     finish:      coordinator: manifest, and one commit record. Until then nothing is visible, to anybody, ever
 
@@ -34,11 +34,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -50,69 +48,20 @@ from headrace.checkpoint import CheckpointId, Save, Summary, parse_checkpoint_id
 from headrace.checkpoint.names import check_run
 from headrace.errors import CheckpointFailed, DeviceError, HeadraceError, SessionLost, UsageError
 from headrace.torch.attachment import Attachment, VolumeLike
-from headrace.torch.coordination import Exchange, SoloExchange, StoreExchange
+from headrace.torch.coordination import Exchange, SoloExchange
 from headrace.torch.failures import translated
 from headrace.torch.metadata import Place, to_manifest
-from headrace.torch.staging import LastingStager, StagedPlan, Staging, as_bytes, lay_out
-from headrace.volume import Grant, Receipt, Session, Volume
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriterOptions:
-    """How a `VolumeWriter` behaves. Equal on all ranks."""
-
-    #: Seconds without a sign of life after which a rank that takes part in a save is taken for dead. A process that is
-    #: stopped, or holds the GIL, for longer fails the save.
-    stall_s: float = 60.0
-    #: Seconds that one round of a save (all ranks have written; all ranks have answered) may take, and time-out of
-    #: `process_group`. Raise it where a rank writes for longer than that.
-    deadline_s: float = 600.0
-    #: After a commit only this many checkpoints of the run remain; None: all of them.
-    keep_last: int | None = None
-    #: Replace a committed checkpoint of the same step, in the same commit; else saving it again is an error.
-    overwrite: bool = False
-    #: Where another run's session holds the volume and gives no sign of life: "refuse", or take over from it,
-    #: "if-dead". A process that lives but is stopped for some seconds looks dead, and loses the volume. A dead
-    #: predecessor of the same `run_id` is taken over from in either case.
-    takeover: Literal["refuse", "if-dead"] = "refuse"
-    #: Write where a target has no reservations, too: nothing keeps a writer out there that was taken over from.
-    unfenced: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.stall_s <= self.deadline_s:
-            raise UsageError(
-                "stall_s", expected=f"above 0 and at most deadline_s ({self.deadline_s})", found=str(self.stall_s)
-            )
-        if self.keep_last is not None and self.keep_last < 1:
-            raise UsageError("keep_last", expected="None or at least 1", found=str(self.keep_last))
-        if self.takeover not in ("refuse", "if-dead"):
-            raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(self.takeover))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveReport:
-    """What one save did, as this rank saw it. Seconds are wall clock."""
-
-    checkpoint_id: str
-    rank: int
-    ranks: int
-    #: Bytes of items that this rank wrote; `object_bytes` with the gaps between them.
-    data_bytes: int
-    object_bytes: int
-    #: Written a second time because an association was lost before its flush: the storage had trouble.
-    rewritten_bytes: int
-    #: Waiting for extents, thus for the slowest rank to begin.
-    grant_seconds: float
-    #: Gathering the items into the staging buffer.
-    stage_seconds: float
-    #: Writing, checksumming and flushing.
-    write_seconds: float
-    #: Waiting for the other ranks to have written.
-    wait_seconds: float
-    #: Coordinator only, else None: bytes of items of all ranks, seconds of the commit, its sequence number.
-    total_bytes: int | None = None
-    commit_seconds: float | None = None
-    sequence: int | None = None
+from headrace.torch.options import SaveReport, WriterOptions
+from headrace.torch.ranks import (
+    decode_grant,
+    decode_receipt,
+    encode_grant,
+    encode_receipt,
+    join,
+    join_checkpoint_process,
+)
+from headrace.torch.staging import LastingStager, StagedPlan, Staging, lay_out
+from headrace.volume import Grant, Session, Volume
 
 
 @dataclass
@@ -132,6 +81,7 @@ class _Written:
     answer: bytes | Exception
     stage_seconds: float = 0.0
     rewritten_bytes: int = 0
+    copied: dict[str, int] = field(default_factory=dict)
 
 
 class VolumeWriter(StorageWriter):
@@ -183,7 +133,7 @@ class VolumeWriter(StorageWriter):
         self.process_group: dist.ProcessGroup | None = None
         self._exchange: Exchange | None = SoloExchange()
         if not no_dist and dist.is_available() and dist.is_initialized():
-            self.process_group, self._exchange = _join(process_group, self.options)
+            self.process_group, self._exchange = join(process_group, self.options)
 
     # ---- one call instead of DCP's, with errors that `except Exception` catches ------------------------------------
 
@@ -367,7 +317,7 @@ class VolumeWriter(StorageWriter):
         with exchange.save():
             staged, mine = self._lay_out(plan, planner)
             began = time.perf_counter()
-            grant = _decode_grant(exchange.round("grant", mine, self._allocate))
+            grant = decode_grant(exchange.round("grant", mine, self._allocate))
             granted = time.perf_counter()
             # A round that returns had no exception in it, so this rank has a plan.
             assert staged is not None
@@ -382,6 +332,7 @@ class VolumeWriter(StorageWriter):
             data_bytes=staged.data_bytes,
             object_bytes=staged.total_bytes,
             rewritten_bytes=done.rewritten_bytes,
+            copied=done.copied,
             grant_seconds=granted - began,
             stage_seconds=done.stage_seconds,
             write_seconds=written - granted - done.stage_seconds,
@@ -404,17 +355,19 @@ class VolumeWriter(StorageWriter):
 
     def _write_grant(self, grant: Grant | None, staged: StagedPlan, planner: SavePlanner) -> _Written:
         if grant is None:
-            return _Written(_encode_receipt(None))
+            return _Written(encode_receipt(None))
         stage_seconds = 0.0
         try:
             volume = self._attachment.open(writable=True)
-            buffer, stage_seconds = self._staging.gather(staged, planner)
+            began = time.perf_counter()
+            gathered = self._staging.gather(staged, planner)
+            stage_seconds = time.perf_counter() - began
             losses = _losses(volume)
-            receipt = volume.write_grant(grant, as_bytes(buffer))
+            receipt = volume.write_grant(grant, gathered.parts)
             rewritten = staged.total_bytes if _losses(volume) != losses else 0
         except Exception as error:
             return _Written(error, stage_seconds)
-        return _Written(_encode_receipt(receipt), stage_seconds, rewritten)
+        return _Written(encode_receipt(receipt), stage_seconds, rewritten, gathered.copied)
 
     def _allocate(self, messages: list[bytes]) -> list[bytes]:
         """Coordinator: byte counts of all ranks to grants."""
@@ -425,18 +378,18 @@ class VolumeWriter(StorageWriter):
         self._current.save = Save(
             self._attachment.session(), self._id, overwrite=self.options.overwrite, keep_last=self.options.keep_last
         )
-        return [_encode_grant(grant) for grant in self._current.save.allocate(lengths)]
+        return [encode_grant(grant) for grant in self._current.save.allocate(lengths)]
 
     def _accept(self, messages: list[bytes]) -> list[bytes]:
         """Coordinator: what the ranks wrote."""
         assert self._current.save is not None
-        self._current.save.accept([_decode_receipt(message) for message in messages])
+        self._current.save.accept([decode_receipt(message) for message in messages])
         return [b""] * len(messages)
 
     def _heard(self, messages: list[bytes]) -> None:
         """Coordinator: the save is given up, but these ranks have written, and their space need not wait for them."""
         if self._current.save is not None:
-            self._current.save.settle([_decode_receipt(message) for message in messages])
+            self._current.save.settle([decode_receipt(message) for message in messages])
 
     def _renew_after(self, error: HeadraceError) -> None:
         self._abandon()
@@ -466,7 +419,7 @@ class VolumeWriter(StorageWriter):
     def _exchange_of_this_process(self) -> Exchange:
         if self._exchange is None:
             # Unpickled in DCP's checkpoint process, whose one process group is for saving only.
-            self._exchange = _join_checkpoint_process(self.options)
+            self._exchange = join_checkpoint_process(self.options)
         return self._exchange
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -528,60 +481,9 @@ def _parse_path(path: str) -> tuple[str, CheckpointId | None]:
     return id.run, id
 
 
-def _join(group: dist.ProcessGroup | None, options: WriterOptions) -> tuple[dist.ProcessGroup, Exchange]:
-    """A private gloo group and an exchange over the job's store. Collective over `group`."""
-    timeout = timedelta(seconds=options.deadline_s)
-    if group is None:
-        private = dist.new_group(backend="gloo", timeout=timeout)
-    else:
-        ranks = dist.get_process_group_ranks(group)
-        private = dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
-    if not isinstance(private, dist.ProcessGroup):
-        raise UsageError("this rank is not one of process_group", found=f"rank {dist.get_rank()}")
-    rank, world = dist.get_rank(private), dist.get_world_size(private)
-    # Equal on all ranks and new for each writer: the group's name would do, but is not public.
-    prefix = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)
-    dist.broadcast(prefix, src=dist.get_global_rank(private, 0), group=private)
-    name = f"headrace/{bytes(prefix.tolist()).hex()}"
-    return private, _exchange(name, rank, world, options)
-
-
-def _join_checkpoint_process(options: WriterOptions) -> Exchange:
-    if not (dist.is_available() and dist.is_initialized()):
-        raise CheckpointFailed(
-            "this writer was pickled to a process without torch.distributed",
-            next_step="construct a writer there instead",
-        )
-    return _exchange("headrace/checkpoint-process", dist.get_rank(), dist.get_world_size(), options)
-
-
-def _exchange(prefix: str, rank: int, world: int, options: WriterOptions) -> Exchange:
-    if world == 1:
-        return SoloExchange()
-    # The store of the rendezvous: every rank of the job reaches it, and no port of our own must be found and opened.
-    store = dist.distributed_c10d._get_default_store()
-    return StoreExchange(store, prefix, rank, world, stall_s=options.stall_s, deadline_s=options.deadline_s)
-
-
 def _losses(volume: Volume) -> int:
     """Associations that the members lost so far; where that moves during a write, the write was repeated."""
     return sum(device.loss_count() for device in volume.devices)
-
-
-def _encode_grant(grant: Grant | None) -> bytes:
-    return b"" if grant is None else grant.to_json().encode()
-
-
-def _decode_grant(message: bytes) -> Grant | None:
-    return Grant.from_json(message.decode()) if message else None
-
-
-def _encode_receipt(receipt: Receipt | None) -> bytes:
-    return b"" if receipt is None else receipt.to_json().encode()
-
-
-def _decode_receipt(message: bytes) -> Receipt | None:
-    return Receipt.from_json(message.decode()) if message else None
 
 
 __all__: Sequence[str] = ["SaveReport", "VolumeWriter", "WriterOptions"]

@@ -7,6 +7,7 @@ from headrace.volume.transfer import VolumeTransfer
 from headrace.volume.volume import Volume
 from headrace.volume.writing.fence import Ticket
 from headrace.volume.writing.grant import Grant, Receipt
+from headrace.volume.writing.parts import Parts
 from headrace.volume.writing.session import Session
 from headrace.volume.writing.transaction import Transaction
 
@@ -15,6 +16,7 @@ __all__ = [
     "Listing",
     "MemberInfo",
     "ObjectInfo",
+    "Parts",
     "Receipt",
     "Session",
     "Ticket",

@@ -35,6 +35,7 @@ from headrace.volume.writing import fence
 from headrace.volume.writing.fence import Ticket
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.heartbeat import INTERVAL_S, MISSED_BEATS, HeartbeatBlock
+from headrace.volume.writing.parts import Parts
 from headrace.volume.writing.session import Session
 from headrace.volume.writing.write import buffer_bytes, write_grant
 
@@ -326,10 +327,11 @@ class Volume(Contents):
                 self._joined = (ticket, fence.join(self.devices, ticket))
             return self._joined[1]
 
-    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+    def write_grant(self, grant: Grant, buffer: Buffer | Parts) -> Receipt:
         """Write an object's bytes where its grant says, until they are durable; any rank may, without a session.
 
-        `buffer` must not change before this returns. The receipt goes back to the transaction that gave the grant.
+        `buffer` must not change before this returns; it may be several (`Parts`). The receipt goes back to the
+        transaction that gave the grant.
         SessionLost where the session that gave the grant was taken over from; UsageError where its transaction has
         ended, if that is a session of this process.
         """

@@ -38,6 +38,7 @@ from headrace.volume.writing.allocation import Allocation, may_still_be_written
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.heartbeat import HeartbeatBlock
 from headrace.volume.writing.holdings import Holdings, window_ranges
+from headrace.volume.writing.parts import Parts
 from headrace.volume.writing.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -400,7 +401,7 @@ class Session(Holdings):
         allocation.granted = True
         return allocation
 
-    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+    def write_grant(self, grant: Grant, buffer: Buffer | Parts) -> Receipt:
         """`Volume.write_grant`, by the session's own process. UsageError where the grant's transaction has ended."""
         self.check()
         transaction = self._transactions.get(grant.transaction)

@@ -29,6 +29,7 @@ from headrace.volume.writing.compose import Composition, Part, whole_objects
 from headrace.volume.writing.grant import Grant, Receipt
 from headrace.volume.writing.names import Names
 from headrace.volume.writing.pack import Pack, Packed, keys_of, ranges_of
+from headrace.volume.writing.parts import Parts
 from headrace.volume.writing.stream import write_stream
 from headrace.volume.writing.write import BlobWriter, contiguous, members_of, write_grant
 
@@ -218,7 +219,7 @@ class Transaction:
             if allocation is not None:
                 allocation.granted = False
 
-    def write_grant(self, grant: Grant, buffer: Buffer) -> Receipt:
+    def write_grant(self, grant: Grant, buffer: Buffer | Parts) -> Receipt:
         """On a thread of the session's own process. Nothing there refuses it when the session has become another host,
         so it keeps the transaction, and with that the host, until it has come back."""
         with self._call(), self._session.lost_if_fenced():

@@ -15,11 +15,12 @@ from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.durable import write_durably
 from headrace.volume.data.extents import U32, Extents, Pieces
 from headrace.volume.writing.grant import Grant, Receipt
+from headrace.volume.writing.parts import Parts, write_parts
 
 
-def buffer_bytes(buffer: Buffer) -> int:
-    """Length in bytes of anything with the buffer protocol."""
-    if isinstance(buffer, np.ndarray):
+def buffer_bytes(buffer: Buffer | Parts) -> int:
+    """Length in bytes of anything with the buffer protocol, or of parts."""
+    if isinstance(buffer, (np.ndarray, Parts)):
         return int(buffer.nbytes)
     return memoryview(buffer).nbytes
 
@@ -85,7 +86,7 @@ def write_extents(
     write_batch(solid(devices), batch, [buffer], checksums)
 
 
-def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer) -> Receipt:
+def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer | Parts) -> Receipt:
     """Write a grant's bytes and its checksum table until they are durable."""
     if buffer_bytes(buffer) != grant.length_bytes:
         raise UsageError(
@@ -94,7 +95,7 @@ def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer) ->
             expected=f"{grant.length_bytes} bytes",
             found=f"{buffer_bytes(buffer)} bytes",
         )
-    view = contiguous(buffer, f"object {grant.name!r}")
+    view = buffer if isinstance(buffer, Parts) else contiguous(buffer, f"object {grant.name!r}")
     data, tables = grant.data_extents(), grant.table_extents()
     writer = BlobWriter(devices, data, tables, view, birth=grant.birth, volume_id=grant.volume_id)
     write_durably(members_of(devices, data, *tables), writer)
@@ -109,8 +110,8 @@ def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer) ->
 
 
 class BlobWriter:
-    """Writes all of a blob and its checksum table from one buffer, the same bytes each time it is called. Nothing is
-    flushed.
+    """Writes all of a blob and its checksum table from one buffer or from parts, the same bytes each time it is called.
+    Nothing is flushed.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class BlobWriter:
         devices: Sequence[BlockDevice],
         data: Extents,
         tables: Sequence[Extents],
-        buffer: Buffer,
+        buffer: Buffer | Parts,
         *,
         birth: int,
         volume_id: bytes,
@@ -131,7 +132,10 @@ class BlobWriter:
 
     def __call__(self) -> None:
         birth, volume_id, sums = self._birth, self._volume_id, self._checksums
-        write_extents(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
+        if isinstance(self._buffer, Parts):
+            write_parts(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
+        else:
+            write_extents(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
         self.roots = write_table(self._devices, self._tables, sums, birth=birth, volume_id=volume_id)
 
 

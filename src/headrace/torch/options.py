@@ -1,0 +1,69 @@
+"""What a `VolumeWriter` is told, and what it tells of a save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterOptions:
+    """How a `VolumeWriter` behaves. Equal on all ranks."""
+
+    #: Seconds without a sign of life after which a rank that takes part in a save is taken for dead. A process that is
+    #: stopped, or holds the GIL, for longer fails the save.
+    stall_s: float = 60.0
+    #: Seconds that one round of a save (all ranks have written; all ranks have answered) may take, and time-out of
+    #: `process_group`. Raise it where a rank writes for longer than that.
+    deadline_s: float = 600.0
+    #: After a commit only this many checkpoints of the run remain; None: all of them.
+    keep_last: int | None = None
+    #: Replace a committed checkpoint of the same step, in the same commit; else saving it again is an error.
+    overwrite: bool = False
+    #: Where another run's session holds the volume and gives no sign of life: "refuse", or take over from it,
+    #: "if-dead". A process that lives but is stopped for some seconds looks dead, and loses the volume. A dead
+    #: predecessor of the same `run_id` is taken over from in either case.
+    takeover: Literal["refuse", "if-dead"] = "refuse"
+    #: Write where a target has no reservations, too: nothing keeps a writer out there that was taken over from.
+    unfenced: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.stall_s <= self.deadline_s:
+            raise UsageError(
+                "stall_s", expected=f"above 0 and at most deadline_s ({self.deadline_s})", found=str(self.stall_s)
+            )
+        if self.keep_last is not None and self.keep_last < 1:
+            raise UsageError("keep_last", expected="None or at least 1", found=str(self.keep_last))
+        if self.takeover not in ("refuse", "if-dead"):
+            raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(self.takeover))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveReport:
+    """What one save did, as this rank saw it. Seconds are wall clock."""
+
+    checkpoint_id: str
+    rank: int
+    ranks: int
+    #: Bytes of items that this rank wrote; `object_bytes` with the gaps between them.
+    data_bytes: int
+    object_bytes: int
+    #: Written a second time because an association was lost before its flush: the storage had trouble.
+    rewritten_bytes: int
+    #: Waiting for extents, thus for the slowest rank to begin.
+    grant_seconds: float
+    #: Finding the items, and copying those that cannot be written from where they are.
+    stage_seconds: float
+    #: Writing, checksumming and flushing.
+    write_seconds: float
+    #: Waiting for the other ranks to have written.
+    wait_seconds: float
+    #: Coordinator only, else None: bytes of items of all ranks, seconds of the commit, its sequence number.
+    total_bytes: int | None = None
+    commit_seconds: float | None = None
+    sequence: int | None = None
+    #: Bytes that were copied on the host to be written, by the reason: a tensor that is "on cuda:0", "not contiguous".
+    #: All else was written from where it was.
+    copied: dict[str, int] = field(default_factory=dict)
