@@ -22,7 +22,7 @@ def volume(tmp_path: Path) -> list[str]:
 
 
 def awkward_state() -> dict[str, Any]:
-    """Tied, sliced, transposed, empty, without dimensions, of dtypes that numpy lacks, and things that are no tensors."""
+    """Tied, sliced, transposed, empty, without dimensions, of dtypes that numpy lacks, and what is no tensor."""
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(700, 300, generator=generator)
     flat = torch.randn(100_003, generator=generator)
