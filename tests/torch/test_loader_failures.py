@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from itertools import islice
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -98,11 +98,12 @@ def test_another_loader_goes_on_where_one_failed(volume: Volume, monkeypatch: py
 class Interruption:
     """Ctrl-C when `lines` lines were executed in the modules that hand out batches."""
 
-    def __init__(self, lines: int) -> None:
+    def __init__(self, lines: int, modules: Sequence[ModuleType]) -> None:
         self.left = lines
+        self._files = {module.__file__ for module in modules}
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename not in (loader.__file__, feed.__file__):
+        if frame.f_code.co_filename not in self._files:
             return None
         if event == "line":
             self.left -= 1
@@ -111,8 +112,8 @@ class Interruption:
         return self
 
 
-def _interrupted(lines: int, call: Callable[[], object]) -> bool:
-    before, interruption = sys.gettrace(), Interruption(lines)
+def interrupted_at(lines: int, call: Callable[[], object], modules: Sequence[ModuleType] = (loader, feed)) -> bool:
+    before, interruption = sys.gettrace(), Interruption(lines, modules)
     sys.settrace(interruption)
     try:
         call()
@@ -143,7 +144,7 @@ def test_ctrl_c_at_any_line_loses_no_batch_and_gives_none_twice(
         with kind(volume, "corpus", **OPTIONS, prefetch=2) as each:
             seen = [next(each) for _ in range(batches or 0)]
             before = _standing(each)
-            interrupted = _interrupted(lines, each.__iter__ if batches is None else each.__next__)
+            interrupted = interrupted_at(lines, each.__iter__ if batches is None else each.__next__)
             assert not interrupted or before == _standing(each)
             # `next` alone: `iter` begins.
             while interrupted and len(seen) < len(expected):

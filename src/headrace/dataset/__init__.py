@@ -4,7 +4,8 @@ ingestion/     files and URLs to tokens and records, on all cores
 tokens/        the token stream, and the samples that it is
 records/       bytes by number and key, in batches ahead of time
 order/         the order of samples, and where a loader stands in it
-feed/          batches of tokens ahead of time
+decoding/      what becomes of records, beside the loop that trains
+feed/          batches of tokens and of records ahead of time
 staging.py     a copy on a medium of this node, made behind a loader
 inspect.py     what a volume has of datasets; is it all there
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from headrace.dataset.feed.feed import FeedMetrics as FeedMetrics
     from headrace.dataset.feed.feed import FeedOptions as FeedOptions
     from headrace.dataset.feed.feed import WindowFeed as WindowFeed
+    from headrace.dataset.feed.records import RecordFeed as RecordFeed
+    from headrace.dataset.feed.records import RecordFeedBatch as RecordFeedBatch
+    from headrace.dataset.feed.records import RecordFeedOptions as RecordFeedOptions
     from headrace.dataset.ingestion.corpus import Corpus as Corpus
     from headrace.dataset.ingestion.corpus import CorpusOptions as CorpusOptions
     from headrace.dataset.ingestion.corpus import open_corpus as open_corpus
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from headrace.dataset.ingestion.tokenizer import TextTokenizer as TextTokenizer
     from headrace.dataset.order.mixture import GlobalOrder as GlobalOrder
     from headrace.dataset.order.mixture import Mixture as Mixture
+    from headrace.dataset.order.records import RecordState as RecordState
     from headrace.dataset.order.sampler import Sampler as Sampler
     from headrace.dataset.order.state import LoaderState as LoaderState
     from headrace.dataset.records.ahead import AheadMetrics as AheadMetrics
@@ -87,6 +92,10 @@ _HOMES = {
     "PackOptions": "tokens.packs",
     "Packing": "tokens.packs",
     "RecordBatch": "records.records",
+    "RecordFeed": "feed.records",
+    "RecordFeedBatch": "feed.records",
+    "RecordFeedOptions": "feed.records",
+    "RecordState": "order.records",
     "Records": "records.records",
     "RecordsAhead": "records.ahead",
     "RecordsReport": "ingestion.records",

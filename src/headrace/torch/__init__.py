@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.torch.model import save_model as save_model
     from headrace.torch.reader import LoadReport as LoadReport
     from headrace.torch.reader import VolumeReader as VolumeReader
+    from headrace.torch.records import RecordLoader as RecordLoader
     from headrace.torch.sampler import OrderSampler as OrderSampler
     from headrace.torch.writer import SaveReport as SaveReport
     from headrace.torch.writer import VolumeWriter as VolumeWriter
@@ -35,6 +36,7 @@ _HOMES = {
     "Follower": "follow",
     "LoadReport": "reader",
     "OrderSampler": "sampler",
+    "RecordLoader": "records",
     "SaveReport": "writer",
     "TokenDataset": "dataset",
     "TokenIterable": "iterable",

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,8 @@ from headrace.dataset.order.state import LoaderState
 from headrace.dataset.tokens.samples import WINDOWS, Samples, open_samples
 from headrace.dataset.tokens.segments import IGNORED
 from headrace.dataset.tokens.stream import TokenStream
-from headrace.device import BlockDevice
 from headrace.errors import HeadraceError, UsageError
+from headrace.torch.ordered import Ordered
 from headrace.torch.parallel import data_rank
 from headrace.torch.reused import Reused
 from headrace.volume import Volume
@@ -83,8 +82,11 @@ class LoaderOptions(OrderOptions, total=False):
     device: torch.device | str | None
 
 
-class _Loader(ABC, Generic[Batch]):
-    """What the loaders share: order, ring, state, device."""
+class _Loader(Ordered, ABC, Generic[Batch]):
+    """What the loaders of tokens share: ring, device."""
+
+    _feed: Feed
+    _state = LoaderState
 
     def __init__(
         self,
@@ -167,35 +169,6 @@ class _Loader(ABC, Generic[Batch]):
         """What the caller gets; the batch's buffer is free for the next one afterwards."""
 
     @property
-    def sample_counts(self) -> dict[str, int]:
-        """Samples an epoch, of each dataset."""
-        return {name: each.sample_count for name, each in self._feed.sources.items()}
-
-    @property
-    def sample_count(self) -> int:
-        """Samples an epoch, of all datasets together."""
-        return sum(self.sample_counts.values())
-
-    @property
-    def shares(self) -> dict[str, int]:
-        """Samples of each dataset in any window of a mixture."""
-        return dict(zip(self._feed.sources, self._feed.order.shares, strict=True))
-
-    @property
-    def consumed(self) -> int:
-        """Samples handed out to all ranks together, over all epochs."""
-        return self._feed.consumed
-
-    @property
-    def epochs(self) -> dict[str, float]:
-        """How often each dataset was handed out by now."""
-        counts = self._feed.order.counts(self._feed.consumed)
-        return {
-            name: count / each.sample_count
-            for (name, each), count in zip(self._feed.sources.items(), counts, strict=True)
-        }
-
-    @property
     def last_batch_ids(self) -> npt.NDArray[np.int64]:
         """Numbers of the samples in the batch that was handed out last, row by row: int64[rows]. Sample s of windows is
         tokens `[s * sequence_length, (s + 1) * sequence_length]` of the dataset. `UsageError` before the first
@@ -214,56 +187,14 @@ class _Loader(ABC, Generic[Batch]):
         kept to be used again."""
         return self._feed.ring_bytes
 
-    @property
-    def name(self) -> str:
-        """Of its datasets."""
-        return self._feed.name
-
-    @property
-    def devices(self) -> list[BlockDevice]:
-        """Members of the volume."""
-        return self._feed.devices
-
     def metrics(self) -> FeedMetrics:
         """Counters of this rank; `headrace.metrics` has those of a node, and of paths."""
         return self._feed.metrics()
-
-    def describe(self) -> dict[str, Any]:
-        """Which share of the bytes came from where, by dataset: `headrace.dataset.Feed.describe`."""
-        return self._feed.describe()
-
-    def state_dict(self) -> dict[str, int | str]:
-        """A few numbers and strings; the same on every rank."""
-        return self._feed.state().to_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stands, in no time, with any number of ranks."""
-        self._feed.load_state(LoaderState.from_dict(state))
-
-    def skip(self, batches: int) -> None:
-        """Leave out the next `batches` of this loader, in no time: past data that does harm, say. Before the first
-        one."""
-        self._feed.skip(batches)
 
     def close(self) -> None:
         """Let go of the ring. The volume stays open: it is the caller's."""
         self._release_copied()
         self._feed.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise UsageError(
-            "a loader cannot leave its process",
-            where=self._feed.where,
-            next_step="send its state, and make one of the same options there; or use TokenDataset under a DataLoader",
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _last_batch(self) -> FeedBatch:
         if self._last is None:

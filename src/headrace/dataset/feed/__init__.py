@@ -2,5 +2,6 @@
 
 options.py feed.py     what is asked for; the batches
 ring.py                the memory
+records.py             batches of records
 chosen.py              batches that somebody else chooses
 """

@@ -2,5 +2,6 @@
 
 sampler.py             a permutation that is computed, never stored
 mixture.py             several datasets in shares
-state.py               a few integers, and what they belong to
+steps.py               what a rank gets of it, batch by batch
+state.py records.py    a few integers, and what they belong to: tokens, records
 """

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.dataset.order.mixture import GlobalOrder
 from headrace.dataset.tokens.samples import Samples
 from headrace.errors import DatasetError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Layout of the dictionary.
 STATE_VERSION = 2
@@ -23,6 +26,77 @@ NEXT_SAMPLES = 64
 MAX_CONSUMED = 1 << 62
 #: Between the name of a dataset of a mixture and that of a fact about it, in the dictionary.
 _OF = ": "
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderState:
+    """`consumed` and what it is true for. The numbers of ranks, of micro-batches a step and of batches read ahead are
+    no part of it: any may go on from here. Subclasses say what is told of the data."""
+
+    #: What the loader reads.
+    of: ClassVar[str]
+    #: A dataclass of what is told of each dataset, and the field of it that every dataset has.
+    source: ClassVar[type]
+    count: ClassVar[str]
+
+    seed: int
+    #: Samples handed out to all ranks together, over all epochs.
+    consumed: int
+    #: Samples a step. It does not change the order, but it changes the training, so it may not change by accident.
+    global_batch: int
+    #: Where steps are counted from: `consumed` when the global batch was changed last, else 0.
+    steps_from: int
+    #: Samples in which the shares of a mixture hold; 1 for a single dataset.
+    window: int
+    #: Name of the order.
+    order: str
+    #: Hash of the sources and numbers of the next `NEXT_SAMPLES` samples.
+    next_samples: str
+    #: By name; a single one has the name "".
+    sources: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, int | str]:
+        """Plain numbers and strings, for any checkpoint."""
+        return {"version": STATE_VERSION, **({} if self.of == _FIRST else {"of": self.of}), **self._facts()}
+
+    def _facts(self) -> dict[str, int | str]:
+        facts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
+        for source, state in self.sources.items():
+            facts |= {_key(source, name): value for name, value in asdict(state).items()}
+        return facts
+
+    def ignored(self, ours: OrderState) -> set[str]:
+        """Facts that do not count beside a state of `ours`."""
+        return set()
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Self:
+        """`DatasetError` where `state` is none of `to_dict`."""
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+            found = repr(state.get("version")) if isinstance(state, dict) else type(state).__name__
+            raise DatasetError("not a loader's state", expected=f"version {STATE_VERSION}", found=found)
+        if (of := state.get("of", _FIRST)) != cls.of:
+            raise DatasetError(
+                "the state is of another kind of loader", expected=f"of {cls.of}", found=f"of {of!s:.80}"
+            )
+        names = [key.removesuffix(cls.count) for key in state if isinstance(key, str) and key.endswith(cls.count)]
+        sources = [name.removesuffix(_OF) for name in names if name == "" or name.endswith(_OF)]
+        state = {"steps_from": 0, **state}
+        values = {name: _value(state, name, kind) for name, kind in _kinds(cls).items()}
+        for name, end in (("consumed", MAX_CONSUMED), ("steps_from", values["consumed"] + 1)):
+            if not 0 <= values[name] < end:
+                raise DatasetError(f"the loader's state has no valid {name!r}", found=str(values[name]))
+        if values["global_batch"] < 1:
+            raise DatasetError("the loader's state has no valid 'global_batch'", found=str(values["global_batch"]))
+        return cls(
+            **values,
+            sources={
+                source: cls.source(
+                    **{name: _value(state, _key(source, name), kind) for name, kind in _kinds(cls.source).items()}
+                )
+                for source in sources or [""]
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,65 +118,32 @@ class SourceState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderState:
-    """`consumed` and what it is true for. The numbers of ranks, of micro-batches a step and of batches read ahead are
-    no part of it: any may go on from here."""
+class LoaderState(OrderState):
+    """Of a loader of tokens."""
 
-    seed: int
-    #: Samples handed out to all ranks together, over all epochs.
-    consumed: int
-    #: Samples a step. It does not change the order, but it changes the training, so it may not change by accident.
-    global_batch: int
-    #: Where steps are counted from: `consumed` when the global batch was changed last, else 0.
-    steps_from: int
+    of = "tokens"
+    source = SourceState
+    count = "token_count"
+
     sequence_length: int
-    #: Samples in which the shares of a mixture hold; 1 for a single dataset.
-    window: int
-    #: Name of the order.
-    order: str
-    #: Hash of the sources and numbers of the next `NEXT_SAMPLES` samples.
-    next_samples: str
-    #: By name; a single one has the name "".
-    sources: Mapping[str, SourceState]
 
-    def to_dict(self) -> dict[str, int | str]:
-        """Plain numbers and strings, for any checkpoint."""
-        return {"version": STATE_VERSION, **self._facts()}
-
-    def _facts(self) -> dict[str, int | str]:
-        facts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
-        for source, state in self.sources.items():
-            facts |= {_key(source, name): value for name, value in asdict(state).items()}
-        return facts
-
-    @staticmethod
-    def from_dict(state: dict[str, Any]) -> LoaderState:
-        """`DatasetError` where `state` is none of `to_dict`."""
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            found = repr(state.get("version")) if isinstance(state, dict) else type(state).__name__
-            raise DatasetError("not a loader's state", expected=f"version {STATE_VERSION}", found=found)
-        names = [key.removesuffix("token_count") for key in state if isinstance(key, str)]
-        sources = [name.removesuffix(_OF) for name in names if name == "" or name.endswith(_OF)]
-        state = {"steps_from": 0, **state}
-        values = {name: _value(state, name, kind) for name, kind in _KINDS.items()}
-        for name, end in (("consumed", MAX_CONSUMED), ("steps_from", values["consumed"] + 1)):
-            if not 0 <= values[name] < end:
-                raise DatasetError(f"the loader's state has no valid {name!r}", found=str(values[name]))
-        if values["global_batch"] < 1:
-            raise DatasetError("the loader's state has no valid 'global_batch'", found=str(values["global_batch"]))
-        return LoaderState(
-            **values,
-            sources={
-                source: SourceState(
-                    **{name: _value(state, _key(source, name), kind) for name, kind in _SOURCE_KINDS.items()}
-                )
-                for source in sources or [""]
-            },
-        )
+    def ignored(self, ours: OrderState) -> set[str]:
+        """Where both know a hash of the tokens, it does not matter which copy they are; else nothing but that does."""
+        theirs, mine = self._facts(), ours._facts()
+        result = set()
+        for source in {*self.sources, *ours.sources}:
+            sha = _key(source, "tokens_sha256")
+            result.add(_key(source, "object") if theirs.get(sha) and mine.get(sha) else sha)
+        return result
 
 
-_KINDS = {name: kind for name, kind in LoaderState.__annotations__.items() if name != "sources"}
-_SOURCE_KINDS = dict(SourceState.__annotations__)
+#: What states are of that do not say it.
+_FIRST = LoaderState.of
+
+
+def _kinds(of: Any) -> dict[str, str]:
+    """Types of the plain fields of a dataclass, by name."""
+    return {field.name: str(field.type) for field in fields(of) if field.name != "sources"}
 
 
 def _key(source: str, name: str) -> str:
@@ -147,17 +188,14 @@ def current_state(
     )
 
 
-def check_state(saved: LoaderState, ours: LoaderState, *, allow_global_batch_change: bool = False) -> None:
+def check_state(saved: OrderState, ours: OrderState, *, allow_global_batch_change: bool = False) -> None:
     """`ours` is the loader's own state at `saved.consumed`. `DatasetError` names every difference."""
     theirs, mine = saved._facts(), ours._facts()
-    ignored = {"steps_from", "global_batch"} if allow_global_batch_change else {"steps_from"}
-    for source in {*saved.sources, *ours.sources}:
-        sha = _key(source, "tokens_sha256")
-        ignored.add(_key(source, "object") if theirs.get(sha) and mine.get(sha) else sha)
+    ignored = {"steps_from", *saved.ignored(ours), *(["global_batch"] if allow_global_batch_change else [])}
     keys = [key for key in {**theirs, **mine} if key not in ignored]
     different = [key for key in keys if theirs.get(key) != mine.get(key)]
     if set(saved.sources) != set(ours.sources):
-        different = [key for key in different if key in _KINDS]
+        different = [key for key in different if key in _kinds(type(ours))]
         theirs["datasets"], mine["datasets"] = _names(saved), _names(ours)
         different.append("datasets")
     if not different:
@@ -176,5 +214,5 @@ def check_state(saved: LoaderState, ours: LoaderState, *, allow_global_batch_cha
     )
 
 
-def _names(state: LoaderState) -> str:
+def _names(state: OrderState) -> str:
     return " ".join(name or "one alone" for name in state.sources)

@@ -20,17 +20,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.records.lookup import RecordLookup, RecordPlaces
-from headrace.dataset.records.records import RecordBatch, Records
+from headrace.dataset.decoding.decoder import Decoder, Threads, decode_one
+from headrace.dataset.decoding.decoder import Record as Record
 from headrace.errors import DeviceTimeout, HeadraceError, UsageError
 from headrace.units import GIB, MIB, format_bytes
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 I64 = npt.NDArray[np.int64]
-Record = dict[str, memoryview]
 T = TypeVar("T")
 
 
@@ -91,14 +90,30 @@ class AheadMetrics:
     ahead_bytes: int
 
 
+class Readable(Protocol):
+    """`Records`, or several datasets of them as one (`JoinedRecords`). What look-ups give is what reads are made of;
+    both have `done`, `wait` and `waiting`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def called(self, record: int) -> str: ...
+
+    def hold_index(self, most_bytes: int) -> int: ...
+
+    def submit_locate(self, batches: Sequence[npt.ArrayLike], kinds: Sequence[str] | None = None) -> Any: ...
+
+    def submit_places(self, places: Any, *, verify: bool = True) -> Any: ...
+
+
 @dataclass
 class _Flight(Generic[T]):
     numbers: I64
-    places: RecordPlaces
-    batch: RecordBatch
-    #: Once the bytes are here: the records, and what the threads make of them.
+    places: Any
+    batch: Any
+    #: Once the bytes are here: the records, and what is made of them.
     found: list[Record] | None = None
-    decoding: list[Future[T]] = field(default_factory=list)
+    decoding: Sequence[Future[Sequence[T]]] = field(default_factory=list)
     #: The read ended with an error that was raised: read again when it is asked for again.
     failed: bool = False
 
@@ -108,7 +123,8 @@ class RecordsAhead(Generic[T]):
 
     `batches`: numbers of the records of each batch, taken from it as they are read ahead. `kinds`: the fields that are
     read; None: all. `decode`: of one record, its fields by kind, views of memory that lives as long as any of them;
-    None: the fields themselves. In the order of `batches`, whichever record is decoded first.
+    None: the fields themselves. In the order of `batches`, whichever record is decoded first. `decoder`: who decodes
+    instead, and stays the caller's, who closes it.
 
     An error of a read, and what `decode` raises, comes out of the call that would have given the batch; the next call
     tries the same batch again. `DeviceTimeout` where it does not come within `stall_timeout_s`. What `batches` raises
@@ -117,11 +133,12 @@ class RecordsAhead(Generic[T]):
 
     def __init__(
         self,
-        records: Records,
+        records: Readable,
         batches: Iterable[npt.ArrayLike],
         *,
         kinds: Sequence[str] | None = None,
         decode: Callable[[Record], T] | None = None,
+        decoder: Decoder[T] | None = None,
         options: AheadOptions | None = None,
     ) -> None:
         self.records = records
@@ -130,14 +147,16 @@ class RecordsAhead(Generic[T]):
         self._batches_error: BaseException | None = None
         self._kinds = kinds
         self._decode = decode
-        self._located: deque[tuple[I64, RecordPlaces]] = deque()
+        self._located: deque[tuple[I64, Any]] = deque()
         #: Taken from `batches`, and being looked up (None: that failed, and is to be tried again).
         self._sought: list[I64] = []
-        self._lookup: RecordLookup | None = None
+        self._lookup: Any = None
         self._flights: deque[_Flight[T]] = deque()
-        self._pool: ThreadPoolExecutor | None = None
-        if self.options.threads and decode is not None:
-            self._pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="headrace-decode")
+        #: Made here, and so closed here.
+        self._own: Decoder[T] | None = None
+        if self.options.threads and decode is not None and decoder is None:
+            self._own = Threads(decode, self.options.threads)
+        self._decoder = decoder or self._own
         self._begun = self._closed = False
         self._process = os.getpid()
         self._batch_count = self._record_count = self._payload_bytes = 0
@@ -180,7 +199,15 @@ class RecordsAhead(Generic[T]):
             self._hand_on()
         return made
 
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Batches and bytes that were handed out."""
+        return self._batch_count, self._payload_bytes
+
     def metrics(self) -> AheadMetrics:
+        """Of now; other threads may ask, too."""
+        # They change while somebody else asks.
+        flights = list(self._flights)
         return AheadMetrics(
             batches=self._batch_count,
             records=self._record_count,
@@ -188,17 +215,20 @@ class RecordsAhead(Generic[T]):
             wait_s=self._wait_s,
             last_wait_s=self._last_wait_s,
             longest_wait_s=self._longest_wait_s,
-            ready=sum(flight.batch.done() for flight in self._flights),
-            in_flight=len(self._flights),
-            ahead_bytes=self._ahead_bytes(),
+            ready=sum(flight.batch.done() for flight in flights),
+            in_flight=len(flights),
+            ahead_bytes=sum(flight.places.total_bytes for flight in flights),
         )
 
     def close(self) -> None:
         """Forget what is in flight, and end the threads: a record that is being decoded is decoded to its end. Safe to
         call again."""
         self._closed = True
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        for flight in self._flights:
+            for each in flight.decoding:
+                each.cancel()
+        if self._own is not None:
+            self._own.close()
         self._flights.clear()
         self._located.clear()
         self._sought, self._lookup = [], None
@@ -296,10 +326,13 @@ class RecordsAhead(Generic[T]):
                 flight.failed = True
                 raise
         self._hand_on()
-        if self._pool is None:
+        if self._decoder is None:
             return list(map(self._one, flight.numbers.tolist(), flight.found))
         try:
-            return [each.result(max(0.0, end_s - time.monotonic())) for each in flight.decoding]
+            made: list[T] = []
+            for each in flight.decoding:
+                made += each.result(max(0.0, end_s - time.monotonic()))
+            return made
         except BaseException as error:
             late = isinstance(error, FutureTimeout) and not any(
                 each.done() and each.exception() is error for each in flight.decoding
@@ -313,8 +346,8 @@ class RecordsAhead(Generic[T]):
             raise
 
     def _hand_on(self) -> None:
-        """Batches whose bytes are here go to the threads, the oldest first."""
-        for flight in self._flights if self._pool is not None else ():
+        """Batches whose bytes are here go to who decodes them, the oldest first."""
+        for flight in self._flights if self._decoder is not None else ():
             if flight.found is None:
                 if flight.failed or not flight.batch.done():
                     return
@@ -323,22 +356,14 @@ class RecordsAhead(Generic[T]):
                 except HeadraceError:
                     # Raised when it is this batch's turn.
                     return
-            if not flight.decoding and self._pool is not None:
-                numbers = flight.numbers.tolist()
-                flight.decoding = [
-                    self._pool.submit(self._one, number, record)
-                    for number, record in zip(numbers, flight.found, strict=True)
-                ]
+            if not flight.decoding and self._decoder is not None:
+                names = [self.records.called(number) for number in flight.numbers.tolist()]
+                flight.decoding = self._decoder.begin(names, flight.found)
 
     def _one(self, number: int, record: Record) -> T:
         if self._decode is None:
             return cast(T, record)
-        try:
-            return self._decode(record)
-        except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(f"while record {number} of {self.records.name} was decoded")
-            raise
+        return decode_one(self._decode, self.records.called(number), record)
 
     def _stalled(self, what: str, waiting: str | None = None) -> DeviceTimeout:
         ready = sum(flight.batch.done() for flight in self._flights)

@@ -82,6 +82,10 @@ class Records:
         """Of the object that holds their bytes."""
         return self._data.name
 
+    def called(self, record: int) -> str:
+        """What a record is called in messages."""
+        return f"record {record} of {self.name}"
+
     @property
     def identity(self) -> str:
         """What only these very records have: the volume and, in it, the allocation."""
@@ -144,13 +148,16 @@ class Records:
         (places,) = self.submit_locate([records], kinds).wait()
         return self.submit_places(places, most_bytes=most_bytes, verify=verify)
 
-    def hold_index(self, most_bytes: int) -> None:
+    def hold_index(self, most_bytes: int) -> int:
         """Start to read the whole of what look-ups ask of the index, where it is no longer than `most_bytes`: some 40
-        bytes a record. When it is here, look-ups read nothing."""
+        bytes a record. When it is here, look-ups read nothing. Returns how many bytes are held."""
         begin, end = self.header.records_at, self.header.buckets_at
-        if self._held is None and end - begin <= most_bytes:
+        if self._held is None:
+            if end - begin > most_bytes:
+                return 0
             buffer = np.empty(end - begin, np.uint8)
             self._held = (buffer, self._reads.submit_read(self._index, [begin], [len(buffer)], [buffer], [0]))
+        return end - begin
 
     def submit_locate(self, batches: Sequence[npt.ArrayLike], kinds: Sequence[str] | None = None) -> RecordLookup:
         """Start to find out where the fields of these records lie: two reads of the index for all batches together.
@@ -181,6 +188,10 @@ class Records:
     def __getitems__(self, records: Sequence[int]) -> list[dict[str, memoryview]]:
         """What PyTorch's DataLoader asks for a batch with."""
         return self.read(records)
+
+    def check_kinds(self, kinds: Sequence[str] | None) -> None:
+        """UsageError: a kind that no record has."""
+        self._kinds_of(kinds)
 
     def _kinds_of(self, kinds: Sequence[str] | None) -> npt.NDArray[np.uint32] | None:
         if kinds is None:
