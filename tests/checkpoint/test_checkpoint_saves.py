@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from headrace.checkpoint import (
     CheckpointId,
-    Manifest,
+    Retention,
     Save,
-    Summary,
-    TensorEntry,
     delete_checkpoints,
     keep_last,
     latest,
@@ -22,57 +16,7 @@ from headrace.checkpoint import (
 )
 from headrace.errors import CheckpointFailed, ObjectExists, ObjectNotFound, UsageError, VolumeFull
 from headrace.volume import Session, Volume
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Iterator[Volume]:
-    uris = [f"file:{tmp_path}/member{i}?create=16MiB" for i in range(2)]
-    Volume.create(uris, stripe_bytes=65536).close()
-    with Volume.open([uri.split("?")[0] for uri in uris], write=True) as opened:
-        yield opened
-
-
-@pytest.fixture
-def session(volume: Volume) -> Iterator[Session]:
-    with volume.session(run_id="test") as session:
-        yield session
-
-
-def manifest(save: Save, lengths: list[int]) -> Manifest:
-    """Tensor "w" of bytes, one chunk a rank."""
-    present = [(rank, length) for rank, length in enumerate(lengths) if length]
-    column = [np.array(c, np.uint64) for c in ([0] * len(present), range(len(present)), [0] * len(present))]
-    sizes = np.array([length for _, length in present], np.uint64)
-    return Manifest(
-        summary=Summary(
-            run=save.id.run,
-            step=save.id.step,
-            created_unix=save.created_unix,
-            ranks=len(lengths),
-            item_count=len(present),
-            data_bytes=sum(lengths),
-        ),
-        objects=tuple(save.objects),
-        tensors=(TensorEntry(fqn="w", dtype="uint8", shape=(sum(lengths),), properties={}),),
-        blobs=(),
-        planner=None,
-        key=column[0],
-        object=column[1],
-        offset=column[2],
-        length=sizes,
-        chunk_offset=np.array([sum(lengths[:rank]) for rank, _ in present], np.uint64),
-        chunk_size=sizes,
-    )
-
-
-def save_step(
-    session: Session, step: int, run: str = "run", lengths: tuple[int, ...] = (1000, 0, 70_000), **options: object
-) -> int:
-    save = Save(session, CheckpointId(run, step), **options)  # type: ignore[arg-type]
-    grants = save.allocate(lengths)
-    assert [grant is None for grant in grants] == [length == 0 for length in lengths]
-    save.accept([None if g is None else session.volume.write_grant(g, bytes([step]) * g.length_bytes) for g in grants])
-    return save.commit(manifest(save, list(lengths)))
+from tests.checkpoint.steps import manifest, save_step
 
 
 def test_a_listing_shows_committed_checkpoints_by_step(session: Session, volume: Volume) -> None:
@@ -152,7 +96,7 @@ def test_retention(session: Session, volume: Volume) -> None:
     with pytest.raises(ObjectNotFound):
         delete_checkpoints(session, [CheckpointId("run", 3), CheckpointId("run", 4)])
     assert [str(c.id) for c in list_checkpoints(volume)] == ["run/step-00000003", "run2/step-00000000"]
-    save_step(session, 7, keep_last=1)
+    save_step(session, 7, retention=Retention(keep_last=1))
     assert [str(c.id) for c in list_checkpoints(volume)] == ["run/step-00000007", "run2/step-00000000"]
     with pytest.raises(UsageError):
         keep_last(session, "run", 0)

@@ -1,15 +1,9 @@
 """Checkpoints in a volume: the parts of a save, its manifest, its commit, the list of what is committed. No torch."""
 
-from headrace.checkpoint.listing import (
-    CheckpointInfo,
-    delete_checkpoints,
-    keep_last,
-    latest,
-    list_checkpoints,
-    read_manifest,
-)
+from headrace.checkpoint.listing import CheckpointInfo, latest, list_checkpoints, read_manifest
 from headrace.checkpoint.manifest import Manifest, ObjectEntry, Summary, TensorEntry
 from headrace.checkpoint.names import CheckpointId, parse_checkpoint_id
+from headrace.checkpoint.retention import Retention, delete_checkpoints, keep_last, pin, unpin
 from headrace.checkpoint.save import Save
 
 __all__ = [
@@ -17,6 +11,7 @@ __all__ = [
     "CheckpointInfo",
     "Manifest",
     "ObjectEntry",
+    "Retention",
     "Save",
     "Summary",
     "TensorEntry",
@@ -25,5 +20,7 @@ __all__ = [
     "latest",
     "list_checkpoints",
     "parse_checkpoint_id",
+    "pin",
     "read_manifest",
+    "unpin",
 ]

@@ -2,6 +2,7 @@
 
     RUN/step-NNNNNNNN/manifest            what the save holds, see `headrace.checkpoint.manifest`
     RUN/step-NNNNNNNN/rank-RRRRR.data     the items of one rank, one after another
+    RUN/step-NNNNNNNN/pin                 nothing deletes a step that has one, see `headrace.checkpoint.retention`
 
 A *checkpoint id* is `RUN/step-N` with any number of leading zeros in N; `RUN` may itself have parts (`team/llama`).
 """
@@ -54,6 +55,10 @@ class CheckpointId:
     def manifest(self) -> str:
         return f"{self}/manifest"
 
+    @property
+    def pin(self) -> str:
+        return f"{self}/pin"
+
     def data(self, rank: int) -> str:
         return f"{self}/rank-{rank:05d}.data"
 
@@ -73,8 +78,17 @@ def parse_checkpoint_id(text: str, *, run: str | None = None) -> CheckpointId:
 
 def parse_manifest_name(name: str) -> CheckpointId | None:
     """The checkpoint whose manifest this object is; None where it is no manifest."""
+    return _parse_name(name, "manifest")
+
+
+def parse_pin_name(name: str) -> CheckpointId | None:
+    """The checkpoint whose pin this object is; None where it is no pin."""
+    return _parse_name(name, "pin")
+
+
+def _parse_name(name: str, kind: str) -> CheckpointId | None:
     head, _, tail = name.rpartition("/")
-    if tail != "manifest":
+    if tail != kind:
         return None
     run, _, step = head.rpartition("/")
     match = _STEP.match(step)
@@ -84,4 +98,4 @@ def parse_manifest_name(name: str) -> CheckpointId | None:
         found = CheckpointId(run, int(match[1]))
     except UsageError:
         return None
-    return found if found.manifest == name else None
+    return found if f"{found}/{kind}" == name else None

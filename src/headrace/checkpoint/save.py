@@ -15,15 +15,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from headrace.checkpoint.listing import objects_of, steps_beyond
 from headrace.checkpoint.manifest import Manifest, ObjectEntry, encode
 from headrace.checkpoint.names import CheckpointId
+from headrace.checkpoint.retention import Retention, deciding, find, objects_of, refuse_pinned, reserve
 from headrace.errors import CheckpointFailed, ObjectExists
 from headrace.volume import Grant, Receipt, Session, Transaction
 
 CHECKSUM_BLOCK_BYTES = 65536
-#: What is reserved for a manifest; most are much smaller.
-MANIFEST_ROOM_BYTES = 64 << 10
 
 
 class Save:
@@ -31,19 +29,17 @@ class Save:
 
     Args:
         overwrite: replace a committed checkpoint of this id, in the same commit; otherwise ObjectExists.
-        keep_last: with the commit, delete the oldest checkpoints of the run until so many remain, this one included.
+        retention: with the commit, delete what is to go of the run then; this step is one of its last.
     """
 
     def __init__(
-        self, session: Session, id: CheckpointId, *, overwrite: bool = False, keep_last: int | None = None
+        self, session: Session, id: CheckpointId, *, overwrite: bool = False, retention: Retention | None = None
     ) -> None:
-        if keep_last is not None and keep_last < 1:
-            raise CheckpointFailed("keep_last", expected="at least 1", found=str(keep_last))
         self.id = id
         self.created_unix = time.time()
         self._session = session
         self._overwrite = overwrite
-        self._keep_last = keep_last
+        self._retention = retention
         self._tx: Transaction | None = None
         self._pending: set[str] = set()
         self.objects: list[ObjectEntry] = []
@@ -51,9 +47,9 @@ class Save:
     def allocate(self, lengths: Sequence[int]) -> list[Grant | None]:
         """Space for `lengths[rank]` bytes of each rank; None for a rank that has nothing to write.
 
-        VolumeFull is raised before a byte is written, and with `keep_last` also where one checkpoint more than those
+        VolumeFull is raised before a byte is written, and with a retention also where one checkpoint more than those
         that remain would not fit: their space is reserved, for as long as the session lasts. ObjectExists where this
-        step is committed already.
+        step is committed already, CheckpointFailed where it is pinned.
         """
         if self._tx is not None:
             raise CheckpointFailed("this save has its space already")
@@ -62,10 +58,10 @@ class Save:
             raise ObjectExists(
                 f"checkpoint {self.id} is committed already", next_step="save another step, or pass overwrite=True"
             )
-        if self._keep_last is not None:
+        refuse_pinned(self.id, committed)
+        if self._retention is not None:
             # While one is written the others are still there. Too little is found out by the first save of the job.
-            room = (self._keep_last + 1) * (sum(lengths) + MANIFEST_ROOM_BYTES)
-            self._session.reserve(room, f"{self.id.run}/step-")
+            reserve(self._session, self.id.run, sum(lengths), self._retention, self.id)
         tx = self._session.transaction()
         self._tx = tx
         for name in committed:
@@ -111,11 +107,14 @@ class Save:
         if self._pending:
             raise CheckpointFailed("a rank did not confirm its write", found=sorted(self._pending)[0])
         tx.put(self.id.manifest, encode(manifest), checksum_block_bytes=4096)
-        if self._keep_last is not None:
-            for old in steps_beyond(self._session.volume, self.id, self._keep_last):
-                for name in objects_of(self._session.volume, old):
-                    tx.delete(name)
-        sequence = tx.commit()
+        with deciding:
+            # Somebody may have pinned it while the ranks wrote what is to replace it.
+            refuse_pinned(self.id, objects_of(self._session.volume, self.id))
+            if self._retention is not None:
+                for old in self._retention.going(find(self._session.volume, self.id.run), self.id):
+                    for name in objects_of(self._session.volume, old):
+                        tx.delete(name)
+            sequence = tx.commit()
         self._tx = None
         return sequence
 

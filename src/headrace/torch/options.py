@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.checkpoint import Retention
 from headrace.errors import UsageError
 
 
@@ -20,6 +21,8 @@ class WriterOptions:
     deadline_s: float = 600.0
     #: After a commit only this many checkpoints of the run remain; None: all of them.
     keep_last: int | None = None
+    #: Steps that are multiples of it remain beside the last ones, as those do that are pinned. None: no others.
+    keep_every: int | None = None
     #: Replace a committed checkpoint of the same step, in the same commit; else saving it again is an error.
     overwrite: bool = False
     #: Where another run's session holds the volume and gives no sign of life: "refuse", or take over from it,
@@ -34,10 +37,17 @@ class WriterOptions:
             raise UsageError(
                 "stall_s", expected=f"above 0 and at most deadline_s ({self.deadline_s})", found=str(self.stall_s)
             )
-        if self.keep_last is not None and self.keep_last < 1:
-            raise UsageError("keep_last", expected="None or at least 1", found=str(self.keep_last))
+        _ = self.retention
         if self.takeover not in ("refuse", "if-dead"):
             raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(self.takeover))
+
+    @property
+    def retention(self) -> Retention | None:
+        if self.keep_last is not None:
+            return Retention(keep_last=self.keep_last, keep_every=self.keep_every)
+        if self.keep_every is not None:
+            raise UsageError("keep_every without keep_last", next_step="nothing is deleted then: give both or neither")
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

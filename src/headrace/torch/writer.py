@@ -60,6 +60,7 @@ from headrace.torch.ranks import (
     join,
     join_checkpoint_process,
 )
+from headrace.torch.room import reserve_room
 from headrace.torch.staging import LastingStager, StagedPlan, Staging, lay_out
 from headrace.volume import Grant, Session, Volume
 
@@ -134,6 +135,13 @@ class VolumeWriter(StorageWriter):
         self._exchange: Exchange | None = SoloExchange()
         if not no_dist and dist.is_available() and dist.is_initialized():
             self.process_group, self._exchange = join(process_group, self.options)
+
+    def reserve(self, state_dict: dict[str, Any]) -> int:
+        """Before the first step, on every rank: keep room for what this job will save, states like this one. Bytes of
+        one checkpoint; VolumeFull on all ranks where `keep_last` of them and one in the making (without `keep_last`:
+        one more) do not fit. The coordinator's session holds the volume from here on, if it did not yet.
+        """
+        return reserve_room(state_dict, self._attachment, self._run, self.options.retention, self.process_group)
 
     # ---- one call instead of DCP's, with errors that `except Exception` catches ------------------------------------
 
@@ -376,7 +384,7 @@ class VolumeWriter(StorageWriter):
         if not all(isinstance(length, int) and length >= 0 for length in lengths):
             raise CheckpointFailed("a rank asked for an impossible number of bytes", found=str(lengths)[:80])
         self._current.save = Save(
-            self._attachment.session(), self._id, overwrite=self.options.overwrite, keep_last=self.options.keep_last
+            self._attachment.session(), self._id, overwrite=self.options.overwrite, retention=self.options.retention
         )
         return [encode_grant(grant) for grant in self._current.save.allocate(lengths)]
 

@@ -109,7 +109,7 @@ class Reservations:
                 "the volume has too little space to reserve",
                 where=f"objects {prefix}...",
                 expected=f"{format_bytes(need)}, beside {format_bytes(wanted - need)} that they take already",
-                found=f"{format_bytes(max(0, room))} free",
+                found=f"{format_bytes(max(0, room))} free, {format_bytes(need - max(0, room))} are missing",
                 next_step="delete objects that are not needed, or use a larger volume",
             )
         reservation.length_bytes = wanted

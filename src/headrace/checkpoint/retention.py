@@ -1,0 +1,219 @@
+"""Which checkpoints of a run stay: the last ones, every Nth step, and those that somebody pinned.
+
+A pin is an object of the checkpoint, `RUN/step-N/pin`, that is put and deleted like any other: in a commit, by the
+session that holds the volume. Its bytes are JSON for people (since when, and a note); that it is there is what counts.
+A pinned step is deleted neither by retention nor by name, and never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headrace.checkpoint.names import CheckpointId, check_run, parse_manifest_name, parse_pin_name
+from headrace.errors import CheckpointFailed, ObjectNotFound, UsageError, VolumeFull
+from headrace.units import format_bytes
+from headrace.volume import Session, Volume
+from headrace.volume.writing.reserve import Reservation
+
+#: What is reserved for a manifest; most are much smaller.
+MANIFEST_ROOM_BYTES = 64 << 10
+PIN_LIMIT = 4096
+
+#: What is deleted and what is pinned is decided and committed by one thread at a time.
+deciding = threading.RLock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """What stays of a run: its last `keep_last` steps; beside them every step that is a multiple of `keep_every`, and
+    every one that is pinned."""
+
+    keep_last: int
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(name, expected="at least 1", found=str(value))
+
+    def older(self, found: Found, newest: CheckpointId | None = None) -> list[CheckpointId]:
+        """All but the last ones; `newest`, which may not be committed yet, is one of those."""
+        others = [id for id in found.ids if id != newest]
+        return others[: max(0, len(others) - self.keep_last + (newest is not None))]
+
+    def stays(self, found: Found, id: CheckpointId) -> bool:
+        """Though it is older than the last ones."""
+        return id in found.pinned or (self.keep_every is not None and id.step % self.keep_every == 0)
+
+    def going(self, found: Found, newest: CheckpointId | None = None) -> list[CheckpointId]:
+        """What is to be deleted."""
+        return [id for id in self.older(found, newest) if not self.stays(found, id)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The committed checkpoints of a run (or of all runs), by run and step."""
+
+    ids: Sequence[CheckpointId]
+    pinned: frozenset[CheckpointId]
+
+
+def find(volume: Volume, run: str | None = None) -> Found:
+    """One look at the names of a volume."""
+    prefix = "" if run is None else f"{check_run(run)}/step-"
+    ids, pins = [], []
+    for entry in volume.list(prefix):
+        manifest, pin = parse_manifest_name(entry.name), parse_pin_name(entry.name)
+        if manifest is not None and run in (None, manifest.run):
+            ids.append(manifest)
+        elif pin is not None and run in (None, pin.run):
+            pins.append(pin)
+    return Found(ids=sorted(ids), pinned=frozenset(pins).intersection(ids))
+
+
+def objects_of(volume: Volume, id: CheckpointId) -> list[str]:
+    """Names of all committed objects of a checkpoint."""
+    return [entry.name for entry in volume.list(f"{id}/")]
+
+
+def not_there(volume: Volume, id: CheckpointId) -> ObjectNotFound:
+    near = [str(other) for other in find(volume, id.run).ids]
+    return ObjectNotFound(
+        f"there is no committed checkpoint {id}",
+        found=f"{len(near)} of this run, the last {near[-1]}" if near else "none of this run",
+    )
+
+
+def delete_checkpoints(session: Session, ids: Iterable[CheckpointId]) -> int | None:
+    """Delete these checkpoints in one commit, all or none; its sequence number, None where there was nothing to do.
+
+    Before anything is deleted: ObjectNotFound where one does not exist, UsageError where one is pinned.
+    """
+    names: list[str] = []
+    with deciding:
+        for id in dict.fromkeys(ids):
+            found = objects_of(session.volume, id)
+            if id.manifest not in found:
+                raise not_there(session.volume, id)
+            if id.pin in found:
+                raise UsageError(
+                    f"checkpoint {id} is pinned", next_step="`headrace checkpoint unpin` it first, if it is to go"
+                )
+            names += found
+        if not names:
+            return None
+        with session.transaction() as tx:
+            for name in names:
+                tx.delete(name)
+        return tx.sequence
+
+
+def keep_last(session: Session, run: str, count: int, *, keep_every: int | None = None) -> list[CheckpointId]:
+    """Delete checkpoints of a run, in one commit, until `count` remain, beside multiples of `keep_every` and pinned
+    ones; those that went."""
+    retention = Retention(keep_last=count, keep_every=keep_every)
+    with deciding:
+        gone = retention.going(find(session.volume, run))
+        delete_checkpoints(session, gone)
+    return gone
+
+
+def reserve(
+    session: Session,
+    run: str,
+    checkpoint_bytes: int,
+    retention: Retention | None,
+    newest: CheckpointId | None = None,
+) -> Reservation:
+    """Keep space for the last `keep_last` checkpoints of `checkpoint_bytes` and one in the making, beside what stays
+    anyway, for as long as the session lasts. Without a retention everything stays, and one more comes.
+
+    VolumeFull, before anything is written, says how much is missing. Multiples of `keep_every` that are yet to come
+    are not counted: nobody knows how many there will be.
+    """
+    found = find(session.volume, run)
+    staying = [id for id in found.ids if id != newest]
+    count, text = 1, "one more checkpoint"
+    if retention is not None:
+        staying = [id for id in retention.older(found, newest) if retention.stays(found, id)]
+        count, text = retention.keep_last + 1, f"keep_last={retention.keep_last} checkpoints and one in the making"
+    beside = sum(entry.stored_bytes for id in staying for entry in session.volume.list(f"{id}/"))
+    one = checkpoint_bytes + MANIFEST_ROOM_BYTES
+    try:
+        return session.reserve(beside + count * one, f"{run}/step-")
+    except VolumeFull as error:
+        others = f", beside {len(staying)} older ones that stay, {format_bytes(beside)}" if staying else ""
+        raise VolumeFull(
+            f"the volume is too small for {text}, {format_bytes(one)} each{others}",
+            where=f"run {run!r}",
+            expected=error.expected,
+            found=error.found,
+            next_step="delete what is not needed, unpin, keep fewer, or use a larger volume",
+        ) from None
+
+
+# ---- pins -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """What stands in a pin. Nothing where its bytes are not ours: it holds all the same."""
+
+    pinned_unix: float | None
+    note: str
+
+
+def pin(session: Session, id: CheckpointId, note: str = "") -> bool:
+    """From this commit on the checkpoint stays until it is unpinned; False where it was pinned already.
+
+    ObjectNotFound where there is no such checkpoint. UsageError for a note that is too long.
+    """
+    data = json.dumps({"pinned_unix": time.time(), "note": note}).encode()
+    if len(data) > PIN_LIMIT:
+        raise UsageError("the note of a pin is too long", expected=f"{PIN_LIMIT} bytes", found=f"{len(data)} bytes")
+    with deciding:
+        found = objects_of(session.volume, id)
+        if id.manifest not in found:
+            raise not_there(session.volume, id)
+        if id.pin in found:
+            return False
+        with session.transaction() as tx:
+            tx.put(id.pin, data, checksum_block_bytes=4096)
+    return True
+
+
+def unpin(session: Session, id: CheckpointId) -> bool:
+    """Retention and people may delete it again; False where it was not pinned. ObjectNotFound as `pin`."""
+    with deciding:
+        found = objects_of(session.volume, id)
+        if id.manifest not in found:
+            raise not_there(session.volume, id)
+        if id.pin not in found:
+            return False
+        with session.transaction() as tx:
+            tx.delete(id.pin)
+    return True
+
+
+def read_pin(volume: Volume, id: CheckpointId) -> Pin | None:
+    """None where it is not pinned."""
+    if id.pin not in volume:
+        return None
+    try:
+        raw = json.loads(volume.read(id.pin, 0, min(PIN_LIMIT, volume.stat(id.pin).length_bytes)))
+        return Pin(pinned_unix=float(raw["pinned_unix"]), note=str(raw["note"]))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return Pin(pinned_unix=None, note="")
+
+
+def refuse_pinned(id: CheckpointId, committed: Iterable[str]) -> None:
+    """CheckpointFailed where this step is pinned: it is not replaced."""
+    if id.pin in committed:
+        raise CheckpointFailed(
+            f"checkpoint {id} is pinned, and not replaced", next_step="save another step, or unpin this one first"
+        )
