@@ -147,6 +147,36 @@ def test_verify_copies_again_what_is_not_good(source: Source, tmp_path: Path) ->
     assert found == source.hashes["windows"] and said["volume_bytes"] == 0
 
 
+def test_verify_reads_past_what_the_kernel_keeps_in_memory(source: Source, tmp_path: Path) -> None:
+    where = tmp_path / "nvme"
+    stage(source.volume, "corpus", where)
+    path, kept = file_of(where), []
+
+    def is_kept(place: int) -> bool:
+        with path.open("rb") as file:
+            try:
+                return bool(os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT))
+            except BlockingIOError:
+                return False
+
+    def shown(now: StageProgress) -> None:
+        if now.doing == "verifying" and not kept:
+            kept.append(is_kept(path.stat().st_size - 4096))
+
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        lets_go = not is_kept(path.stat().st_size - 4096)
+    except OSError:
+        lets_go = False
+    path.read_bytes()
+    report = stage(source.volume, "corpus", where, StageOptions(verify=True), progress=shown)
+    assert report.verified == ("medium" if lets_go else "memory")
+    assert kept == [not lets_go] or not lets_go
+    assert stage(source.volume, "corpus", where).verified is None
+
+
 def test_verify_mends_a_page_of_a_checksum_table(tmp_path: Path) -> None:
     """Of which other pages are good, and chunks that are verified by those."""
     where = tmp_path / "nvme"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -23,10 +24,12 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.dataset import Staging
 from headrace.errors import UsageError
 from headrace.metrics import METRICS, NodeMetrics
 from headrace.metrics.answers import Answers, ask_all
 from headrace.metrics.folder import make_folder, run_folder
+from headrace.metrics.prometheus import MOST_CLIENTS
 from headrace.metrics.report import merged_latency
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.torch import TokenLoader
@@ -128,11 +131,16 @@ def test_what_the_ranks_of_a_node_say_together(target: ServeProcess, folder: Pat
         assert all("rank-2-" in path.name for path in folder.iterdir())
 
 
-def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder: Path) -> None:
-    with Volume.open(target.uri()) as volume, TokenLoader(volume, "corpus", **OPTIONS) as loader:
+def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder: Path, tmp_path: Path) -> None:
+    with (
+        Volume.open(target.uri()) as volume,
+        Staging(volume, "corpus", tmp_path) as staging,
+        TokenLoader(volume, "corpus", stage=str(tmp_path), **OPTIONS) as loader,
+    ):
+        report = staging.wait(60)
         list(islice(loader, 4))
         with (
-            NodeMetrics({"train": loader}, port=0, folder=folder) as metrics,
+            NodeMetrics({"train": loader, "copy": staging}, port=0, folder=folder) as metrics,
             NodeMetrics(loader, port=0, folder=folder.with_name("another")) as other,
         ):
             assert metrics.address is not None and other.address is not None
@@ -169,6 +177,11 @@ def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder:
         ({"rank": "0", "feed": "train"}, 4.0)
     ]
     assert by_name["headrace_feed_bytes_total"][0].value == 4 * 8 * 33 * 2
+    assert by_name["headrace_feed_stage_bytes_total"][0].value >= 4 * 8 * 33 * 2
+    copied = [by_name[f"headrace_staging_{name}"] for name in ("copied_bytes_total", "there_bytes", "wanted_bytes")]
+    assert [(s.labels, s.value) for (s,) in copied] == [
+        ({"rank": "0", "staging": "copy"}, float(report.copied_bytes))
+    ] * 3
     (read,) = by_name["headrace_path_read_bytes_total"]
     assert read.labels["path"] == f"127.0.0.1:{target.port}" and read.value > 0
     assert [s.labels["quantile"] for s in by_name["headrace_path_latency_seconds"]] == ["0.5", "0.99", "1"]
@@ -378,6 +391,46 @@ def test_a_rank_that_cannot_report_says_why(folder: Path, caplog: pytest.LogCapt
         while "metrics could not be served to 127.0.0.1" not in caplog.text:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+def test_clients_that_say_nothing_take_no_threads_and_keep_nobody_out(folder: Path) -> None:
+    def clients() -> int:
+        return sum(thread.name == "headrace-metrics-client" for thread in threading.enumerate())
+
+    with NodeMetrics([], port=0, folder=folder) as metrics, contextlib.ExitStack() as stack:
+        assert metrics.address is not None
+        silent = [stack.enter_context(socket.create_connection(metrics.address, 30)) for _ in range(50)]
+        # It comes behind all of them.
+        with urllib.request.urlopen("http://{}:{}/metrics".format(*metrics.address), timeout=60) as answer:
+            assert b"headrace_rank_up" in answer.read()
+        # And the one that has been answered, as long as it takes to end.
+        assert clients() <= MOST_CLIENTS + 1
+        hung_up = 0
+        for client in silent[:-MOST_CLIENTS]:
+            client.settimeout(30)
+            hung_up += client.recv(1) == b""
+        assert hung_up == 50 - MOST_CLIENTS
+    assert not clients()
+
+
+def test_a_device_that_is_open_twice_is_one(target: ServeProcess, folder: Path) -> None:
+    with Volume.open(target.uri()) as one, Volume.open(target.uri()) as two:
+        loaders = [TokenLoader(volume, "corpus", **OPTIONS) for volume in (one, two)]
+        with NodeMetrics(loaders, folder=folder) as metrics:
+            counts = []
+            for loader in loaders:
+                list(islice(loader, 3))
+                # Nothing is under way any more, so nothing is counted.
+                while metrics.node()["feeds"]["ready"] < metrics.node()["feeds"]["in_flight"]:
+                    time.sleep(0.001)
+                (path,) = metrics.node()["paths"]
+                counts.append((path["ranks"], path["reads"], path["latency"]["count"]))
+            (device,) = metrics.node()["ranks"][0]["devices"]
+            assert len(device["paths"]) == 1
+            assert counts[0][0] == counts[1][0] == 1
+            assert counts[1][1] > counts[0][1] and counts[1][2] > counts[0][2]
+        for loader in loaders:
+            loader.close()
 
 
 def test_percentiles_of_several_ranks_are_those_of_all_that_was_counted() -> None:

@@ -30,14 +30,17 @@ from headrace.errors import (
     VolumeDamaged,
 )
 from headrace.volume import ObjectInfo, Volume
-from headrace.volume.stage.fill import fill, verify
+from headrace.volume.stage.fill import fill
 from headrace.volume.stage.plan import Plan, plan_of
 from headrace.volume.stage.store import Held, Stage, address_of, hold, names_itself, refuse_another, stages_in
 from headrace.volume.stage.throttle import Throttle
+from headrace.volume.stage.verify import verify
 from headrace.volume.workers import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from headrace.device import BlockDevice
 
 #: Seconds between two looks at what another process stages.
 _LOOK_S = 0.25
@@ -107,6 +110,9 @@ class StageReport:
     by_another: bool
     #: Chunks that did not verify, and were staged again.
     mended_chunks: int
+    #: Where all of it was read back from at last: "medium"; "memory", where the kernel has not let go of what it keeps
+    #: of the medium there; None: it was not, or not to the end.
+    verified: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +135,17 @@ class StageStatus:
     complete: bool = False
     #: Why it cannot be used, where it is damaged.
     problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingMetrics:
+    """Of a `Staging`, for `headrace.metrics`."""
+
+    #: Bytes that are in the stage, and those that are to be there in the end; 0 as long as that is not known.
+    there_bytes: int = 0
+    wanted_bytes: int = 0
+    #: Copied by this process. Only grows.
+    copied_bytes: int = 0
 
 
 Shown = Callable[[StageProgress], None]
@@ -193,28 +210,30 @@ def stage(
         room, end = held.room(options.most_bytes)
         whole, plan = plan, plan.limited(room, end, partial=options.partial, where=address.uri)
         held.lay_out(plan, force=options.force, sole=sole)
-        copied, mended = _fill(volume, plan, held, options, progress, stop)
+        copied, mended, verified = _fill(volume, plan, held, options, progress, stop)
         return StageReport(
             dataset=name, where=address.uri, wanted_bytes=plan.facts.wanted_bytes,
             dataset_bytes=plan.facts.dataset_bytes, copied_bytes=copied, seconds=time.monotonic() - started,
             complete=bool(held.there[whole.wanted].all()), by_another=False, mended_chunks=mended,
+            verified=verified,
         )  # fmt: skip
 
 
 def _fill(
     volume: Volume, plan: Plan, held: Held, options: StageOptions, progress: Shown | None, stop: threading.Event
-) -> tuple[int, int]:
-    """Bytes that were copied, and chunks that had to be copied again."""
+) -> tuple[int, int, str | None]:
+    """Bytes that were copied, chunks that had to be copied again, and where they were read back from."""
 
-    def shown(done: int, total: int, copied: int) -> None:
+    def shown(done: int, total: int, now: int) -> None:
         if progress is not None:
-            progress(StageProgress(done_bytes=done, total_bytes=total, copied_bytes=copied))
+            progress(StageProgress(done_bytes=done, total_bytes=total, copied_bytes=copied + now))
 
     def checked(done: int, total: int) -> None:
         if progress is not None:
-            progress(StageProgress(done_bytes=done, total_bytes=total, copied_bytes=0, doing="verifying"))
+            progress(StageProgress(done_bytes=done, total_bytes=total, copied_bytes=copied, doing="verifying"))
 
     copied, mended = 0, 0
+    verified: str | None = None
     bad: list[int] = []
     # What does not verify is copied once more, and then it has to.
     for attempt in range(2):
@@ -227,8 +246,12 @@ def _fill(
             raise _named(error, held.uri) from error
         if not options.verify or stop.is_set():
             break
-        bad = verify(volume, plan, held, progress=checked, stop=stop)
-        if not bad or stop.is_set():
+        found = verify(volume, plan, held, progress=checked, stop=stop)
+        bad = found.bad
+        if stop.is_set():
+            break
+        if not bad:
+            verified = "medium" if found.past_memory else "memory"
             break
         if attempt:
             raise ChecksumMismatch(
@@ -236,7 +259,7 @@ def _fill(
                 found=f"{len(bad)} chunks that do not verify", next_step="use another medium",
             )  # fmt: skip
         mended = len(bad)
-    return copied, mended
+    return copied, mended, verified
 
 
 def _named(error: DeviceError, uri: str) -> DeviceError:
@@ -293,6 +316,9 @@ class Staging:
     """`stage` in a thread of its own, for `with`, over connections of its own: reads of the loader do not wait behind
     those of the staging. Its end stops it; what is there by then stays."""
 
+    #: What it is of in `headrace.metrics`.
+    section = "stagings"
+
     def __init__(
         self,
         volume: Volume,
@@ -302,8 +328,10 @@ class Staging:
         *,
         progress: Shown | None = None,
     ) -> None:
+        self.name = name
         self._arguments = (name, where, options)
         self._progress = progress
+        self._metrics = StagingMetrics()
         self._stop = threading.Event()
         self._report: StageReport | None = None
         self._error: BaseException | None = None
@@ -315,9 +343,27 @@ class Staging:
         name, where, options = self._arguments
         try:
             with self._volume:
-                self._report = stage(self._volume, name, where, options, progress=self._progress, stop=self._stop)
+                self._report = stage(self._volume, name, where, options, progress=self._shown, stop=self._stop)
         except BaseException as error:
             self._error = error
+
+    def _shown(self, now: StageProgress) -> None:
+        if now.doing != "verifying":
+            # Chunks are counted then.
+            self._metrics = StagingMetrics(
+                there_bytes=now.done_bytes, wanted_bytes=now.total_bytes, copied_bytes=now.copied_bytes
+            )
+        if self._progress is not None:
+            self._progress(now)
+
+    @property
+    def devices(self) -> list[BlockDevice]:
+        """That it reads from, over connections of its own."""
+        return list(self._volume.devices)
+
+    def metrics(self) -> StagingMetrics:
+        """Of now; other threads may ask, too."""
+        return self._metrics
 
     def done(self) -> bool:
         """It has ended, well or not."""

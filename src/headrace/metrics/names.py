@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: What one sample of a metric is of.
-Of = Literal["rank", "feed", "path", "node"]
+Of = Literal["rank", "feed", "staging", "path", "node"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,8 @@ class Metric:
     #: Without `headrace_`; ends in the unit, and a counter in `total`.
     name: str
     kind: Literal["counter", "gauge"]
-    #: A rank; a loader of a rank; a path of a device, for one rank; the same for all ranks of the node.
+    #: A rank; a loader of a rank; what stages behind it; a path of a device, for one rank; the same for all ranks of
+    #: the node.
     of: Of
     #: Key in the dictionary that it is taken from.
     key: str
@@ -26,6 +27,7 @@ class Metric:
         return {
             "rank": ("rank",),
             "feed": ("rank", "feed"),
+            "staging": ("rank", "staging"),
             "path": ("rank", "device", "path"),
             "node": ("device", "path"),
         }[self.of] + quantile
@@ -33,6 +35,10 @@ class Metric:
 
 def _feed(name: str, key: str, help: str) -> Metric:
     return Metric(name=f"feed_{name}", kind=_kind(name), of="feed", key=key, help=help)
+
+
+def _staging(name: str, key: str, help: str) -> Metric:
+    return Metric(name=f"staging_{name}", kind=_kind(name), of="staging", key=key, help=help)
 
 
 def _path(name: str, key: str, help: str) -> Metric:
@@ -56,6 +62,10 @@ METRICS = (
     _feed("ready_batches", "ready", "depth: batches that lie ready"),
     _feed("in_flight_batches", "in_flight", "batches being read, ready ones included"),
     _feed("ring_bytes", "ring_bytes", "memory held for batches"),
+    _feed("stage_bytes_total", "stage_bytes", "bytes that came from a stage, and not from the volume"),
+    _staging("copied_bytes_total", "copied_bytes", "bytes copied to the stage by this process"),
+    _staging("there_bytes", "there_bytes", "bytes that are in the stage"),
+    _staging("wanted_bytes", "wanted_bytes", "bytes that are to be in the stage in the end"),
     _path("read_bytes_total", "read_bytes", "bytes read"),
     _path("written_bytes_total", "written_bytes", "bytes written"),
     _path("reads_total", "reads", "read commands that succeeded"),

@@ -31,6 +31,9 @@ except ImportError:
 #: A client must send its request, and take the answer, within this time.
 CLIENT_TIMEOUT_S = 10.0
 
+#: Clients that are served at once.
+MOST_CLIENTS = 8
+
 _log = logging.getLogger("headrace")
 
 NodeReport = Callable[[], Mapping[str, Any]]
@@ -44,7 +47,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         node = self._node()
-        rows = {of: list(_rows(node, of)) for of in ("rank", "feed", "path", "node")}
+        rows = {of: list(_rows(node, of)) for of in ("rank", "feed", "staging", "path", "node")}
         for metric in METRICS:
             family = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
             name = f"headrace_{metric.name}".removesuffix("_total")
@@ -68,9 +71,9 @@ def _rows(node: Mapping[str, Any], of: str) -> Iterator[tuple[list[str], Mapping
         label = str(rank["rank"])
         if of == "rank":
             yield [label], rank
-        elif of == "feed":
-            for feed in rank["feeds"]:
-                yield [label, feed["name"]], feed
+        elif of in ("feed", "staging"):
+            for each in rank.get(f"{of}s", ()):
+                yield [label, each["name"]], each
         else:
             for device in rank["devices"]:
                 for path in device["paths"]:
@@ -97,16 +100,64 @@ def _registry(node: NodeReport) -> CollectorRegistry:
 
 
 class _Http(http.server.ThreadingHTTPServer):
-    daemon_threads = True
+    """At most `MOST_CLIENTS` at once. Who comes then takes the place of the one that has been here longest: a client
+    that asks is done in a second, and one that says nothing keeps nobody out."""
+
+    # Above the clients that may come while a place becomes free.
+    request_queue_size = 64
     # A port that another server listens on is taken; one that was used a moment ago is not.
     allow_reuse_address = True
     allow_reuse_port = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lock = threading.Lock()
+        #: Its thread, of each client; the oldest first.
+        self._clients: dict[Any, threading.Thread] = {}
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            clients = list(self._clients.items())
+        for client, thread in clients[: len(clients) + 1 - MOST_CLIENTS]:
+            _hang_up(client)
+            # It may be asking the ranks, which ends, or hold its answer, which it cannot send any more.
+            thread.join(CLIENT_TIMEOUT_S)
+            if thread.is_alive():
+                self.shutdown_request(request)
+                return
+        thread = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), name="headrace-metrics-client",
+            daemon=True,
+        )  # fmt: skip
+        with self._lock:
+            self._clients[request] = thread
+        thread.start()
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Nobody is served any more, and nobody is waited for that says nothing."""
+        super().server_close()
+        with self._lock:
+            clients = list(self._clients.items())
+        for client, _ in clients:
+            _hang_up(client)
+        for _, thread in clients:
+            thread.join(CLIENT_TIMEOUT_S)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A training job's output is no place for a traceback, nor for one who has asked and gone."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             _log.warning("metrics could not be served to %s: %s: %s", client_address[0], type(error).__name__, error)
+
+
+def _hang_up(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
 
 
 _serving: weakref.WeakSet[Server] = weakref.WeakSet()

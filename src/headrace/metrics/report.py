@@ -17,7 +17,7 @@ QUANTILES = {"p50_s": 0.5, "p99_s": 0.99, "max_s": 1.0}
 
 
 class Source(Protocol):
-    """A loader."""
+    """A loader, or a `Staging`, which has `section`: "stagings"."""
 
     @property
     def name(self) -> str:
@@ -31,25 +31,55 @@ class Source(Protocol):
 
 
 def rank_report(sources: Mapping[str, Source], rank: int, local_rank: int, pid: int) -> dict[str, Any]:
-    """`feeds`: of each loader; `devices`: of all of them, each once, with its paths."""
+    """`feeds`: of each loader; `stagings`: of what stages; `devices`: of all of them, each once, with its paths."""
     devices = {id(device): device for source in sources.values() for device in source.devices}
+    said: dict[str, list[dict[str, Any]]] = {"feeds": [], "stagings": []}
+    for name, source in sources.items():
+        said[getattr(source, "section", "feeds")].append({"name": name, **asdict(source.metrics())})
     return {
         "rank": rank,
         "local_rank": local_rank,
         "pid": pid,
         "up": True,
         "time_s": time.time(),
-        "feeds": [{"name": name, **asdict(source.metrics())} for name, source in sources.items()],
-        "devices": [_device(device) for device in devices.values()],
+        **said,
+        "devices": _by_address(devices.values()),
     }
 
 
-def _device(device: BlockDevice) -> dict[str, Any]:
-    paths: list[dict[str, Any]] = []
-    with contextlib.suppress(HeadraceError):
-        # One that was closed has none any more; what was read through it still counts.
-        paths = [asdict(path) for path in paths_of(device)]
-    return {"device": device.uri, "paths": paths}
+def _by_address(devices: Iterable[BlockDevice]) -> list[dict[str, Any]]:
+    """What is open twice, over connections of its own each time, is one device to whoever looks."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    without: list[dict[str, Any]] = []
+    for device in devices:
+        paths: Sequence[Any] = ()
+        with contextlib.suppress(HeadraceError):
+            # One that was closed has none any more; what was read through it still counts.
+            paths = paths_of(device)
+        if not paths:
+            without.append({"device": device.uri, "paths": []})
+        for path in paths:
+            found.setdefault(device.uri, {}).setdefault(path.portal, []).append(asdict(path))
+    return [
+        *({"device": uri, "paths": list(map(_as_one, portals.values()))} for uri, portals in found.items()), *without
+    ]  # fmt: skip
+
+
+def _as_one(paths: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several associations of one process by one path: the sums, and the state of the last one."""
+    first, *others = reversed(paths)
+    if not others:
+        return dict(first)
+    counted = (*_COUNTED, "attempts", "reconnects", "slow_times")
+    latencies = [path["latency"] for path in paths]
+    buckets = sorted(_counts(latencies).items())
+    return {
+        **first,
+        **{name: sum(path[name] for path in paths) for name in counted},
+        "usable": all(path["usable"] for path in paths),
+        "slow": any(path["slow"] for path in paths),
+        "latency": {**merged_latency(latencies), "buckets": buckets},
+    }
 
 
 def node_report(ranks: Iterable[Mapping[str, Any]], node: str) -> dict[str, Any]:
@@ -61,6 +91,7 @@ def node_report(ranks: Iterable[Mapping[str, Any]], node: str) -> dict[str, Any]
             for path in device["paths"]:
                 merged.setdefault((device["device"], path["portal"]), []).append(path)
     feeds = [feed for rank in ranks for feed in rank["feeds"]]
+    stagings = [staging for rank in ranks for staging in rank.get("stagings", ())]
     return {
         "node": node,
         "time_s": time.time(),
@@ -69,19 +100,22 @@ def node_report(ranks: Iterable[Mapping[str, Any]], node: str) -> dict[str, Any]
             **{name: sum(feed.get(name, 0) for feed in feeds) for name in _SUMMED},
             "longest_wait_s": max((feed.get("longest_wait_s", 0.0) for feed in feeds), default=0.0),
         },
+        # Alone: what is there is of one stage, where several processes wait for it.
+        "stagings": {"copied_bytes": sum(staging["copied_bytes"] for staging in stagings)},
         "paths": [
             {"device": device, "path": path, **_together(of_ranks)} for (device, path), of_ranks in merged.items()
         ],
     }
 
 
-_SUMMED = ("batches", "samples", "token_bytes", "wait_s", "ready", "in_flight", "ring_bytes")
+_SUMMED = ("batches", "samples", "token_bytes", "wait_s", "ready", "in_flight", "ring_bytes", "stage_bytes")
+#: Of paths.
+_COUNTED = ("reads", "read_bytes", "writes", "written_bytes", "errors", "losses", "under_way")
 
 
 def _together(paths: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    summed = ("reads", "read_bytes", "writes", "written_bytes", "errors", "losses", "under_way")
     return {
-        **{name: sum(path[name] for path in paths) for name in summed},
+        **{name: sum(path[name] for path in paths) for name in _COUNTED},
         "ranks": len(paths),
         "usable_ranks": sum(path["usable"] for path in paths),
         "slow_ranks": sum(path["slow"] for path in paths),
@@ -91,10 +125,7 @@ def _together(paths: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def merged_latency(latencies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Percentiles of all that was counted, to 6 % as those of each; seconds."""
-    counts: dict[int, int] = {}
-    for latency in latencies:
-        for top, count in latency["buckets"]:
-            counts[top] = counts.get(top, 0) + count
+    counts = _counts(latencies)
     total = sum(counts.values())
     longest = max((latency["max_s"] for latency in latencies), default=0.0)
     result: dict[str, Any] = {"count": total}
@@ -107,3 +138,11 @@ def merged_latency(latencies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 break
         result[name] = min(value, longest)
     return result
+
+
+def _counts(latencies: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for latency in latencies:
+        for top, count in latency["buckets"]:
+            counts[top] = counts.get(top, 0) + count
+    return counts

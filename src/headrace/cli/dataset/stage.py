@@ -45,7 +45,10 @@ def stage(
         ),
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read it all back in the end, and copy again what does not verify.")
+        bool,
+        typer.Option(
+            "--verify", help="Read it all back from the medium in the end, and copy again what does not verify."
+        ),
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Threads; each has a buffer of 4 MiB.")] = 4,
     force: Annotated[
@@ -169,6 +172,10 @@ def _tell(report: StageReport) -> None:
         done = "it was there already"
     if report.mended_chunks:
         done += f"; {report.mended_chunks} chunks did not verify and were copied again"
+    if report.verified == "medium":
+        done += "; read back from the medium"
+    elif report.verified:
+        done += "; read back, but out of memory, in which the kernel keeps what is there"
     size = format_bytes(report.wanted_bytes)
     if not report.complete and report.wanted_bytes < report.dataset_bytes:
         size += f", a part of {format_bytes(report.dataset_bytes)},"

@@ -319,6 +319,7 @@ class Feed:
             ready=sum(flight.done() for flight in flights),
             in_flight=len(flights),
             ring_bytes=self.ring_bytes,
+            stage_bytes=sum(each.stream.near.served_bytes for each in self._samples if each.stream.near is not None),
         )
 
     def describe(self) -> dict[str, Any]:

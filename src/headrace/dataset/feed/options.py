@@ -35,3 +35,5 @@ class FeedMetrics:
     ready: int
     in_flight: int
     ring_bytes: int
+    #: Bytes that came from a stage, and not from the volume.
+    stage_bytes: int = 0

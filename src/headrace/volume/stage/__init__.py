@@ -10,6 +10,8 @@ layout.py  the bytes of a stage: what is in it, and which chunks are there
 store.py   a stage, looked at by anybody, held by one
 throttle.py a bound on what staging takes of the link
 fill.py    the copying
+verify.py  what is there, read back
+cache.py   past what the kernel keeps in memory
 read.py    reads that go to a stage where that has the bytes, else to the volume
 
 Why it is no volume of its own: docs/decisions.

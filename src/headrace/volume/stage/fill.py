@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import HeadraceError
 from headrace.volume.data.objects import StoredObject
 from headrace.volume.layout import align_up
 from headrace.volume.read import submit
 from headrace.volume.stage.plan import Chunk, Plan
-from headrace.volume.stage.read import Sources
 from headrace.volume.stage.store import Held
 from headrace.volume.stage.throttle import Throttle
 from headrace.volume.workers import Workers
@@ -257,34 +255,3 @@ class _Filling:
         done = {chunk.number for chunk in ready}
         with self._lock:
             self._written = [chunk for chunk in self._written if chunk.number not in done]
-
-
-def verify(
-    volume: Volume,
-    plan: Plan,
-    held: Held,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    stop: threading.Event | None = None,
-) -> list[int]:
-    """Read what is there back, and hold it against the volume's checksums: chunks that do not match, which are not
-    marked any more. As far as it has come when `stop` is set."""
-    sources = Sources(volume, held.device, plan.facts)
-    bad: list[int] = []
-    there = np.flatnonzero(held.there & plan.wanted)
-    buffer = np.empty(PIECE_BYTES, np.uint8)
-    for done, chunk in enumerate(plan.chunks(held.there)):
-        if stop is not None and stop.is_set():
-            break
-        for at in range(0, chunk.length, PIECE_BYTES):
-            count = min(PIECE_BYTES, chunk.length - at)
-            try:
-                sources.read(plan.parts[chunk.blob][2], chunk.start + at, buffer[:count])
-            except HeadraceError:
-                bad.append(chunk.number)
-                break
-        if progress is not None:
-            progress(done + 1, len(there))
-    if bad:
-        held.mark(bad, there=False)
-    return bad

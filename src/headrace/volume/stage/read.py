@@ -167,6 +167,8 @@ class Near:
         self._trouble: str | None = None
         self._given_up = False
         self._near_bytes = self._volume_bytes = self._again_bytes = 0
+        #: That came from the stage and verified. Only grows.
+        self.served_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Near, (self._volume, self._where, self.dataset))
@@ -325,6 +327,11 @@ class Near:
             return
         self._look = _Look(stage, Sources(self._volume, stage.device, facts), there, set())
 
+    def served(self, count: int) -> None:
+        """A read of the stage came to a good end."""
+        with self._locked():
+            self.served_bytes += count
+
     def failed(self, look: _Look, error: HeadraceError, move: Transfer | None, count: int) -> None:
         """A read of the stage did not come to its end: from now on it is avoided, all or the chunk."""
         with self._locked():
@@ -433,7 +440,9 @@ class NearTransfer(VolumeTransfer):
                     move.wait(0)
                 except HeadraceError as error:
                     failed, where = error, move
-            if failed is not None:
+            if failed is None:
+                self._near.served(self._near_bytes if self._moves_near else 0)
+            else:
                 self._near.failed(self._seen, failed, where, self._near_bytes)
                 try:
                     self._fars.append(again())
