@@ -33,35 +33,36 @@ def order(count: int) -> Iterator[npt.NDArray[np.int64]]:
             yield sampler.indices(epoch, first, BATCH)
 
 
-def read(records: Records, batches: Iterator[npt.NDArray[np.int64]], seconds: float) -> tuple[float, float]:
+def read(ahead: RecordsAhead[Record], seconds: float) -> tuple[float, float]:
     """(bytes a second, CPU seconds of this process a GB), from when as many batches as are read ahead have
     come, and one more; they do not count."""
-    ahead: RecordsAhead[Record] = RecordsAhead(records, batches)
-    with ahead:
-        for _ in range(ahead.options.prefetch + 1):
-            next(ahead)
-        before = ahead.metrics().payload_bytes
-        began, cpu = time.perf_counter(), time.process_time()
-        while time.perf_counter() < began + seconds:
-            next(ahead)
-        took, used = time.perf_counter() - began, time.process_time() - cpu
-        got = ahead.metrics().payload_bytes - before
-        # What is on its way leaves the link before the next job.
-        while (now := ahead.metrics()).ready < now.in_flight:
-            time.sleep(0.01)
+    for _ in range(ahead.options.prefetch + 1):
+        next(ahead)
+    before = ahead.metrics().payload_bytes
+    began, cpu = time.perf_counter(), time.process_time()
+    while time.perf_counter() < began + seconds:
+        next(ahead)
+    took, used = time.perf_counter() - began, time.process_time() - cpu
+    got = ahead.metrics().payload_bytes - before
+    # What is on its way leaves the link before the next job.
+    while (now := ahead.metrics()).ready < now.in_flight:
+        time.sleep(0.01)
     return got / took, used / got * 1e9
 
 
 def main(address: str, port: int, dataset: list[str]) -> None:
-    records = Records.open(Volume.open(dataset[0]), dataset[1]) if dataset else None
-    batches = order(len(records)) if records else iter(())
+    ahead: RecordsAhead[Record] | None = None
+    if dataset:
+        records = Records.open(Volume.open(dataset[0]), dataset[1])
+        # One for all turns, as a training run has one for all steps.
+        ahead = RecordsAhead(records, order(len(records)))
     for line in sys.stdin:
         job = json.loads(line)
         if "bare" in job:
             rate, cpu = receive(address, port, job["bare"])
         else:
-            assert records is not None
-            rate, cpu = read(records, batches, job["records"])
+            assert ahead is not None
+            rate, cpu = read(ahead, job["records"])
         print(json.dumps({"bytes_per_s": rate, "cpu_s_per_gb": cpu}), flush=True)
 
 

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from headrace.dataset.decoding.decoder import Decoder, Threads, decode_one
 from headrace.dataset.decoding.decoder import Record as Record
+from headrace.dataset.records.memory import KeptMemory
 from headrace.errors import DeviceTimeout, HeadraceError, UsageError
 from headrace.units import GIB, MIB, format_bytes
 
@@ -49,6 +50,8 @@ class AheadOptions:
     prefetch: int = 4
     #: No further batch is begun while as many bytes are ahead; one always is.
     ahead_bytes: int = 1 * GIB
+    #: Of memory that was handed out and is nobody's any more, kept for the next batches.
+    kept_bytes: int = 256 * MIB
     #: Of the index that may stay in memory, so that nothing has to be looked up on the way: for some 40 bytes a record.
     index_bytes: int = 32 * MIB
     #: That decode; 0: the thread that asks for the batch.
@@ -62,6 +65,7 @@ class AheadOptions:
         for name, low, high in (
             ("prefetch", 1, 1024),
             ("ahead_bytes", 1, 1 << 50),
+            ("kept_bytes", 0, 1 << 50),
             ("index_bytes", 0, 1 << 40),
             ("threads", 0, 1024),
         ):
@@ -88,6 +92,9 @@ class AheadMetrics:
     ready: int
     in_flight: int
     ahead_bytes: int
+    #: Kept for the next batches; asked of the system so far.
+    kept_bytes: int
+    made_bytes: int
 
 
 class Readable(Protocol):
@@ -103,7 +110,7 @@ class Readable(Protocol):
 
     def submit_locate(self, batches: Sequence[npt.ArrayLike], kinds: Sequence[str] | None = None) -> Any: ...
 
-    def submit_places(self, places: Any, *, verify: bool = True) -> Any: ...
+    def submit_places(self, places: Any, *, verify: bool = True, memory: KeptMemory | None = None) -> Any: ...
 
 
 @dataclass
@@ -152,6 +159,7 @@ class RecordsAhead(Generic[T]):
         self._sought: list[I64] = []
         self._lookup: Any = None
         self._flights: deque[_Flight[T]] = deque()
+        self._memory = KeptMemory(self.options.kept_bytes)
         #: Made here, and so closed here.
         self._own: Decoder[T] | None = None
         if self.options.threads and decode is not None and decoder is None:
@@ -218,6 +226,8 @@ class RecordsAhead(Generic[T]):
             ready=sum(flight.batch.done() for flight in flights),
             in_flight=len(flights),
             ahead_bytes=sum(flight.places.total_bytes for flight in flights),
+            kept_bytes=self._memory.free_bytes(),
+            made_bytes=self._memory.made_bytes,
         )
 
     def close(self) -> None:
@@ -232,6 +242,7 @@ class RecordsAhead(Generic[T]):
         self._flights.clear()
         self._located.clear()
         self._sought, self._lookup = [], None
+        self._memory.close()
 
     def __enter__(self) -> Self:
         return self
@@ -272,11 +283,14 @@ class RecordsAhead(Generic[T]):
             numbers, places = self._located[0]
             if self._flights and ahead + places.total_bytes > self.options.ahead_bytes:
                 break
-            batch = self.records.submit_places(places, verify=self.options.verify)
+            batch = self._read(places)
             self._located.popleft()
             self._flights.append(_Flight(numbers=numbers, places=places, batch=batch))
             ahead += places.total_bytes
         self._seek()
+
+    def _read(self, places: Any) -> Any:
+        return self.records.submit_places(places, verify=self.options.verify, memory=self._memory)
 
     def _seek(self) -> None:
         """Look up the next batches, as many at a time as are read ahead, while others are on their way."""
@@ -315,7 +329,7 @@ class RecordsAhead(Generic[T]):
     def _arrive(self, flight: _Flight[T], end_s: float) -> list[T]:
         """The records of the first batch, when their bytes are here and decoded."""
         if flight.failed:
-            flight.batch = self.records.submit_places(flight.places, verify=self.options.verify)
+            flight.batch = self._read(flight.places)
             flight.failed = False
         if flight.found is None:
             try:

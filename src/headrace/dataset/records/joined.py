@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.records.lookup import RecordLookup, RecordPlaces
+from headrace.dataset.records.memory import KeptMemory
 from headrace.dataset.records.records import RecordBatch, Records
 from headrace.errors import HeadraceError
 
@@ -75,10 +76,14 @@ class JoinedRecords:
                 lookups.append((records, rows, records.submit_locate(own, kinds)))
         return JoinedLookup([len(batch) for batch in numbers], lookups)
 
-    def submit_places(self, places: JoinedPlaces, *, verify: bool = True) -> JoinedBatch:
+    def submit_places(
+        self, places: JoinedPlaces, *, verify: bool = True, memory: KeptMemory | None = None
+    ) -> JoinedBatch:
         """As of `Records`."""
         parts = [
-            (rows, records.submit_places(of_one, verify=verify)) for records, rows, of_one in places.parts if len(rows)
+            (rows, records.submit_places(of_one, verify=verify, memory=memory))
+            for records, rows, of_one in places.parts
+            if len(rows)
         ]
         return JoinedBatch(places.count, parts)
 

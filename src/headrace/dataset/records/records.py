@@ -31,6 +31,7 @@ from headrace.dataset.records.index import (
     hash_key,
 )  # fmt: skip
 from headrace.dataset.records.lookup import RecordLookup, RecordPlaces
+from headrace.dataset.records.memory import KeptMemory
 from headrace.errors import DatasetError, HeadraceError, UsageError
 from headrace.units import GIB, format_bytes
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
@@ -164,15 +165,22 @@ class Records:
         UsageError as of `submit`."""
         return RecordLookup(self, [self._checked(batch) for batch in batches], self._kinds_of(kinds))
 
-    def submit_places(self, places: RecordPlaces, *, most_bytes: int = 4 * GIB, verify: bool = True) -> RecordBatch:
-        """Start to read what a look-up has found. DatasetError as of `submit`."""
+    def submit_places(
+        self,
+        places: RecordPlaces,
+        *,
+        most_bytes: int = 4 * GIB,
+        verify: bool = True,
+        memory: KeptMemory | None = None,
+    ) -> RecordBatch:
+        """Start to read what a look-up has found, into this memory (None: new). DatasetError as of `submit`."""
         total = places.total_bytes
         if total > most_bytes:
             raise DatasetError(
                 "the batch is too long", where=self._data.name, expected=f"at most {format_bytes(most_bytes)}",
                 found=format_bytes(total), next_step="read fewer records at a time",
             )  # fmt: skip
-        buffer = np.empty(total, np.uint8)
+        buffer = np.empty(total, np.uint8) if memory is None else memory.take(total)
         begins = np.cumsum(places.lengths) - places.lengths
         transfer = self._reads.submit_read(self._data, places.offsets, places.lengths, [buffer], begins, verify=verify)
         names = [self.kinds[kind] for kind in places.kinds.tolist()]
