@@ -241,14 +241,15 @@ def test_windows_are_told_apart_by_the_token_that_ends_documents(volume: Volume,
     feed.close()
 
 
-def test_damage_of_a_packing_stops_the_batch_that_needs_it_and_nothing_is_left_out() -> None:
+@pytest.mark.parametrize("prefetch", [3, 8])
+def test_damage_of_a_packing_stops_the_batch_that_needs_it_and_nothing_is_left_out(prefetch: int) -> None:
     devices = [MemoryDevice(16 << 20)]
     with Volume.create(devices=devices) as volume:
         put_stream(volume, "corpus", some_lengths(600, 15))
         manifest = packed(volume)
         table = volume.read("corpus.packed-31")
         assert len(table) > 2 * 4096
-        options = FeedOptions(sequence_length=LENGTH, global_batch=20, epochs=1, prefetch=3)
+        options = FeedOptions(sequence_length=LENGTH, global_batch=20, epochs=1, prefetch=prefetch)
 
         def feed() -> Feed:
             return Feed({"corpus": open_samples(TokenStream.open(volume, "corpus"), "packed", LENGTH)}, options)

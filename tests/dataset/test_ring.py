@@ -88,17 +88,18 @@ def test_pieces_of_one_row_do_not_overwrite_each_other(layout: str) -> None:
 def test_rooms_do_not_meet() -> None:
     for width, dtype in ((8193, np.dtype(np.int32)), (20_001, np.dtype(np.uint16))):
         ring = Ring.make(2, 5, width, dtype)
-        assert len(ring) == 2 and ring.room_bytes > 0
-        for memory, tokens in zip(ring.memory, ring.tokens, strict=True):
-            memory[:] = 0
-            rows = np.arange(5)
-            first = ring.places(rows, np.zeros(5, np.int64)) * dtype.itemsize
-            last = ring.places(rows, np.full(5, width, np.int64)) * dtype.itemsize
-            assert int(first[0]) >= ring.room_bytes
-            assert int(last[-1]) + ring.room_bytes <= memory.nbytes
-            assert np.all(first[1:] - last[:-1] >= 2 * ring.room_bytes)
-            memory[ring.places(np.array([3]), np.array([7]))] = 9
-            assert tokens[3, 7] == 9 and tokens.sum() == 9
+        assert len(ring) == len(ring.tokens) == 2 and ring.room_bytes > 0
+        # All rows of both slots, one behind the other.
+        slots, rows = np.divmod(np.arange(10), 5)
+        first = ring.places(slots, rows, np.zeros(10, np.int64)) * dtype.itemsize
+        last = ring.places(slots, rows, np.full(10, width, np.int64)) * dtype.itemsize
+        assert int(first[0]) >= ring.room_bytes
+        assert int(last[-1]) + ring.room_bytes <= ring.nbytes == ring.memory.nbytes
+        assert np.all(first[1:] - last[:-1] >= 2 * ring.room_bytes)
+        for slot, tokens in enumerate(ring.tokens):
+            ring.memory[:] = 0
+            ring.memory[ring.places(np.array([slot]), np.array([3]), np.array([7]))] = 9
+            assert tokens[3, 7] == 9 and tokens.sum() == ring.memory.sum() == 9
 
 
 def test_a_wrong_byte_beside_a_row_is_found() -> None:

@@ -136,7 +136,8 @@ def test_the_ring_never_shows(volume: Volume, prefetch: int) -> None:
         assert same(held[1::2], kept[1::2])
         assert each.ring_bytes == prefetch * BATCH * (LENGTH + 1) * 2
         metrics = each.metrics()
-        assert metrics.in_flight == prefetch
+        # What is not asked for yet waits until there is room for a group.
+        assert prefetch - max(1, prefetch // 2) < metrics.in_flight <= prefetch
         assert metrics.batches == 100 and metrics.samples == 100 * BATCH
         assert metrics.token_bytes == 100 * BATCH * (LENGTH + 1) * 2
         assert 0 <= metrics.last_wait_s <= metrics.longest_wait_s <= metrics.wait_s

@@ -20,7 +20,7 @@ from headrace.dataset import (
     WindowFeed,
     pack_stream,
 )
-from headrace.dataset.feed import feed, ring
+from headrace.dataset.feed import feed, flight, ring, stretch
 from headrace.errors import UsageError
 from headrace.torch import DocumentLoader, TokenLoader, loader
 from headrace.torch.loader import OrderOptions
@@ -95,6 +95,10 @@ def test_another_loader_goes_on_where_one_failed(volume: Volume, monkeypatch: py
         assert all(torch.equal(a, b) for a, b in zip(islice(each, 3), expected[3:], strict=True))
 
 
+#: What hands out batches of tokens.
+TOKENS = (loader, feed, flight, stretch)
+
+
 class Interruption:
     """Ctrl-C when `lines` lines were executed in the modules that hand out batches."""
 
@@ -112,7 +116,7 @@ class Interruption:
         return self
 
 
-def interrupted_at(lines: int, call: Callable[[], object], modules: Sequence[ModuleType] = (loader, feed)) -> bool:
+def interrupted_at(lines: int, call: Callable[[], object], modules: Sequence[ModuleType] = TOKENS) -> bool:
     before, interruption = sys.gettrace(), Interruption(lines, modules)
     sys.settrace(interruption)
     try:

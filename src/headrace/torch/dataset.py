@@ -20,6 +20,7 @@ import torch.utils.data
 
 from headrace.dataset.feed.chosen import Chosen
 from headrace.dataset.feed.feed import Feed, FeedBatch, FeedOptions
+from headrace.dataset.feed.ring import no_memory
 from headrace.dataset.order.mixture import Mixture
 from headrace.dataset.tokens.samples import WINDOWS
 from headrace.dataset.tokens.segments import IGNORED
@@ -61,7 +62,7 @@ class TokenDataset(torch.utils.data.Dataset[Any]):
         shares = data.shares([each.sample_count for each in sources.values()]) if isinstance(data, Mixture) else [1]
         options = FeedOptions(sequence_length=sequence_length, global_batch=1, seed=seed, verify=verify, stage=stage)
         # It checks them, and knows order and padding; it is never begun.
-        feed = Feed(sources, options, shares=shares, buffers=list, pad_id=pad_id)
+        feed = Feed(sources, options, shares=shares, buffers=no_memory, pad_id=pad_id)
         self.sources = feed.sources
         self.order = feed.order
         self.form: Form = form

@@ -119,20 +119,22 @@ class _Loader(Ordered, ABC, Generic[Batch]):
         shape = (options.local_batch, sequence_length + 1)
         kind = torch.uint16 if next(iter(sources.values())).stream.dtype == np.uint16 else torch.int32
 
-        def pinned() -> list[npt.NDArray[Any]]:
+        def pinned() -> npt.NDArray[Any]:
             self._pinned = []
             # One more than is read ahead: the one that is being copied.
             count = options.prefetch + 1
             check_memory(count, options.local_batch, shape[1] * kind.itemsize)
-            self._pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(count)]
-            return [tensor.numpy() for tensor in self._pinned]
+            memory = torch.empty((count, *shape), dtype=kind, pin_memory=True)
+            self._pinned = list(memory)
+            return memory.numpy()
 
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         buffers = pinned if self._device.type == "cuda" else None
         self._feed = Feed(sources, options, shares=shares, buffers=buffers, pad_id=pad_id)
         self._made = Reused(shape)
-        self._last: FeedBatch | None = None
+        #: Sources and samples of the batch that was handed out last.
+        self._last: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
     def __iter__(self) -> Self:
         counted = self._feed.counted
@@ -152,7 +154,7 @@ class _Loader(Ordered, ABC, Generic[Batch]):
             if batch is None:
                 raise StopIteration
             made = self._make(batch)
-            self._last = batch
+            self._last = batch.sources, batch.samples
             if self._copied is None:
                 self._feed.release(batch)
             return made
@@ -173,13 +175,13 @@ class _Loader(Ordered, ABC, Generic[Batch]):
         """Numbers of the samples in the batch that was handed out last, row by row: int64[rows]. Sample s of windows is
         tokens `[s * sequence_length, (s + 1) * sequence_length]` of the dataset. `UsageError` before the first
         batch."""
-        return np.array(self._last_batch().samples, np.int64)
+        return np.array(self._last_batch()[1], np.int64)
 
     @property
     def last_batch_datasets(self) -> list[str]:
         """Names of the datasets of the rows of the batch that was handed out last. `UsageError` before the first."""
         names = list(self._feed.sources)
-        return [names[source] for source in self._last_batch().sources.tolist()]
+        return [names[source] for source in self._last_batch()[0].tolist()]
 
     @property
     def ring_bytes(self) -> int:
@@ -196,7 +198,7 @@ class _Loader(Ordered, ABC, Generic[Batch]):
         self._release_copied()
         self._feed.close()
 
-    def _last_batch(self) -> FeedBatch:
+    def _last_batch(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         if self._last is None:
             raise UsageError("no batch was handed out yet", where=self._feed.where)
         return self._last

@@ -15,6 +15,7 @@ from typing import Any
 import torch.utils.data
 
 from headrace.dataset.feed.feed import Feed, FeedOptions
+from headrace.dataset.feed.ring import no_memory
 from headrace.dataset.order.state import LoaderState, current_state
 from headrace.errors import UsageError
 from headrace.torch.dataset import TokenDataset
@@ -81,7 +82,7 @@ class Layout:
     def load(self, state: dict[str, Any]) -> int:
         """`consumed` of a state of this or any other loader of headrace. `DatasetError` says what differs."""
         shares = self.dataset.order.shares
-        feed = Feed(self.dataset.sources, self.options, shares=shares, buffers=list)
+        feed = Feed(self.dataset.sources, self.options, shares=shares, buffers=no_memory)
         feed.load_state(LoaderState.from_dict(state))
         self.steps_from = feed.state().steps_from
         return feed.consumed

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.feed.feed import FeedBatch, _end_of, _joined, _used
+from headrace.dataset.feed.stretch import FeedBatch, Stretch
 from headrace.dataset.order.mixture import GlobalOrder
-from headrace.dataset.tokens.samples import WINDOWS, Places, Plan, Samples
+from headrace.dataset.tokens.samples import Samples, ends_of
 from headrace.volume import VolumeTransfer
 
 I64 = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class Chosen:
         self.pad_id = pad_id
         self.verify = verify
         self.stall_timeout_s = stall_timeout_s
-        self.ends = np.array([_end_of(each) if each.kind == WINDOWS else -1 for each in self.samples])
+        self.ends = ends_of(self.samples)
 
     def submit(self, positions: npt.ArrayLike) -> ChosenRead:
         """Start to read the samples at these places, a row each. `UsageError` for a negative place."""
@@ -50,20 +50,18 @@ class ChosenRead:
 
     def __init__(self, chosen: Chosen, positions: I64) -> None:
         self._chosen = chosen
-        self._positions = positions
-        self._sources, self._samples = chosen.order.at(positions)
-        self._plans: list[tuple[int, I64, Plan]] = []
-        for source in np.unique(self._sources).tolist():
-            rows = np.flatnonzero(self._sources == source)
-            self._plans.append((source, rows, chosen.samples[source].plan(self._samples[rows])))
+        sources, samples = chosen.order.at(positions)
+        self._batch = Stretch(chosen.samples, chosen.ends, int(positions[0]), 0, sources[None], samples[None])
         self._tokens: npt.NDArray[Any] | None = None
-        self._pieces: list[Places] = []
         self._transfers: list[VolumeTransfer] = []
+        self._batch.plan()
+        if self._batch.error is not None:
+            raise self._batch.error
         self.advance()
 
     def advance(self) -> None:
         """Ask for the tokens where it is known by now where they lie; never blocks."""
-        if self._tokens is None and all(plan.transfer is None or plan.transfer.done() for _, _, plan in self._plans):
+        if self._tokens is None and self._batch.ready():
             self._read()
 
     def wait(self) -> FeedBatch:
@@ -71,38 +69,25 @@ class ChosenRead:
         not come within `stall_timeout_s`."""
         end = time.monotonic() + self._chosen.stall_timeout_s
         if self._tokens is None:
-            _wait([plan.transfer for _, _, plan in self._plans if plan.transfer is not None], end)
+            _wait(self._batch.transfers, end)
             self._read()
         tokens = self._tokens
         assert tokens is not None
         _wait(self._transfers, end)
-        pieces = _joined(self._pieces)
-        if int(pieces.lengths.sum()) < tokens.size:
-            for row, used in zip(*_used(pieces), strict=True):
-                tokens[row, used:] = self._chosen.pad_id
-        return FeedBatch(
-            slot=-1,
-            tokens=tokens,
-            sources=self._sources,
-            samples=self._samples,
-            position=int(self._positions[0]),
-            pieces=pieces,
-            ends=self._chosen.ends[self._sources],
-        )
+        self._batch.pad(0, tokens, self._chosen.pad_id)
+        return FeedBatch(-1, tokens, self._batch, 0)
 
     def _read(self) -> None:
         first = self._chosen.samples[0]
         width = first.sequence_length + 1
-        tokens = np.empty((len(self._positions), width), first.stream.dtype)
-        for source, rows, plan in self._plans:
-            found = plan.places()
-            pieces = Places(found.starts, found.lengths, rows[found.rows], found.places)
-            places = pieces.rows * width + pieces.places
-            stream = self._chosen.samples[source].stream
+        self._batch.find()
+        tokens = np.empty((self._batch.rows, width), first.stream.dtype)
+        for part in self._batch.parts:
+            stream = self._chosen.samples[part.source].stream
+            places = part.rows * width + part.places
             self._transfers.append(
-                stream.submit_pieces(pieces.starts, pieces.lengths, tokens, places, verify=self._chosen.verify)
+                stream.submit_pieces(part.starts, part.lengths, tokens, places, verify=self._chosen.verify)
             )
-            self._pieces.append(pieces)
         self._tokens = tokens
 
 

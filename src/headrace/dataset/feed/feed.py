@@ -1,11 +1,14 @@
 """Batches ahead of time: a fixed ring of buffers that the native engine fills in the order of the samples.
 
-Nothing runs here between two calls: no thread, no worker process. A call takes the oldest buffer, and a released buffer
-is handed straight to the engine for the batch that no buffer has yet. Memory is the ring, whatever the data.
+Nothing runs here between two calls: no thread, no worker process. A call takes the oldest buffer, and released buffers
+are handed straight to the engine for the batches that no buffer has yet. Memory is the ring, whatever the data.
 
     positions     [ consumed ............................................................ ) of the global order
     handed out --^  | in flight: up to `prefetch` |  planned: where the samples of |  next to plan
                     | batches, oldest first       |  as many more batches lie      |
+
+A request to the engine costs the same for one small batch and for some of them: they are read in groups (`flight`). A
+group that fails is read again batch by batch, so that each has its own end, at its turn.
 """
 
 from __future__ import annotations
@@ -15,19 +18,20 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.feed.flight import Flight, group_size
 from headrace.dataset.feed.options import FeedMetrics as FeedMetrics
 from headrace.dataset.feed.options import FeedOptions as FeedOptions
-from headrace.dataset.feed.ring import Ring, check_memory
+from headrace.dataset.feed.ring import Ring, check_memory, no_memory
+from headrace.dataset.feed.stretch import FeedBatch as FeedBatch
+from headrace.dataset.feed.stretch import Stretch
 from headrace.dataset.order.mixture import GlobalOrder
 from headrace.dataset.order.state import MAX_CONSUMED, LoaderState, check_state, current_state
-from headrace.dataset.tokens.samples import WINDOWS, Places, Plan, Samples, WindowSamples
-from headrace.dataset.tokens.segments import Segments
+from headrace.dataset.tokens.samples import WINDOWS, Samples, WindowSamples, end_of, ends_of
 from headrace.dataset.tokens.stream import TokenStream
 from headrace.device import BlockDevice, troubled_paths
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
@@ -40,76 +44,13 @@ I64 = npt.NDArray[np.int64]
 _ORDER_PLACES = 2048
 
 
-@dataclass(frozen=True, kw_only=True)
-class FeedBatch:
-    """A buffer that was filled, lent until it is released."""
-
-    slot: int
-    #: dtype[local_batch, sequence_length + 1].
-    tokens: npt.NDArray[Any]
-    #: Which of the datasets, in the order of their names, and numbers of the samples in them: int64[local_batch].
-    sources: I64
-    samples: I64
-    #: Place of the first sample of the batch of all ranks in the global order.
-    position: int
-    #: What lies where in the rows: windows, or pieces of documents.
-    pieces: Places
-    #: Of each row, the token that ends a document, where the row is a window; else -1.
-    ends: I64
-
-    def segments(self) -> Segments:
-        """Where documents begin. Reads the tokens of windows: before the buffer is released."""
-        begins = np.zeros(self.tokens.shape, np.bool_)
-        begins[:, 0] = True
-        windows = np.flatnonzero(self.ends >= 0)
-        if windows.size:
-            begins[windows, 1:] = self.tokens[windows, :-1] == self.ends[windows, None]
-        begins[self.pieces.rows, self.pieces.places] = True
-        padding = np.zeros_like(begins)
-        rows, used = _used(self.pieces)
-        padding[rows] = np.arange(self.tokens.shape[1]) >= used.reshape(-1, 1)
-        begins[:, 1:] |= padding[:, 1:] & ~padding[:, :-1]
-        return Segments(begins=begins, padding=padding)
-
-
-def _used(pieces: Places) -> tuple[I64, I64]:
-    """Rows that have pieces, and how many tokens each of them has."""
-    rows, last = np.unique(pieces.rows[::-1], return_index=True)
-    last = len(pieces.rows) - 1 - last
-    return rows, pieces.places[last] + pieces.lengths[last]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A batch: first it is found out where its samples lie, then they are read."""
-
-    position: int
-    sources: I64
-    samples: I64
-    #: Source, its rows of the batch (None: all), where they lie.
-    plans: list[tuple[int, I64 | None, Plan]]
-    slot: int = -1
-    pieces: list[Places] = field(default_factory=list)
-    transfers: list[VolumeTransfer] = field(default_factory=list)
-    token_count: int = 0
-    #: It ended with an error, which was raised: read again when it is asked for again.
-    failed: bool = False
-
-    def planned(self) -> bool:
-        return not self.failed and all(plan.transfer is None or plan.transfer.done() for _, _, plan in self.plans)
-
-    def done(self) -> bool:
-        return all(transfer.done() for transfer in self.transfers)
-
-
 class Feed:
     """Batches of samples, in order, for one rank. Not for several threads at once.
 
     `sources`: the samples of each dataset, by name, all of one length and dtype. `shares`: samples of each in a window
-    of the mixture, in the same order. `buffers`: where batches are read to, `dtype[local_batch, sequence_length + 1]`
-    each (pinned, say), new ones at each call; made here where that is not told. There are `options.prefetch` unless
-    more are given. `pad_id`: the token of places that no document fills; None takes the end of a document where it is
-    known, else 0.
+    of the mixture, in the same order. `buffers`: where batches are read to, `dtype[n, local_batch, sequence_length +
+    1]` (pinned, say), new memory at each call; made here, for `options.prefetch` batches, where that is not told.
+    `pad_id`: the token of places that no document fills; None takes the end of a document where it is known, else 0.
     """
 
     def __init__(
@@ -118,7 +59,7 @@ class Feed:
         options: FeedOptions,
         *,
         shares: Sequence[int] = (1,),
-        buffers: Callable[[], Sequence[npt.NDArray[Any]]] | None = None,
+        buffers: Callable[[], npt.NDArray[Any]] | None = None,
         pad_id: int | None = None,
     ) -> None:
         # By name: the order of samples does not depend on the order in which datasets are told.
@@ -138,14 +79,15 @@ class Feed:
             options.seed,
         )
         self.where = ", ".join(names)
-        #: Of each source: the token that ends a document, where rows are windows that have one.
-        self._ends = np.array([_end_of(samples) if samples.kind == WINDOWS else -1 for samples in self._samples])
+        self._ends = ends_of(self._samples)
         # Before anything is made for each row of a batch.
         count = options.prefetch if buffers is None else 1
-        check_memory(count, options.local_batch, (options.sequence_length + 1) * self.dtype.itemsize)
-        #: The same of every batch, where there is but one source.
-        self._one = np.zeros(options.local_batch, np.int64), np.repeat(self._ends[:1], options.local_batch)
-        self.pad_id = max(0, *map(_end_of, self._samples)) if pad_id is None else pad_id
+        row_bytes = (options.sequence_length + 1) * self.dtype.itemsize
+        check_memory(count, options.local_batch, row_bytes)
+        self._group = group_size(options.local_batch * row_bytes, options.prefetch)
+        #: Where samples lie is arithmetic: it is reckoned for as many batches as their order is.
+        self._reckoned = all(each.kind == WINDOWS for each in self._samples)
+        self.pad_id = max(0, *map(end_of, self._samples)) if pad_id is None else pad_id
         if not 0 <= self.pad_id <= np.iinfo(self.dtype).max:
             expected = f"0 to {np.iinfo(self.dtype).max}"
             raise UsageError("pad_id is out of range", expected=expected, found=str(self.pad_id))
@@ -206,27 +148,24 @@ class Feed:
         try:
             self._arrive(started + self.options.stall_timeout_s)
         finally:
-            self._last_wait_s = time.monotonic() - started
-            self._wait_s += self._last_wait_s
-            self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
-        flight = self._flights.popleft()
-        self._lent.add(flight.slot)
+            self._last_wait_s = waited = time.monotonic() - started
+            self._wait_s += waited
+            if waited > self._longest_wait_s:
+                self._longest_wait_s = waited
+        flight = self._flights[0]
+        stretch, slot, at = flight.stretch, flight.slots[flight.taken], flight.first + flight.taken
+        flight.taken += 1
+        if not flight:
+            self._flights.popleft()
+        self._in_flight -= 1
+        self._lent.add(slot)
         self._consumed += self._joint
         self._batches += 1
-        self._tokens += flight.token_count
-        tokens, pieces = self._ring.tokens[flight.slot], _joined(flight.pieces)
-        if flight.token_count < tokens.size:
-            for row, used in zip(*_used(pieces), strict=True):
-                tokens[row, used:] = self.pad_id
-        return FeedBatch(
-            slot=flight.slot,
-            tokens=tokens,
-            sources=flight.sources,
-            samples=flight.samples,
-            position=flight.position,
-            pieces=pieces,
-            ends=self._one[1] if len(self._samples) == 1 else self._ends[flight.sources],
-        )
+        self._tokens += stretch.token_counts[at]
+        tokens = self._ring.tokens[slot]
+        if stretch.used is not None:
+            stretch.pad(at, tokens, self.pad_id)
+        return FeedBatch(slot, tokens, stretch, at)
 
     @property
     def counted(self) -> tuple[int, int, int]:
@@ -316,8 +255,8 @@ class Feed:
             wait_s=self._wait_s,
             last_wait_s=self._last_wait_s,
             longest_wait_s=self._longest_wait_s,
-            ready=sum(flight.done() for flight in flights),
-            in_flight=len(flights),
+            ready=sum(len(flight) for flight in flights if flight.done()),
+            in_flight=sum(map(len, flights)),
             ring_bytes=self.ring_bytes,
             stage_bytes=sum(each.stream.near.served_bytes for each in self._samples if each.stream.near is not None),
         )
@@ -341,18 +280,20 @@ class Feed:
     def _start_over(self) -> None:
         """Nothing is read, nothing is lent. In new memory: an interrupted call may have left reads into the old one
         that nobody knows of."""
-        width = self.options.sequence_length + 1
+        rows, width = self.options.local_batch, self.options.sequence_length + 1
         # What can be given back is, before as much is asked for again.
-        self._ring = Ring.of([], width)
+        self._ring = Ring.of(no_memory(), rows, width)
         self._ring = (
-            Ring.make(self.options.prefetch, self.options.local_batch, width, self.dtype)
+            Ring.make(self.options.prefetch, rows, width, self.dtype)
             if self._buffers is None
-            else Ring.of(self._buffers(), width)
+            else Ring.of(self._buffers(), rows, width)
         )
         self._free = deque(range(len(self._ring)))
         #: Being read, and behind them those of which it is being found out where they lie.
-        self._flights: deque[_Flight] = deque()
-        self._planned: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
+        self._planned: deque[Stretch] = deque()
+        #: Batches in flight, and all that were asked for, planned and read.
+        self._in_flight = self._plans = self._reads = 0
         #: Slots that the caller has.
         self._lent: set[int] = set()
         #: Position of the batch that is planned next.
@@ -380,54 +321,111 @@ class Feed:
         )  # fmt: skip
 
     def _fill(self) -> None:
-        while len(self._planned) < self.options.prefetch and (
-            self._end is None or self._ahead + self._joint <= self._end
-        ):
-            sources, samples = self._samples_at(self._ahead)
-            plans = self._plans(sources, samples)
-            self._planned.append(_Flight(position=self._ahead, sources=sources, samples=samples, plans=plans))
-            self._ahead += self._joint
+        while self._plans - self._reads < self.options.prefetch:
+            if self._end is not None and self._ahead + self._joint > self._end:
+                break
+            self._planned.append(self._plan())
             self._read_planned()
         self._read_planned()
 
+    def _plan(self) -> Stretch:
+        """Find out where the next samples lie."""
+        sources, samples = self._order_from(self._ahead)
+        count = len(samples) if self._reckoned else self._together(self._plans)
+        if self._end is not None:
+            count = min(count, (self._end - self._ahead) // self._joint)
+        stretch = Stretch(self._samples, self._ends, self._ahead, self._joint, sources[:count], samples[:count])
+        stretch.plan()
+        self._ahead += stretch.count * self._joint
+        self._plans += stretch.count
+        return stretch
+
+    def _together(self, before: int) -> int:
+        """Batches that are asked for at once, behind so many: few at first, so that the first one comes early."""
+        return min(self._group, max(1, before))
+
     def _read_planned(self) -> None:
         """Buffers that are free go to the batches of which it is known where they lie, in order."""
-        while self._free and self._planned and self._planned[0].planned():
-            flight = self._planned[0]
-            try:
-                self._find(flight)
-            except HeadraceError:
-                # Raised when it is this batch's turn, which may come later: then it is asked again.
-                flight.failed = True
-                return
-            flight.slot = self._free[0]
+        while self._free and self._planned:
+            stretch = self._planned[0]
+            if not stretch.parts:
+                if not stretch.ready():
+                    return
+                try:
+                    stretch.find()
+                except HeadraceError as error:
+                    stretch.error = error
+                    return
+            first, free = stretch.begun, len(self._free)
+            count = min(self._together(self._reads), stretch.count - first)
+            if free < count and free < self._in_flight:
+                return  # The caller gives back more in time.
+            slots = [self._free.popleft() for _ in range(min(free, count))]
+            stretch.begun += len(slots)
+            if stretch.begun == stretch.count:
+                self._planned.popleft()
+            self._in_flight += len(slots)
+            self._reads += len(slots)
+            flight = Flight(stretch, first, slots)
+            self._flights.append(flight)
             self._submit(flight)
-            self._free.popleft()
-            self._flights.append(self._planned.popleft())
 
     def _arrive(self, end_s: float) -> None:
-        """Wait until the first batch has its tokens."""
+        """Wait until the first batch has its tokens. What is wrong with it is raised, and the next call tries again."""
         if not self._flights:
-            flight = self._planned[0]
-            if flight.failed:
-                flight.plans = self._plans(flight.sources, flight.samples)
-                flight.failed = False
-            try:
-                self._wait([plan.transfer for _, _, plan in flight.plans if plan.transfer is not None], end_s)
-                self._find(flight)
-            except HeadraceError as error:
-                flight.failed = not isinstance(error, DeviceTimeout) or flight.planned()
-                raise
+            self._locate(end_s)
             self._read_planned()
-        flight = self._flights[0]
-        if flight.failed:
-            self._submit(flight)
-            flight.failed = False
-        try:
-            self._wait(flight.transfers, end_s)
-        except HeadraceError as error:
-            flight.failed = not isinstance(error, DeviceTimeout) or flight.done()
-            raise
+        while True:
+            flight = self._flights[0]
+            if flight.arrived:
+                return
+            if flight.failed:
+                self._submit(flight)
+            wrong = flight.error
+            try:
+                # Also where one of them could not be made: memory is free again only when the others have ended.
+                self._wait(flight.transfers, end_s)
+            except HeadraceError as error:
+                if isinstance(error, DeviceTimeout) and not flight.done():
+                    raise
+                wrong = wrong or error
+            if wrong is None:
+                flight.arrived, flight.transfers = True, []
+                return
+            if len(flight.slots) == 1:
+                flight.failed = True
+                raise wrong
+            alone = flight.alone()
+            for each in alone:
+                self._submit(each)
+            self._flights.popleft()
+            self._flights.extendleft(reversed(alone))
+
+    def _locate(self, end_s: float) -> None:
+        """Wait until it is known where the first planned batch lies."""
+        while True:
+            stretch = self._planned[0]
+            if stretch.parts:
+                return
+            if stretch.failed:
+                stretch.plan()
+            wrong = stretch.error
+            if wrong is None:
+                try:
+                    self._wait(stretch.transfers, end_s)
+                    stretch.find()
+                except HeadraceError as error:
+                    if isinstance(error, DeviceTimeout) and not stretch.ready():
+                        raise
+                    wrong = error
+            if wrong is None:
+                return
+            if stretch.count == 1:
+                stretch.failed = True
+                raise wrong
+            alone = stretch.alone()
+            self._planned.popleft()
+            self._planned.extendleft(reversed(alone))
 
     def _wait(self, transfers: Sequence[VolumeTransfer], end_s: float) -> None:
         """For all of them, also where one fails: the buffer is free again only when they have ended."""
@@ -442,45 +440,31 @@ class Feed:
         if failed is not None:
             raise failed
 
-    def _plans(self, sources: I64, samples: I64) -> list[tuple[int, I64 | None, Plan]]:
-        if len(self._samples) == 1:
-            return [(0, None, self._samples[0].plan(samples))]
-        plans: list[tuple[int, I64 | None, Plan]] = []
-        for source in np.unique(sources).tolist():
-            rows = np.flatnonzero(sources == source)
-            plans.append((source, rows, self._samples[source].plan(samples[rows])))
-        return plans
+    def _submit(self, flight: Flight) -> None:
+        """Start to read. What is wrong is kept until it is the batch's turn."""
+        flight.transfers, flight.error, flight.failed = [], None, False
+        first, last = flight.first, flight.first + len(flight.slots)
+        slots = np.array(flight.slots, np.int64)
+        try:
+            for part in flight.stretch.parts:
+                here = slice(part.bounds[first], part.bounds[last])
+                if here.start == here.stop:
+                    continue
+                places = part.places[here]
+                # Pieces of one row lie side by side: what is read around one would overwrite the next.
+                room_bytes = 0 if places.any() else self._ring.room_bytes
+                flight.transfers.append(
+                    self._samples[part.source].stream.submit_pieces(
+                        part.starts[here], part.lengths[here], self._ring.memory,
+                        self._ring.places(slots[part.batches[here] - first], part.rows[here], places),
+                        verify=self.options.verify, room_bytes=room_bytes,
+                    )
+                )  # fmt: skip
+        except HeadraceError as error:
+            flight.error = error
 
-    def _find(self, flight: _Flight) -> None:
-        """Take what the plans say: places in the batch, of all its sources in their order."""
-        flight.pieces = [
-            found if rows is None else found._replace(rows=rows[found.rows])
-            for found, rows in ((plan.places(), rows) for _, rows, plan in flight.plans)
-        ]
-
-    def _submit(self, flight: _Flight) -> None:
-        if flight.transfers:
-            # Those of an attempt that did not come to its end still read, into this very buffer.
-            try:
-                self._wait(flight.transfers, time.monotonic() + self.options.stall_timeout_s)
-            except HeadraceError:
-                if not flight.done():
-                    raise
-        flight.transfers, flight.token_count = [], 0
-        for (source, _, _), found in zip(flight.plans, flight.pieces, strict=True):
-            # Pieces of one row lie side by side: what is read around one would overwrite the next.
-            room_bytes = 0 if found.places.any() else self._ring.room_bytes
-            flight.transfers.append(
-                self._samples[source].stream.submit_pieces(
-                    found.starts, found.lengths, self._ring.memory[flight.slot],
-                    self._ring.places(found.rows, found.places),
-                    verify=self.options.verify, room_bytes=room_bytes,
-                )
-            )  # fmt: skip
-            flight.token_count += int(found.lengths.sum())
-
-    def _samples_at(self, position: int) -> tuple[I64, I64]:
-        """Sources and samples of this rank in the batch at `position`: int64[local_batch] each."""
+    def _order_from(self, position: int) -> tuple[I64, I64]:
+        """Sources and samples of this rank in the batches from `position` on: int64[some, local_batch] each."""
         batch, local = self._joint, self.options.local_batch
         row, odd = divmod(position - self._order_start, batch)
         if self._order is None or odd or not 0 <= row < len(self._order[0]):
@@ -492,16 +476,16 @@ class Feed:
             self._order_start = position
             row = 0
         sources, samples = self._order
-        return self._one[0] if len(self._samples) == 1 else sources[row], samples[row]
+        return sources[row:], samples[row:]
 
     def _stalled(self, transfer: VolumeTransfer) -> DeviceTimeout:
-        ready = sum(flight.done() for flight in self._flights)
+        ready = sum(len(flight) for flight in self._flights if flight.done())
         trouble = [said for device in self.devices for said in troubled_paths(device)]
         return DeviceTimeout(
             "a batch did not come in time",
             where=transfer.waiting() or self.where,
             expected=f"within {self.options.stall_timeout_s:g} s",
-            found=", ".join([f"{len(self._flights)} batches in flight, {ready} of them ready", *trouble]),
+            found=", ".join([f"{self._in_flight} batches in flight, {ready} of them ready", *trouble]),
             next_step="look at the target and the path to it; the next call waits for the same batch again",
         )
 
@@ -511,12 +495,6 @@ class WindowFeed(Feed):
 
     def __init__(self, stream: TokenStream, options: FeedOptions) -> None:
         super().__init__({stream.name: WindowSamples(stream, options.sequence_length)}, options)
-
-
-def _end_of(samples: Samples) -> int:
-    """The token that ends a document; -1 where it is not known."""
-    manifest = samples.stream.manifest
-    return manifest.end_of_document_id if manifest is not None else -1
 
 
 def _check_alike(sources: Mapping[str, Samples], options: FeedOptions) -> None:
@@ -537,12 +515,3 @@ def _check_alike(sources: Mapping[str, Samples], options: FeedOptions) -> None:
     length = next(iter(sources.values())).sequence_length
     if length != options.sequence_length:
         raise UsageError("samples of another length", expected=str(options.sequence_length), found=str(length))
-
-
-def _joined(found: Sequence[Places]) -> Places:
-    if len(found) == 1:
-        return found[0]
-    starts, lengths, rows, places = (
-        np.concatenate(column) for column in zip(*((p.starts, p.lengths, p.rows, p.places) for p in found), strict=True)
-    )
-    return Places(starts, lengths, rows, places)

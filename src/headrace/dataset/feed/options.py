@@ -13,6 +13,9 @@ class FeedOptions(StepOptions):
 
     #: Tokens a sample, without the one more that is the last target.
     sequence_length: int
+    #: Batches that are read ahead, and the memory that is held: at most this machine's. Small ones are read in groups,
+    #: a MiB with one request, of at most half of them: with 8 and more the reads of small batches cost least.
+    prefetch: int = 4
 
     def __post_init__(self) -> None:
         self._check("sequence_length", 1, 1 << 30)

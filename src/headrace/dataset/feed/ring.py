@@ -11,7 +11,6 @@ No two rooms meet: a block is verified where it lies.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,45 +31,52 @@ _LINE_BYTES = 64
 
 
 class Ring:
-    """Buffers of some rows of `width` tokens each."""
+    """Slots of some rows of `width` tokens each, one behind the other: one memory, so that a request reads into as many
+    of them as it likes."""
 
     def __init__(
-        self, memory: Sequence[npt.NDArray[Any]], width: int, *, pitch: int, lead: int = 0, room_bytes: int = 0
+        self, memory: npt.NDArray[Any], rows: int, width: int, *, pitch: int, lead: int = 0, room_bytes: int = 0
     ) -> None:
-        """`memory`: dtype[rows * pitch] each, for the engine to read into. A row begins `lead` tokens behind its part
-        of it, and `room_bytes` before and behind it are nobody's."""
-        self.memory = list(memory)
-        #: dtype[rows, width] each.
-        self.tokens = [each.reshape(-1, pitch)[:, lead : lead + width] for each in memory]
+        """`memory`: dtype[slots * rows * pitch], for the engine to read into. A row begins `lead` tokens behind its
+        part of it, and `room_bytes` before and behind it are nobody's."""
+        self.memory = memory
+        #: Of each slot dtype[rows, width].
+        self.tokens = list(memory.reshape(-1, rows, pitch)[:, :, lead : lead + width])
         self.room_bytes = room_bytes
+        self._rows = rows
         self._pitch = pitch
         self._lead = lead
 
     @classmethod
     def make(cls, count: int, rows: int, width: int, dtype: np.dtype[Any]) -> Ring:
-        """`count` buffers, with room where that is worth its memory. `UsageError`: more than there is."""
+        """`count` slots, with room where that is worth its memory. `UsageError`: more than there is."""
         row_bytes = width * dtype.itemsize
         room = CHECKSUM_BLOCK_BYTES if row_bytes >= _ROOM_PART * CHECKSUM_BLOCK_BYTES else 0
         pitch = (-(-row_bytes // _LINE_BYTES) * _LINE_BYTES + 2 * room) // dtype.itemsize if room else width
         check_memory(count, rows, pitch * dtype.itemsize)
-        memory = [np.empty(rows * pitch, dtype) for _ in range(count)]
-        return cls(memory, width, pitch=pitch, lead=room // dtype.itemsize, room_bytes=room)
+        memory = np.empty(count * rows * pitch, dtype)
+        return cls(memory, rows, width, pitch=pitch, lead=room // dtype.itemsize, room_bytes=room)
 
     @classmethod
-    def of(cls, buffers: Sequence[npt.NDArray[Any]], width: int) -> Ring:
-        """Buffers that are there, perhaps none: dtype[rows, width], C-contiguous, without room."""
-        return cls([buffer.reshape(-1) for buffer in buffers], width, pitch=width)
+    def of(cls, memory: npt.NDArray[Any], rows: int, width: int) -> Ring:
+        """Of memory that is there, perhaps none: dtype[slots, rows, width], C-contiguous, without room."""
+        return cls(memory.reshape(-1), rows, width, pitch=width)
 
     def __len__(self) -> int:
-        return len(self.memory)
+        return len(self.tokens)
 
     @property
     def nbytes(self) -> int:
-        return sum(memory.nbytes for memory in self.memory)
+        return self.memory.nbytes
 
-    def places(self, rows: I64, places: I64) -> I64:
-        """Where in the memory of a buffer these places of rows are, in tokens."""
-        return rows * self._pitch + (places + self._lead)
+    def places(self, slots: I64, rows: I64, places: I64) -> I64:
+        """Where in the memory these places of rows of slots are, in tokens."""
+        return (slots * self._rows + rows) * self._pitch + (places + self._lead)
+
+
+def no_memory() -> npt.NDArray[Any]:
+    """For a ring without slots."""
+    return np.empty(0, np.uint8)
 
 
 def check_memory(count: int, rows: int, row_bytes: int) -> None:

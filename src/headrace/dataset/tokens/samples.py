@@ -10,6 +10,7 @@ for (`plan`) some time before its tokens are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -143,3 +144,14 @@ def open_samples(stream: TokenStream, kind: str, sequence_length: int) -> Sample
     if kind == WINDOWS:
         return WindowSamples(stream, sequence_length)
     return PackSamples(Packing.open(stream, kind, sequence_length))
+
+
+def end_of(samples: Samples) -> int:
+    """The token that ends a document; -1 where it is not known."""
+    manifest = samples.stream.manifest
+    return manifest.end_of_document_id if manifest is not None else -1
+
+
+def ends_of(samples: Sequence[Samples]) -> I64:
+    """Of each: the token that ends a document, where rows are windows that have one; else -1."""
+    return np.array([end_of(each) if each.kind == WINDOWS else -1 for each in samples], np.int64)
