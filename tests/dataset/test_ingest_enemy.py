@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import DeviceError, VolumeFull
 from headrace.testing.serve import serving
 from headrace.units import KIB
-from headrace.volume import Volume
+from headrace.volume import Session, Volume
 from tests.dataset.enemy import NQN, check, interrupted, nothing_half, over_a_bad_fabric, read
 from tests.dataset.test_ingest_workers import corpus, plainly, tokenizer  # noqa: F401
 
@@ -19,6 +19,18 @@ from tests.dataset.test_ingest_workers import corpus, plainly, tokenizer  # noqa
 
 def test_garbage_and_cut_connections(corpus: Path, tokenizer: Path, plainly: dict[str, bytes]) -> None:
     over_a_bad_fabric(corpus, tokenizer, plainly, seed=7)
+
+
+def test_a_session_that_becomes_another_host_while_workers_come(
+    corpus: Path, tokenizer: Path, plainly: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does where writes of lost associations may still land: workers that open the volume then are not lost."""
+    monkeypatch.setattr(Session, "_to_be_settled", lambda session: True)
+    with serving(NQN, "mem:16MiB") as target:
+        Volume.create([target.uri()]).close()
+        with Volume.open([target.uri()], write=True) as volume:
+            assert read(volume, corpus, tokenizer).direct
+        check([target.uri()], plainly)
 
 
 def test_ctrl_c_at_any_moment(corpus: Path, tokenizer: Path, plainly: dict[str, bytes], tmp_path: Path) -> None:

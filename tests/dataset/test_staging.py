@@ -29,6 +29,7 @@ from headrace.dataset import (
 )
 from headrace.device import BlockAddress, FileAddress
 from headrace.errors import UsageError, VolumeFull
+from headrace.testing.loop import LoopDevice
 from headrace.volume import Volume
 from headrace.volume.stage import layout, plan
 from headrace.volume.stage import read as stage_read
@@ -297,6 +298,28 @@ def test_the_stage_of_another_volume_is_never_read(tmp_path: Path) -> None:
     assert each.describe()["corpus"]["stage"]["stage_bytes"] == 0 and each.describe()["corpus"]["stage"]["trouble"]
     for volume in volumes:
         volume.close()
+
+
+@pytest.mark.skipif(bool(LoopDevice.problem()), reason=LoopDevice.problem() or "there are loop devices")
+def test_a_block_device(source: Source, tmp_path: Path) -> None:
+    with LoopDevice(tmp_path / "loop", 64 << 20) as device:
+        where = device.path
+        part = stage(source.volume, "corpus", where, StageOptions(most_bytes=1 << 20, partial=True))
+        assert not part.complete
+        report = stage(source.volume, "corpus", where, StageOptions(verify=True))
+        assert report.complete and 0 < report.copied_bytes < report.wanted_bytes
+        assert report.verified == "medium" and report.mended_chunks == 0
+        (status,) = stages(where)
+        assert status.complete and not status.busy and status.where == f"block:{where}"
+        each = feed(source.volume, "corpus", where)
+        assert epoch(each) == source.hashes["windows"] and each.describe()["corpus"]["stage"]["volume_bytes"] == 0
+        with pytest.raises(UsageError, match="another dataset is there"):
+            stage(source.volume, "images", where)
+        drop_stage(status.where)
+        assert not next(stages(where)).dataset
+        assert stage(source.volume, "images", where).complete
+    with LoopDevice(tmp_path / "small", 1 << 20) as device, pytest.raises(VolumeFull, match="no room"):
+        stage(source.volume, "corpus", device.path)
 
 
 def test_staging_behind_a_loader(source: Source, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pickle
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from headrace.dataset.ingestion.slices import Done, Order, Task
 from headrace.dataset.ingestion.work import Work
 from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES
 from headrace.errors import DatasetError, HeadraceError
-from headrace.volume import Session, Transaction
+from headrace.volume import Session, Transaction, Volume
 
 #: A slice whose workers have died so often is not tried again.
 MOST_DEATHS = 3
@@ -125,7 +126,11 @@ class Pool:
                 "other machines cannot reach the volume", where=", ".join(session.volume.uris) or "memory",
                 expected="members that they can open by the same address", found="memory of this process",
             )  # fmt: skip
-        self._hello = pickle.dumps((session.volume if self.direct else None, job, part_bytes, hire.far))
+        volume = session.volume
+        # Not the volume itself, which pickles as who its session is now: one that renews itself becomes another host,
+        # and whoever joins it late would be told that it is lost. Each grant says whom to write as.
+        again = partial(Volume.open, volume.uris, write=True, degraded=volume.degraded, keep=volume.keep)
+        self._hello = pickle.dumps((again if self.direct else None, job, part_bytes, hire.far))
         self._workers: list[_Worker] = []
         #: As many were at work at a time.
         self.most = 0

@@ -4,7 +4,7 @@ It knows no session. For each part of a slice it asks the process that has one f
 as the host that the session is, and answers with the receipt; what it wrote is part of nothing until the whole slice
 is. It ends when the other end of its socket does, whatever it is at.
 
-    -> (volume or None, job, bytes of a part, on another machine?)    once, pickled for itself
+    -> (what opens the volume, or None, job, bytes of a part, on another machine?)    once, pickled for itself
     -> task                         <- ("counts", counts, tokens)      now and then
                                     <- ("alive",)                      now and then, whatever it is at
                                     <- ("space", part, bytes)
@@ -111,10 +111,15 @@ def _opened(packed: bytes) -> Any:
     """The volume is opened on the way: a network that fails for a moment ends no work of hours. DeviceError."""
     for pause_s in _PAUSES_S:
         try:
-            return pickle.loads(packed)
+            return _open(packed)
         except DeviceError:
             time.sleep(pause_s)
-    return pickle.loads(packed)
+    return _open(packed)
+
+
+def _open(packed: bytes) -> Any:
+    volume, *others = pickle.loads(packed)
+    return [None if volume is None else volume(), *others]
 
 
 def main(descriptor: int) -> None:
