@@ -53,6 +53,11 @@ def latest(volume: Volume, run: str) -> CheckpointInfo | None:
     return _info(volume, found.ids[-1], found.ids[-1] in found.pinned) if found.ids else None
 
 
+def read_info(volume: Volume, id: CheckpointId) -> CheckpointInfo:
+    """Of one committed checkpoint; reads at most 4 KiB. ObjectNotFound where there is none."""
+    return _info(volume, id, id in find(volume, id.run).pinned)
+
+
 def _info(volume: Volume, id: CheckpointId, pinned: bool) -> CheckpointInfo:
     entry = volume.stat(id.manifest)
     try:

@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.torch.certificate import RestartCertificate as RestartCertificate
+    from headrace.torch.checkpointer import Checkpointer as Checkpointer
     from headrace.torch.dataset import TokenDataset as TokenDataset
     from headrace.torch.epochs import Epochs as Epochs
     from headrace.torch.epochs import causal as causal
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.torch.loader import TokenLoader as TokenLoader
     from headrace.torch.model import load_model as load_model
     from headrace.torch.model import save_model as save_model
+    from headrace.torch.preemption import Preemption as Preemption
     from headrace.torch.reader import LoadReport as LoadReport
     from headrace.torch.reader import VolumeReader as VolumeReader
     from headrace.torch.records import RecordLoader as RecordLoader
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it. Listed in the `if` above as well, for type checkers.
 _HOMES = {
+    "Checkpointer": "checkpointer",
     "DocumentLoader": "loader",
     "Documents": "loader",
     "Epochs": "epochs",
@@ -37,6 +41,8 @@ _HOMES = {
     "LoadReport": "reader",
     "OrderSampler": "sampler",
     "RecordLoader": "records",
+    "Preemption": "preemption",
+    "RestartCertificate": "certificate",
     "SaveReport": "writer",
     "TokenDataset": "dataset",
     "TokenIterable": "iterable",

@@ -1,0 +1,232 @@
+"""Restoring a training job: which step, all ranks together; one load; and what became of it.
+
+Rank 0 looks which steps there are, and all ranks try the same one. A step that some rank finds damaged is read once
+more (what was damaged on the way is good then), and then, where that was asked for, all ranks go back to the one
+before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from headrace.checkpoint import CheckpointId
+from headrace.checkpoint.listing import read_info
+from headrace.checkpoint.retention import find
+from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
+from headrace.torch.agreement import Ranks
+from headrace.torch.attachment import Attachment, VolumeLike
+from headrace.torch.certificate import Damage, RestartCertificate, process_age_s, slowest_path
+from headrace.torch.reader import VolumeReader
+from headrace.torch.training_state import Parts, Planner, put_back, tensors_of
+from headrace.volume import Volume
+
+OnDamage = Literal["raise", "previous"]
+
+_log = logging.getLogger("headrace")
+#: A step is given up only when as many readings of it, one after another, found damage.
+_READINGS = 2
+
+
+class _Reader(VolumeReader):
+    """A `VolumeReader` that says how long its own reading took, and counts what all ranks want of it once."""
+
+    read_s = 0.0
+    #: On the coordinator: bytes that some rank wants, each once.
+    unique_bytes = 0
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        assert self._metadata is not None
+        sizes: dict[str, int] = {}
+        wanted: dict[str, int] = {}
+        for item in (item for plan in plans for item in plan.items):
+            name = item.storage_index.fqn
+            entry = self._metadata.state_dict_metadata[name]
+            if item.type == LoadItemType.BYTE_IO or not isinstance(entry, TensorStorageMetadata):
+                sizes[name] = count = self._place(item).length
+            else:
+                element = entry.properties.dtype.itemsize
+                sizes[name], count = entry.size.numel() * element, item.lengths.numel() * element
+            wanted[name] = wanted.get(name, 0) + count
+        # Where ranks want parts of a tensor that overlap in part, this is a little too much: never more than all of it.
+        self.unique_bytes = sum(min(count, sizes[name]) for name, count in wanted.items())
+        return super().prepare_global_plan(plans)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        began = time.perf_counter()
+        try:
+            return super().read_data(plan, planner)
+        finally:
+            self.read_s = time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What one rank tells the others about its try: an error, or its part of the certificate."""
+
+    error: HeadraceError | None = None
+    age_s: float = 0.0
+    restore_s: float = 0.0
+    read_s: float = 0.0
+    path: str = ""
+    wanted_bytes: int = 0
+    read_bytes: int = 0
+    unique_bytes: int = 0
+    rng: str = ""
+    data: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    certificate: RestartCertificate
+    extra: dict[str, Any]
+
+
+def restore(
+    volume: VolumeLike, run: str, which: int | str, parts: Parts, ranks: Ranks, on_damage: OnDamage
+) -> Restored | None:
+    """Collective. None where `which` is "latest" and there is none; nothing was touched then."""
+    if on_damage not in ("raise", "previous"):
+        raise UsageError("on_damage", expected='"raise" or "previous"', found=repr(on_damage))
+    if which != "latest" and (not isinstance(which, int) or isinstance(which, bool)):
+        raise UsageError("step", expected='"latest" or a number', found=repr(which))
+    began = time.perf_counter()
+    attachment = Attachment(volume)
+    try:
+        opened = attachment.open()
+        steps = ranks.told(lambda: _candidates(opened, run, which, on_damage), "looking for a checkpoint")
+        damaged: list[Damage] = []
+        for step in steps:
+            for reading in range(_READINGS):
+                told, extra = _try(opened, CheckpointId(run, step), parts, ranks, began)
+                failure = _failure(told)
+                if failure is None:
+                    return Restored(certificate=_certificate(opened, run, step, told, ranks, damaged), extra=extra)
+                if failure.fault != "media":
+                    raise failure
+                if reading == 0:
+                    _log.warning("headrace: step %d of %s is read once more: %s", step, run, failure)
+            assert failure is not None
+            if on_damage == "raise":
+                failure.next_step = 'restore with on_damage="previous", which goes back to the step before it'
+                raise failure
+            damaged.append(Damage(checkpoint=str(CheckpointId(run, step)), error=str(failure)))
+            if ranks.rank == 0:
+                _log.error(
+                    "headrace: step %d of %s is DAMAGED, going back to the one before it: %s", step, run, failure
+                )
+        if not damaged:
+            return None
+        raise CheckpointFailed(
+            "every checkpoint of this run is damaged",
+            where=run,
+            found="; ".join(f"{each.checkpoint}: {each.error}" for each in damaged[:3]),
+            next_step="`headrace volume scrub` says what else is; `headrace volume salvage` saves what can be saved",
+        )
+    finally:
+        attachment.close()
+
+
+def _candidates(volume: Volume, run: str, which: int | str, on_damage: OnDamage) -> list[int]:
+    """Steps to try, in order."""
+    volume.refresh()
+    steps = [id.step for id in find(volume, run).ids]
+    if which != "latest":
+        if which not in steps:
+            raise ObjectNotFound(
+                f"there is no committed checkpoint {CheckpointId(run, int(which))}",
+                found=f"{len(steps)} of this run, the last of step {steps[-1]}" if steps else "none of this run",
+            )
+        ahead = [step for step in steps if step > int(which)]
+        if ahead:
+            _log.warning(
+                "headrace: restoring step %s of %s, which has later ones, up to step %d: until this run has come past"
+                ' that, "latest" is not what it saves',
+                which, run, ahead[-1],
+            )  # fmt: skip
+        steps = [step for step in steps if step <= int(which)]
+    return steps[::-1] if on_damage == "previous" else steps[-1:]
+
+
+def _try(
+    volume: Volume, id: CheckpointId, parts: Parts, ranks: Ranks, began: float
+) -> tuple[list[_Told], dict[str, Any]]:
+    """One load of one step: what every rank has to tell, and what the extras are."""
+    planner = Planner(ranks)
+    extra: dict[str, Any] = {}
+    try:
+        reader = _Reader(volume, str(id))
+        with reader:
+            state = tensors_of(parts)
+            reader.load(state, planner=planner, process_group=ranks.group, no_dist=ranks.group is None)
+            back = put_back(parts, state, planner, ranks)
+        extra = dict(back.extra)
+        mine = _Told(
+            age_s=process_age_s(),
+            restore_s=time.perf_counter() - began,
+            read_s=reader.read_s,
+            path=slowest_path(volume.devices),
+            wanted_bytes=reader.wanted_bytes,
+            read_bytes=reader.read_bytes,
+            unique_bytes=reader.unique_bytes,
+            rng=back.rng,
+            data=back.data,
+        )
+    except HeadraceError as error:
+        mine = _Told(error=error)
+    except Exception as error:
+        # The others wait for what this rank has to say, whatever befell it.
+        mine = _Told(
+            error=CheckpointFailed(
+                f"restoring {id} failed on rank {ranks.rank}", found=f"{type(error).__name__}: {error}"
+            )
+        )
+    return ranks.gather(mine, f"restoring {id}"), extra
+
+
+def _failure(told: list[_Told]) -> HeadraceError | None:
+    """The one error that all ranks act on: that of damage, if there is one, since the others follow from it."""
+    errors = [each.error for each in told if each.error is not None]
+    return next((error for error in errors if error.fault == "media"), errors[0] if errors else None)
+
+
+def _certificate(
+    volume: Volume, run: str, step: int, told: list[_Told], ranks: Ranks, damaged: list[Damage]
+) -> RestartCertificate:
+    id = CheckpointId(run, step)
+    saved_by, commit, saved_unix = ranks.told(lambda: _origin(volume, id), "writing the restart certificate")
+    slowest = max(range(len(told)), key=lambda rank: told[rank].read_s)
+    unique, read = told[0].unique_bytes, sum(each.read_bytes for each in told)
+    return RestartCertificate(
+        checkpoint=str(id),
+        step=step,
+        commit=commit,
+        saved_unix=saved_unix,
+        saved_by_ranks=saved_by,
+        ranks=ranks.world,
+        unique_bytes=unique,
+        wanted_bytes=sum(each.wanted_bytes for each in told),
+        read_bytes=read,
+        read_amplification=read / unique if unique else 1.0,
+        # `VolumeReader` knows no other way to read.
+        verified=True,
+        restore_s=max(each.restore_s for each in told),
+        slowest_rank=slowest,
+        slowest_rank_s=told[slowest].read_s,
+        slowest_path=told[slowest].path,
+        rng=told[0].rng,
+        data=told[0].data,
+        damaged=tuple(damaged),
+        process_to_restored_s=max(each.age_s for each in told),
+    )
+
+
+def _origin(volume: Volume, id: CheckpointId) -> tuple[int, int, float]:
+    info = read_info(volume, id)
+    return info.ranks, info.sequence, info.created_unix

@@ -1,0 +1,301 @@
+"""`Checkpointer` in one process: what is put back, what is said, what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.checkpoint import list_checkpoints
+from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectNotFound, UsageError, VolumeFull
+from headrace.torch import Checkpointer, Preemption, VolumeReader, VolumeWriter
+from headrace.torch.saving import Costs, Schedule
+from headrace.volume import Volume
+
+#: So that a tensor is longer than a checksum block, and damage in its middle nobody else's.
+WIDE = 9000
+
+
+@pytest.fixture
+def uris(tmp_path: Path) -> list[str]:
+    uris = [f"file:{tmp_path}/member{i}" for i in range(2)]
+    Volume.create([f"{uri}?create=16MiB" for uri in uris]).close()
+    return uris
+
+
+class Counting:
+    """A loader whose position is all that it has."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Job:
+    """A model with dropout and a parameter that never has a gradient, and data that three generators make."""
+
+    def __init__(self, seed: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(5, WIDE), torch.nn.Dropout(0.5), torch.nn.Linear(WIDE, 1))
+        self.model.register_parameter("unused", torch.nn.Parameter(torch.randn(3)))
+        self.optimizer = optimizer(self.model.parameters(), lr=0.001)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.loader = Counting()
+        random.seed(seed)
+        np.random.seed(seed)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        extra = {"scheduler": self.scheduler, "tokens": self.loader.at * 100}
+        return {"model": self.model, "optimizer": self.optimizer, "loader": self.loader, "extra": extra}
+
+    def steps(self, count: int) -> list[float]:
+        losses = []
+        for _ in range(count):
+            x = torch.randn(4, 5) + random.random() + np.random.random()
+            loss = self.model(x).square().mean() * (1 + self.loader.at)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+            self.loader.at += 1
+            losses.append(loss.item())
+        return losses
+
+
+def flip_a_bit_of(uris: list[str], tensor: torch.Tensor) -> None:
+    """In the middle of the last place where its bytes lie."""
+    pattern = tensor.detach().numpy().tobytes()
+    places = []
+    for uri in uris:
+        path = Path(uri.removeprefix("file:"))
+        data = path.read_bytes()
+        at = data.find(pattern)
+        while at >= 0:
+            places.append((path, at + len(pattern) // 2))
+            at = data.find(pattern, at + 1)
+    [(path, at)] = places
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x40]))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize("saved_at", [0, 3])
+def test_a_run_goes_on_as_if_it_had_not_ended(uris: list[str], saved_at: int, optimizer: Any) -> None:
+    """Also where no step was made yet when it was saved, which torch's own functions do not manage."""
+    unbroken = Job(1, optimizer).steps(8)
+    job = Job(1, optimizer)
+    with Checkpointer(uris, "run") as checkpointer:
+        before = job.steps(saved_at)
+        checkpointer.save(saved_at, **job.parts)
+        # What is saved is what was there then, whatever training does meanwhile.
+        assert before + job.steps(8 - saved_at) == unbroken
+    job = Job(2, optimizer)
+    with Checkpointer(uris, "run") as checkpointer:
+        assert checkpointer.restore("latest", **job.parts) == saved_at
+        assert checkpointer.extra["tokens"] == 100 * saved_at
+        assert job.loader.at == saved_at
+        assert job.steps(8 - saved_at) == unbroken[saved_at:]
+
+
+def test_where_there_is_nothing_to_resume_nothing_is_touched(uris: list[str]) -> None:
+    unbroken = Job(1).steps(3)
+    job = Job(1)
+    with Checkpointer(uris, "run") as checkpointer:
+        assert checkpointer.restore("latest", **job.parts) is None
+        assert (checkpointer.latest(), checkpointer.certificate) == (None, None)
+        with pytest.raises(ObjectNotFound, match="none of this run"):
+            checkpointer.restore(3, **job.parts)
+        assert job.steps(3) == unbroken
+
+
+def test_the_loop_of_four_lines(uris: list[str]) -> None:
+    job = Job(1)
+    for expected, last in ((None, 5), (4, 9)):
+        with Checkpointer(uris, "run", interval=4) as checkpointer:
+            done = checkpointer.restore("latest", **job.parts)
+            assert done == expected
+            for step in range((done or 0) + 1, last + 1):
+                job.steps(1)
+                if checkpointer.step(step):
+                    raise AssertionError("nobody told it to stop")
+            checkpointer.wait()
+            assert checkpointer.latest() == last - 1
+    with Volume.open(uris) as volume:
+        assert [each.step for each in list_checkpoints(volume, "run")] == [4, 8]
+
+
+def test_the_certificate_says_what_was_done(
+    uris: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(1)
+    with Checkpointer(uris, "run") as checkpointer:
+        job.steps(1)
+        checkpointer.save(7, **job.parts)
+    with Checkpointer(uris, "run", certificate=tmp_path / "restart.json") as checkpointer:
+        checkpointer.restore("latest", **job.parts)
+        assert checkpointer.certificate is not None and checkpointer.certificate.first_step_s is None
+        assert not capsys.readouterr().err
+        assert not checkpointer.step(8)
+        certificate = checkpointer.certificate
+        [line] = capsys.readouterr().err.splitlines()
+        checkpointer.step(9)
+    assert not capsys.readouterr().err, "it is told once"
+    said = json.loads((tmp_path / "restart.json").read_text())
+    assert said == json.loads(certificate.to_json())
+    with Volume.open(uris) as volume:
+        [info] = list_checkpoints(volume, "run")
+    assert (said["checkpoint"], said["step"], said["commit"]) == ("run/step-00000007", 7, info.sequence)
+    assert said["unique_bytes"] == said["read_bytes"] == info.data_bytes
+    assert (said["verified"], said["rng"], said["data"]) == (True, "restored", "position restored")
+    assert said["first_step_s"] >= said["process_to_restored_s"] >= said["restore_s"] > 0
+    assert line == f"headrace: {said['line']}"
+    for word in ("run/step-00000007", "read 1.00 times", "every byte verified", "to the first step", uris[0]):
+        assert word in line
+
+
+def test_a_damaged_step_names_the_tensor_and_the_one_before_is_taken_where_that_is_asked_for(
+    uris: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(1)
+    with Checkpointer(uris, "run") as checkpointer:
+        for step in (1, 2, 3):
+            job.steps(1)
+            checkpointer.save(step, **job.parts)
+            if step == 2:
+                good = job.model[0].weight.detach().clone()
+    flip_a_bit_of(uris, job.model[0].weight)
+    with Checkpointer(uris, "run") as checkpointer:
+        with pytest.raises(ChecksumMismatch, match=r"'model\.0\.weight'.*on_damage=\"previous\""):
+            checkpointer.restore("latest", **job.parts)
+        assert not checkpointer.certificate
+        with caplog.at_level(logging.WARNING, "headrace"):
+            assert checkpointer.restore("latest", **job.parts, on_damage="previous") == 2
+        assert torch.equal(job.model[0].weight, good) and job.loader.at == 2
+        assert checkpointer.certificate is not None
+        [damage] = checkpointer.certificate.damaged
+        assert damage.checkpoint == "run/step-00000003" and "'model.0.weight'" in damage.error
+        assert checkpointer.certificate.line.startswith("DAMAGED, PASSED OVER: run/step-00000003; restarted from")
+        [loud] = [each.getMessage() for each in caplog.records if (each.name, each.levelname) == ("headrace", "ERROR")]
+        assert "step 3 of run is DAMAGED, going back" in loud and "'model.0.weight'" in loud
+    flip_a_bit_of(uris, good)
+    with Checkpointer(uris, "run") as checkpointer:
+        assert checkpointer.restore(2, **job.parts, on_damage="previous") == 1
+        assert [each.checkpoint for each in checkpointer.certificate.damaged] == ["run/step-00000002"]  # type: ignore[union-attr]
+
+
+def test_what_was_damaged_on_the_way_is_read_again(uris: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(1)
+    with Checkpointer(uris, "run") as checkpointer:
+        checkpointer.save(1, **job.parts)
+        checkpointer.save(2, **job.parts)
+        whole, bad = VolumeReader.read_data, [True]
+
+        def read(self: VolumeReader, *arguments: Any) -> Any:
+            if bad.pop() if bad else False:
+                raise ChecksumMismatch("bytes of a checkpoint were damaged on the way, a second reading was good")
+            return whole(self, *arguments)
+
+        monkeypatch.setattr(VolumeReader, "read_data", read)
+        assert checkpointer.restore("latest", **job.parts, on_damage="previous") == 2
+        assert checkpointer.certificate is not None and not checkpointer.certificate.damaged
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "log"])
+def test_a_save_that_failed_is_heard_of(uris: list[str], on_failure: Any, caplog: pytest.LogCaptureFixture) -> None:
+    small, large = torch.nn.Linear(3, 3), torch.nn.Linear(3000, 3000)
+    with Checkpointer(uris, "run", on_failure=on_failure) as checkpointer:
+        checkpointer.save(1, large)
+        if on_failure == "raise":
+            with pytest.raises(VolumeFull):
+                checkpointer.save(2, small)
+        checkpointer.save(3, small, wait=True)
+        assert checkpointer.latest() == 3
+    assert any("the save of step 1 of run FAILED" in each.getMessage() for each in caplog.records)
+
+
+def test_the_interval_follows_from_what_saves_cost(uris: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(1)
+    with (
+        caplog.at_level(logging.INFO, "headrace"),
+        Checkpointer(uris, "run", interval="auto", mtbf_s=1e9) as checkpointer,
+    ):
+        checkpointer.restore("latest", **job.parts)
+        assert checkpointer.due(1), "the first save is made at once: it measures"
+        checkpointer.step(1)
+        checkpointer.wait()
+        assert not checkpointer.due(2)
+    assert any(each.getMessage().startswith("headrace: a save every") for each in caplog.records)
+    costs = Costs()
+    schedule = Schedule("auto", 1e9, costs)
+    schedule.begun()
+    assert not schedule.due(2), "none was measured yet"
+    for cost in ((1000.0, 1000.0), (0.0, 0.0)):
+        costs.note(*cost)
+    # The first one, with all that is made once, does not count.
+    assert costs.measured == (0.0, 0.0) and schedule.due(3)
+
+
+def test_a_signal_is_noted_and_its_handler_is_put_back(uris: list[str]) -> None:
+    job, before = Job(1), signal.getsignal(signal.SIGUSR1)
+    with Checkpointer(uris, "run", preemption=Preemption(signals=(signal.SIGUSR1,), grace_s=60.0)) as checkpointer:
+        checkpointer.restore("latest", **job.parts)
+        assert not checkpointer.step(1) and not checkpointer.should_stop(1)
+        signal.raise_signal(signal.SIGUSR1)
+        # Agreed on once a step.
+        assert not checkpointer.should_stop(1) and not checkpointer.stopping
+        assert checkpointer.should_stop(2) and not checkpointer.stopping
+        assert checkpointer.step(2) and checkpointer.stopping
+        assert checkpointer.latest() == 2
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_checkpoint_of_another_hand_gives_back_its_tensors(uris: list[str]) -> None:
+    model = torch.nn.Linear(3, 3)
+    with VolumeWriter(uris, "run") as writer:
+        writer.save({"model": model.state_dict()}, "run/step-5")
+    other = torch.nn.Linear(3, 3)
+    with Checkpointer(uris, "run") as checkpointer:
+        assert checkpointer.restore("latest", other) == 5
+        assert torch.equal(other.weight, model.weight)
+        assert checkpointer.certificate is not None and checkpointer.certificate.rng == "not saved"
+        with pytest.raises(CheckpointFailed, match="neither a position in data nor extras"):
+            checkpointer.restore("latest", other, loader=Counting())
+        with pytest.raises(CheckpointFailed, match="holds no optimizer"):
+            checkpointer.restore("latest", other, torch.optim.SGD(other.parameters()))
+
+
+def test_what_cannot_be_meant(uris: list[str]) -> None:
+    model = torch.nn.Linear(3, 3)
+    with pytest.raises(UsageError, match="mtbf_s"):
+        Checkpointer(uris, "run", interval="auto")
+    with pytest.raises(UsageError, match="interval"):
+        Checkpointer(uris, "run", interval=0)
+    with Checkpointer(uris, "run") as checkpointer:
+        with pytest.raises(UsageError, match="extra 'thing' cannot be saved"):
+            checkpointer.save(1, model, extra={"thing": object()})
+        with pytest.raises(UsageError, match="no model"):
+            checkpointer.save(1, optimizer=torch.optim.SGD(model.parameters()))
+        with pytest.raises(UsageError, match="no state"):
+            checkpointer.save(1, model, loader=[1, 2])
+        with pytest.raises(UsageError, match="latest"):
+            checkpointer.restore("newest")  # type: ignore[arg-type]
+        checkpointer.save(1, model)
+        with pytest.raises(CheckpointFailed, match="no position in the data"):
+            checkpointer.restore(1, model, loader=Counting())
