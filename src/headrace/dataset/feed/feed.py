@@ -13,11 +13,10 @@ group that fails is read again batch by batch, so that each has its own end, at 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,8 @@ from headrace.dataset.feed.ring import Ring, check_memory, no_memory
 from headrace.dataset.feed.stretch import FeedBatch as FeedBatch
 from headrace.dataset.feed.stretch import Stretch
 from headrace.dataset.order.mixture import GlobalOrder
-from headrace.dataset.order.state import MAX_CONSUMED, LoaderState, check_state, current_state
+from headrace.dataset.order.state import LoaderState, current_state
+from headrace.dataset.order.steps import Place
 from headrace.dataset.tokens.samples import WINDOWS, Samples, WindowSamples, end_of, ends_of
 from headrace.dataset.tokens.stream import TokenStream
 from headrace.device import BlockDevice, troubled_paths
@@ -39,9 +39,6 @@ from headrace.volume import VolumeTransfer
 from headrace.volume.stage.read import Near
 
 I64 = npt.NDArray[np.int64]
-
-#: Places of the order that are computed in one go: one call of the sampler costs the same for 1 and for 500 of them.
-_ORDER_PLACES = 2048
 
 
 class Feed:
@@ -92,11 +89,8 @@ class Feed:
             expected = f"0 to {np.iinfo(self.dtype).max}"
             raise UsageError("pad_id is out of range", expected=expected, found=str(self.pad_id))
         self._buffers = buffers
-        self._joint, self._end = options.joint_batch, self.end
-        self._consumed = 0
-        #: Where steps are counted from.
-        self._steps_from = 0
-        self._begun = False
+        self.place = Place(self.order, options, self.where)
+        self._joint = options.joint_batch
         self._closed = False
         self._process = os.getpid()
         self._batches = self._tokens = 0
@@ -106,12 +100,12 @@ class Feed:
     @property
     def consumed(self) -> int:
         """Samples handed out, over all ranks."""
-        return self._consumed
+        return self.place.consumed
 
     @property
     def end(self) -> int | None:
         """Position behind the last whole batch; None where there is no end."""
-        return None if self.options.epochs is None else self.order.end(self.options.epochs)
+        return self.place.end
 
     @property
     def ring_bytes(self) -> int:
@@ -129,7 +123,7 @@ class Feed:
         self._usable()
         if self._torn:
             self._start_over()
-        self._begun = True
+        self.place.begun = True
         self._fill()
 
     def acquire(self) -> FeedBatch | None:
@@ -138,28 +132,28 @@ class Feed:
         `DeviceTimeout`: it did not come within `stall_timeout_s`; the batch stays the next one. Any other error of the
         volume: that read failed; another call reads the same batch again. Nothing is ever left out.
         """
-        self.begin()
+        free = len(self._free)
+        if free >= self._group or free >= self._in_flight or self._torn:
+            self.begin()
+        else:
+            self._usable()
         if not self._flights:
             if not self._planned:
                 return None
             if not self._free:
                 raise UsageError("every buffer is lent", next_step="release one before the next batch")
-        started = time.monotonic()
-        try:
-            self._arrive(started + self.options.stall_timeout_s)
-        finally:
-            self._last_wait_s = waited = time.monotonic() - started
-            self._wait_s += waited
-            if waited > self._longest_wait_s:
-                self._longest_wait_s = waited
+        if self._flights and self._flights[0].arrived:
+            self._last_wait_s = 0.0
+        else:
+            self._arrive()
         flight = self._flights[0]
         stretch, slot, at = flight.stretch, flight.slots[flight.taken], flight.first + flight.taken
         flight.taken += 1
-        if not flight:
+        if flight.taken == len(flight.slots):
             self._flights.popleft()
         self._in_flight -= 1
         self._lent.add(slot)
-        self._consumed += self._joint
+        self.place.consumed += self._joint
         self._batches += 1
         self._tokens += stretch.token_counts[at]
         tokens = self._ring.tokens[slot]
@@ -170,13 +164,13 @@ class Feed:
     @property
     def counted(self) -> tuple[int, int, int]:
         """What was handed out: samples of all ranks, batches, tokens."""
-        return self._consumed, self._batches, self._tokens
+        return self.place.consumed, self._batches, self._tokens
 
     def back_to(self, counted: tuple[int, int, int]) -> None:
         """What was acquired since was not handed on after all: the batch behind `counted` is the next one again, and
         is read again. Also where a call was interrupted in the middle of anything (Ctrl-C)."""
         self._torn = True
-        self._consumed, self._batches, self._tokens = counted
+        self.place.consumed, self._batches, self._tokens = counted
 
     def release(self, batch: FeedBatch) -> None:
         """Give a buffer back; the engine fills it again at once. `UsageError`: it was given back already."""
@@ -186,52 +180,23 @@ class Feed:
             raise UsageError("the batch was released already", where=f"position {batch.position}")
         self._lent.remove(batch.slot)
         self._free.append(batch.slot)
-        # What is wrong with a read that comes later must not cost the caller the batch in hand: the next `acquire`
-        # submits again and raises what is then wrong.
-        with contextlib.suppress(HeadraceError):
+        free = len(self._free)
+        if free >= self._group or free >= self._in_flight:
             self._fill()
 
     def state(self) -> LoaderState:
         """Counts what was handed out, not what was read ahead."""
-        return self._state_at(self._consumed)
+        return self._state_at(self.place.consumed)
 
     def load_state(self, saved: LoaderState) -> None:
         """Go on where `saved` stands, in O(1). `DatasetError`: it does not fit, or the feed has begun."""
         self._usable()
-        if self._begun:
-            raise DatasetError(
-                "the loader's state comes too late",
-                where=self.where,
-                found="batches were read already",
-                next_step="load it before the first batch, into a new loader",
-            )
-        allow = self.options.allow_global_batch_change
-        check_state(saved, self._state_at(saved.consumed), allow_global_batch_change=allow)
-        same = saved.global_batch == self.options.global_batch
-        within = (saved.consumed - saved.steps_from) % saved.global_batch
-        if same and within % self.options.joint_batch:
-            raise DatasetError(
-                "the loader's state was saved within a step, where no batch of this loader begins",
-                where=self.where,
-                expected=f"a multiple of {self.options.joint_batch} samples of the step",
-                found=f"{within} of {saved.global_batch}",
-                next_step="resume with the accumulation that it was saved with, or more",
-            )
-        self._consumed = self._ahead = saved.consumed
-        self._steps_from = saved.steps_from if same else saved.consumed
+        self.place.load(saved, self._state_at(saved.consumed))
 
     def skip(self, batches: int) -> None:
         """Leave out the next `batches`, in O(1), before the first one is read."""
         self._usable()
-        behind = self._consumed + batches * self.options.joint_batch
-        if batches < 0 or behind >= MAX_CONSUMED or self._begun:
-            raise UsageError(
-                "batches cannot be left out",
-                where=self.where,
-                expected=f"0 or more, up to sample {MAX_CONSUMED}, before the first batch",
-                found=f"{batches}, batches were read already" if self._begun else str(batches),
-            )
-        self._consumed = self._ahead = behind
+        self.place.skip(batches)
 
     @property
     def name(self) -> str:
@@ -276,6 +241,7 @@ class Feed:
         self._flights.clear()
         self._planned.clear()
         self._free.clear()
+        self._in_flight = 0
 
     def _start_over(self) -> None:
         """Nothing is read, nothing is lent. In new memory: an interrupted call may have left reads into the old one
@@ -296,10 +262,10 @@ class Feed:
         self._in_flight = self._plans = self._reads = 0
         #: Slots that the caller has.
         self._lent: set[int] = set()
-        #: Position of the batch that is planned next.
-        self._ahead = self._consumed
-        self._order_start = 0
-        self._order: tuple[I64, I64] | None = None
+        #: Sources and samples of the batches that are planned next, and the position of the first.
+        self._order: Iterator[tuple[I64, I64]] | None = None
+        self._coming: tuple[I64, I64] | None = None
+        self._ahead = 0
         #: It has to start over before anything else.
         self._torn = False
 
@@ -317,27 +283,34 @@ class Feed:
     def _state_at(self, consumed: int) -> LoaderState:
         return current_state(
             self.sources, self.order, global_batch=self.options.global_batch, consumed=consumed,
-            steps_from=self._steps_from,
+            steps_from=self.place.steps_from,
         )  # fmt: skip
 
     def _fill(self) -> None:
+        """Ask for what there is room for. Raises no error of the volume: what is wrong is kept for the batch's turn."""
         while self._plans - self._reads < self.options.prefetch:
-            if self._end is not None and self._ahead + self._joint > self._end:
+            stretch = self._plan()
+            if stretch is None:
                 break
-            self._planned.append(self._plan())
+            self._planned.append(stretch)
             self._read_planned()
         self._read_planned()
 
-    def _plan(self) -> Stretch:
-        """Find out where the next samples lie."""
-        sources, samples = self._order_from(self._ahead)
-        count = len(samples) if self._reckoned else self._together(self._plans)
-        if self._end is not None:
-            count = min(count, (self._end - self._ahead) // self._joint)
+    def _plan(self) -> Stretch | None:
+        """Find out where the next samples lie; None behind the last one."""
+        if self._order is None:
+            self._order, self._ahead = self.place.stretches(), self.place.consumed
+        if self._coming is None:
+            self._coming = next(self._order, None)
+            if self._coming is None:
+                return None
+        sources, samples = self._coming
+        count = len(samples) if self._reckoned else min(len(samples), self._together(self._plans))
         stretch = Stretch(self._samples, self._ends, self._ahead, self._joint, sources[:count], samples[:count])
         stretch.plan()
-        self._ahead += stretch.count * self._joint
-        self._plans += stretch.count
+        self._coming = (sources[count:], samples[count:]) if count < len(samples) else None
+        self._ahead += count * self._joint
+        self._plans += count
         return stretch
 
     def _together(self, before: int) -> int:
@@ -370,8 +343,17 @@ class Feed:
             self._flights.append(flight)
             self._submit(flight)
 
-    def _arrive(self, end_s: float) -> None:
+    def _arrive(self) -> None:
         """Wait until the first batch has its tokens. What is wrong with it is raised, and the next call tries again."""
+        started = time.monotonic()
+        try:
+            self._arrive_until(started + self.options.stall_timeout_s)
+        finally:
+            self._last_wait_s = time.monotonic() - started
+            self._wait_s += self._last_wait_s
+            self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
+
+    def _arrive_until(self, end_s: float) -> None:
         if not self._flights:
             self._locate(end_s)
             self._read_planned()
@@ -450,33 +432,17 @@ class Feed:
                 here = slice(part.bounds[first], part.bounds[last])
                 if here.start == here.stop:
                     continue
-                places = part.places[here]
                 # Pieces of one row lie side by side: what is read around one would overwrite the next.
-                room_bytes = 0 if places.any() else self._ring.room_bytes
+                room_bytes = self._ring.room_bytes if part.alone else 0
                 flight.transfers.append(
                     self._samples[part.source].stream.submit_pieces(
                         part.starts[here], part.lengths[here], self._ring.memory,
-                        self._ring.places(slots[part.batches[here] - first], part.rows[here], places),
+                        self._ring.places(slots[part.batches[here] - first], part.rows[here], part.places[here]),
                         verify=self.options.verify, room_bytes=room_bytes,
                     )
                 )  # fmt: skip
         except HeadraceError as error:
             flight.error = error
-
-    def _order_from(self, position: int) -> tuple[I64, I64]:
-        """Sources and samples of this rank in the batches from `position` on: int64[some, local_batch] each."""
-        batch, local = self._joint, self.options.local_batch
-        row, odd = divmod(position - self._order_start, batch)
-        if self._order is None or odd or not 0 <= row < len(self._order[0]):
-            # Within an epoch, more or less: each one is a permutation of its own.
-            epoch = sum(samples.sample_count for samples in self._samples)
-            first = position + self.options.rank * local
-            rows = np.arange(max(1, min(_ORDER_PLACES // local, epoch // batch)), dtype=np.int64)
-            self._order = self.order.at(first + rows[:, None] * batch + np.arange(local, dtype=np.int64))
-            self._order_start = position
-            row = 0
-        sources, samples = self._order
-        return sources[row:], samples[row:]
 
     def _stalled(self, transfer: VolumeTransfer) -> DeviceTimeout:
         ready = sum(len(flight) for flight in self._flights if flight.done())

@@ -32,6 +32,8 @@ class Part(NamedTuple):
     places: I64
     #: How many pieces are of batches before each, and of all.
     bounds: list[int]
+    #: Each piece is the first of its row.
+    alone: bool
 
 
 class Stretch:
@@ -104,7 +106,9 @@ class Stretch:
         found = plan.places()
         batches, rows = np.divmod(found.rows if mine is None else mine[found.rows], self.rows)
         bounds = np.searchsorted(batches, np.arange(self.count + 1)).tolist()
-        return Part(source, found.starts, found.lengths, batches, rows, found.places, bounds)
+        return Part(
+            source, found.starts, found.lengths, batches, rows, found.places, bounds, not bool(found.places.any())
+        )
 
     def alone(self) -> list[Stretch]:
         """Its batches, a stretch each, planned anew: what is wrong with one of them is then wrong with that one."""

@@ -142,6 +142,11 @@ class Place:
 
     def batches(self) -> Iterator[tuple[I64, I64]]:
         """From here on, sources and samples of this rank, int64[local_batch] each, without moving."""
+        for sources, samples in self.stretches():
+            yield from zip(sources, samples, strict=True)
+
+    def stretches(self) -> Iterator[tuple[I64, I64]]:
+        """The same of some batches at a time: int64[some, local_batch] each."""
         joint, local = self.options.joint_batch, self.options.local_batch
         # Within an epoch, more or less: each one is a permutation of its own.
         epoch = sum(sampler.sample_count for sampler in self.order.samplers)
@@ -151,5 +156,5 @@ class Place:
             if end is not None:
                 many = min(many, (end - position) // joint)
             rows = np.arange(many, dtype=np.int64)[:, None] * joint + np.arange(local, dtype=np.int64)
-            yield from zip(*self.order.at(position + self.options.rank * local + rows), strict=True)
+            yield self.order.at(position + self.options.rank * local + rows)
             position += many * joint
