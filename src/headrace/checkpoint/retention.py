@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from headrace.checkpoint.names import CheckpointId, check_run, parse_manifest_name, parse_pin_name
 from headrace.errors import CheckpointFailed, ObjectNotFound, UsageError, VolumeFull
 from headrace.units import format_bytes
-from headrace.volume import Session, Volume
+from headrace.volume import ObjectInfo, Session, Volume
 from headrace.volume.writing.reserve import Reservation
 
 #: What is reserved for a manifest; most are much smaller.
@@ -89,22 +89,24 @@ def not_there(volume: Volume, id: CheckpointId) -> ObjectNotFound:
     )
 
 
+def check_deletable(volume: Volume, id: CheckpointId) -> Sequence[ObjectInfo]:
+    """Its objects; ObjectNotFound where it does not exist, UsageError where it is pinned."""
+    found = volume.list(f"{id}/")
+    names = {entry.name for entry in found}
+    if id.manifest not in names:
+        raise not_there(volume, id)
+    if id.pin in names:
+        raise UsageError(f"checkpoint {id} is pinned", next_step="`headrace checkpoint unpin` it first, if it is to go")
+    return found
+
+
 def delete_checkpoints(session: Session, ids: Iterable[CheckpointId]) -> int | None:
     """Delete these checkpoints in one commit, all or none; its sequence number, None where there was nothing to do.
 
     Before anything is deleted: ObjectNotFound where one does not exist, UsageError where one is pinned.
     """
-    names: list[str] = []
     with deciding:
-        for id in dict.fromkeys(ids):
-            found = objects_of(session.volume, id)
-            if id.manifest not in found:
-                raise not_there(session.volume, id)
-            if id.pin in found:
-                raise UsageError(
-                    f"checkpoint {id} is pinned", next_step="`headrace checkpoint unpin` it first, if it is to go"
-                )
-            names += found
+        names = [entry.name for id in dict.fromkeys(ids) for entry in check_deletable(session.volume, id)]
         if not names:
             return None
         with session.transaction() as tx:

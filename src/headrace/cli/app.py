@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import dataset, demo, discover, ingest, serve, target, volume
+from headrace.cli import checkpoint, dataset, demo, discover, ingest, serve, target, volume
 
 app = typer.Typer(
     name="headrace",
@@ -45,3 +45,4 @@ app.command("discover")(discover.discover)
 app.add_typer(volume.app, name="volume")
 app.command("ingest")(ingest.ingest)
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(checkpoint.app, name="checkpoint")
