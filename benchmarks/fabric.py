@@ -186,7 +186,7 @@ class Busy(Protocol):
     def cpu(self, side: str) -> dict[str, float]: ...
 
 
-def _figure(name: str, pairs: Pairs, unit: str, ours: Busy, peer: Busy, **bounds: float) -> Figure:
+def _figure(name: str, pairs: Pairs, unit: str, ours: Busy, peer: Busy, **bounds: Any) -> Figure:
     return Figure(
         suite="fabric",
         figure=name,

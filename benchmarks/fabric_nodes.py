@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.figures import Figure
 from benchmarks.node_client import SIZE_BYTES
-from benchmarks.shaped import serve
+from benchmarks.shaped import serve_each
 from headrace.testing.nodes import Link, Node, Nodes, NodesUnavailable
 from headrace.units import KIB
 
@@ -66,7 +66,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
         except NodesUnavailable as error:
             print(f"suite {SUITE} is skipped: {error}", file=sys.stderr)
             return
-        uris = [serve(node, [client], stack, NQN, f"mem:{SIZE_BYTES}")[0] for node in nodes[:TARGETS]]
+        uris = [uri for (uri,) in serve_each(nodes[:TARGETS], [client], stack, NQN, f"mem:{SIZE_BYTES}")]
         for _ in range(rounds):
             _read(client, uris[:1], DEPTH * TARGETS, seconds, {}, one)
             _read(client, uris, DEPTH, seconds, {}, many)

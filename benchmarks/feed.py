@@ -2,10 +2,8 @@
 
 The same tokens, the same batch (torch int64 [8, 8193]), each loader in a process of its own, on the same cores. The
 peers read local files in the page cache, their best case; ours reads over NVMe/TCP from a target in memory, and
-verifies every block. A peer with worker processes is measured with none and with one, and counts with the better.
-
-Loaders take turns of a second or two, in an order that turns from round to round; each figure is the median of what the
-rounds say.
+verifies every block. Loaders take turns of a second or two (`benchmarks.turns`); each figure is the median of what the
+rounds say. `benchmarks.feed_records` does the same with records.
 """
 
 from __future__ import annotations
@@ -26,19 +24,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import peers
+from benchmarks import feed_records, peers
 from benchmarks.cores import layout
-from benchmarks.feed_loaders import BATCH, LOADERS, SEED, SEQUENCE
+from benchmarks.feed_loaders import BATCH, LOADERS, ONLY_RESUME, SEED, SEQUENCE
 from benchmarks.feed_plot import PANELS
+from benchmarks.feed_record_loaders import LOADERS as RECORD_LOADERS
 from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved
 from benchmarks.programs import ROOT, Program
+from benchmarks.turns import SUITE, Turns, cpu_per_gb
 from headrace.dataset import (
     Feed,
     FeedOptions,
     GlobalOrder,
+    PackOptions,
     TokenStream,
     open_samples,
+    pack_stream,
 )
 from headrace.dataset.order.state import current_state
 from headrace.dataset.tokens.idx import encode_idx
@@ -48,7 +50,6 @@ from headrace.testing.serve import ServeProcess, serving
 from headrace.units import MIB
 from headrace.volume import Volume
 
-SUITE = "feed"
 NQN = "nqn.2026-01.io.headrace:benchmark-feed"
 MEMBERS = 2
 #: Those whose worker processes are asked for by a number.
@@ -67,10 +68,13 @@ class Scale:
     steps: int
     #: Of the stream that is never read but at its end, in copies of the real one.
     copies: int
+    #: Of 0.1 to 15 MB.
+    records: int
 
 
-FULL = Scale(samples=16_384, rounds=9, turn_s=1.5, steps=400, copies=7_500)
-QUICK = Scale(samples=1_024, rounds=3, turn_s=0.5, steps=40, copies=100)
+FULL = Scale(samples=16_384, rounds=9, turn_s=1.5, steps=400, copies=7_500, records=160)
+QUICK = Scale(samples=1_024, rounds=3, turn_s=0.5, steps=40, copies=100, records=32)
+_OPTIONS: dict[str, Any] = {"sequence_length": SEQUENCE, "global_batch": BATCH, "seed": SEED, "prefetch": 8}
 
 
 class Rig:
@@ -94,35 +98,14 @@ class Rig:
         with Volume.create(self.uris) as volume, volume.session() as session, session.transaction() as transaction:
             transaction.put("tokens.bin", self.tokens, checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
             transaction.put("tokens.idx", b"".join(encode_idx(np.dtype("<i4"), lengths)))
-        self.programs: dict[str, Program] = {}
-
-    def loader(self, name: str, workers: int = 0) -> Program:
-        """The process of a loader, started when it is first asked for."""
-        key = f"{name} {workers}"
-        if key not in self.programs:
-            python = sys.executable if name == "headrace" else peers.python()
-            where = [str(self.folder), " ".join(self.uris), str(workers)]
-            program = Program([python, "-m", "benchmarks.feed_loaders", name, *where], set(layout().usable))
-            self.stack.callback(program.close)
-            self.programs[key] = program
-        return self.programs[key]
 
     @cached_property
-    def turns(self) -> dict[str, list[dict[str, Any]]]:
-        """Each loader's answers, one a round."""
-        names = [(name, workers) for name in LOADERS for workers in ((0, 1) if name in WORKERS else (0,))]
-        got: dict[str, list[dict[str, Any]]] = {f"{name} {workers}": [] for name, workers in names}
-        for name, workers in names:
-            self.loader(name, workers).ask(seconds=0.2)
-        for turn in range(self.scale.rounds):
-            at = turn % len(names)
-            for name, workers in names[at:] + names[:at]:
-                got[f"{name} {workers}"].append(self.loader(name, workers).ask(seconds=self.scale.turn_s))
-        best: dict[str, list[dict[str, Any]]] = {}
-        for name in LOADERS:
-            ways = [rows for key, rows in got.items() if key.split()[0] == name]
-            best[name] = max(ways, key=lambda rows: statistics.median(map(_rate, rows)))
-        return best
+    def turns(self) -> Turns:
+        where = [str(self.folder), " ".join(self.uris)]
+        return Turns(
+            "benchmarks.feed_loaders", list(LOADERS), WORKERS, where, self.stack,
+            rounds=self.scale.rounds, turn_s=self.scale.turn_s,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.stack.close()
@@ -137,64 +120,70 @@ def _rate(row: dict[str, Any]) -> float:
     return float(row["samples"] / row["seconds"])
 
 
-def _cpu_per_gb(row: dict[str, Any]) -> float:
-    return float(row["cpu_s"] / (row["samples"] * SEQUENCE * 4 / 1e9))
-
-
-def _beside(
-    rig: Rig,
-    figure: str,
-    of: Callable[[dict[str, Any]], float],
-    unit: str,
-    best: Any,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Figure:
-    """Ours over the peer for which `best` finds the best median, round by round."""
-    medians = {name: statistics.median(map(of, rows)) for name, rows in rig.turns.items() if name != "headrace"}
-    peer = best(medians, key=lambda name: medians[name])
-    ratios = [of(a) / of(b) for a, b in zip(rig.turns["headrace"], rig.turns[peer], strict=True)]
-    return Figure(
-        suite=SUITE, figure=figure, value=statistics.median(ratios), unit=f"of {peer}", samples=ratios,
-        ours=statistics.median(map(of, rig.turns["headrace"])), peer=medians[peer], measured_in=unit,
-        at_least=at_least, at_most=at_most,
-    )  # fmt: skip
-
-
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
 def samples(rig: Rig) -> Iterator[Figure]:
     """Samples a second, beside the fastest peer; and each loader's own."""
-    yield _beside(rig, "samples", _rate, "samples/s", max, at_least=1.5)
-    for name, rows in rig.turns.items():
-        rates = [_rate(row) for row in rows]
-        yield Figure(
-            suite=SUITE, figure=f"samples_{name}", value=statistics.median(rates), unit="samples/s", samples=rates
-        )
+    yield rig.turns.beside("samples", _rate, "samples/s", max, at_least=1.5)
+    yield from rig.turns.figures("samples", _rate, "samples/s")
 
 
 def cpu(rig: Rig) -> Iterator[Figure]:
     """CPU of the process that gets the batches, and its workers, beside the thriftiest peer; and each loader's own."""
-    yield _beside(rig, "cpu", _cpu_per_gb, "s/GB", min, at_most=1.0)
-    for name, rows in rig.turns.items():
-        spent = [_cpu_per_gb(row) for row in rows]
-        yield Figure(suite=SUITE, figure=f"cpu_{name}", value=statistics.median(spent), unit="s/GB", samples=spent)
+    yield rig.turns.beside("cpu", cpu_per_gb, "s/GB", min, at_most=1.0)
+    yield from rig.turns.figures("cpu", cpu_per_gb, "s/GB")
 
 
 def memory(rig: Rig) -> Iterator[Figure]:
-    """Most resident memory of that process, its modules and the pages of files that it maps included."""
-    for name, rows in rig.turns.items():
-        peaks = [float(row["peak_bytes"]) / MIB for row in rows]
-        yield Figure(suite=SUITE, figure=f"memory_{name}", value=max(peaks), unit="MiB", samples=peaks)
+    yield from rig.turns.memory()
 
 
 def first(rig: Rig) -> Iterator[Figure]:
-    """From nothing but an imported module to the first batch."""
-    for name in LOADERS:
-        took = rig.loader(name).ask(first=3)["first_s"]
-        yield Figure(suite=SUITE, figure=f"first_{name}", value=statistics.median(took), unit="s", samples=took)
+    yield from rig.turns.first()
+
+
+def resume(rig: Rig) -> Iterator[Figure]:
+    yield from rig.turns.resume(list(ONLY_RESUME))
+
+
+def packed(rig: Rig) -> Iterator[Figure]:
+    """Packed documents beside windows of the same tokens, in samples of the same length."""
+    import torch
+
+    from headrace.torch import DocumentLoader, TokenLoader
+
+    chance = np.random.default_rng(3)
+    lengths = np.maximum(1, chance.lognormal(np.log(SEQUENCE / 8), 1.0, rig.scale.samples * 8)).astype(np.int32)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), rig.tokens.size, "right"))]
+    # As in the loaders' own processes.
+    torch.set_num_threads(1)
+    with Volume.open(rig.uris, write=True) as volume, ExitStack() as stack:
+        with volume.session() as session:
+            with session.transaction() as transaction:
+                transaction.compose("documents.bin", [("tokens.bin", 0, int(lengths.sum()) * 4)])
+                transaction.put("documents.idx", b"".join(encode_idx(np.dtype("<i4"), lengths)))
+            pack_stream(session, "documents", PackOptions(sequence_length=SEQUENCE))
+        documents = iter(stack.enter_context(DocumentLoader(volume, "documents", **_OPTIONS)))
+        windows = iter(stack.enter_context(TokenLoader(volume, "documents", **_OPTIONS)))
+
+        def rate(batches: Iterator[Any]) -> float:
+            began, count = time.perf_counter(), 0
+            while time.perf_counter() - began < rig.scale.turn_s:
+                next(batches)
+                count += BATCH
+            return count / (time.perf_counter() - began)
+
+        pairs = interleaved(lambda: rate(documents), lambda: rate(windows), rig.scale.rounds)
+    yield Figure(
+        suite=SUITE, figure="packed", value=pairs.median_ratio, unit="of windows", samples=pairs.ratios,
+        noise=pairs.noise, ours=statistics.median(pairs.ours), peer=statistics.median(pairs.peer),
+        measured_in="samples/s",
+    )  # fmt: skip
+
+
+def records(rig: Rig) -> Iterator[Figure]:
+    yield from feed_records.measure(rig.scale.records, rig.scale.rounds, rig.scale.turn_s)
 
 
 def verified(rig: Rig) -> Iterator[Figure]:
@@ -355,18 +344,31 @@ def state(rig: Rig) -> Iterator[Figure]:
 
 
 FIGURES: dict[str, Callable[[Rig], Iterator[Figure]]] = {
-    "samples": samples, "cpu": cpu, "memory": memory, "first": first, "verified": verified, "wait": wait, "busy": busy,
-    "state": state,
+    "samples": samples, "cpu": cpu, "memory": memory, "first": first, "resume": resume, "packed": packed,
+    "records": records, "verified": verified, "wait": wait, "busy": busy, "state": state,
 }  # fmt: skip
 
 
 def plot(figures: Sequence[Figure], path: str) -> None:
     """A picture of what each loader did. SystemExit where none can be made."""
-    loaders = {
-        name: {kind: figure.value for kind in PANELS for figure in figures if figure.figure == f"{kind}_{name}"}
-        for name in LOADERS
-    }
-    told = json.dumps({name: values for name, values in loaders.items() if values})
+    rows = []
+    for title, prefix, names in (
+        ("samples of 8,192 tokens", "", [*LOADERS, *ONLY_RESUME]),
+        ("records of 0.1 to 15 MB", "records_", list(RECORD_LOADERS)),
+    ):
+        loaders: dict[str, dict[str, float | None]] = {}
+        for name in names:
+            of_one = {
+                kind: figure for kind in PANELS for figure in figures if figure.figure == f"{prefix}{kind}_{name}"
+            }
+            # A way of the same package has a name of its own beside it.
+            version = next((figure.version for figure in of_one.values() if figure.version), "")
+            if of_one:
+                told = version if name == "headrace" else f"{name} ({version})"
+                loaders[told] = {kind: figure.value for kind, figure in of_one.items()}
+        if loaders:
+            rows.append((title, loaders))
+    told = json.dumps(rows)
     command = [peers.python(), "-m", "benchmarks.feed_plot", str(Path(path).absolute())]
     done = subprocess.run(command, input=told, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

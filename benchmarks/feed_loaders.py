@@ -1,28 +1,23 @@
 """Loaders of the same token samples, ours and peers of PyPI, each in a process of its own.
 
-    python -m benchmarks.feed_loaders NAME FOLDER [URI] [WORKERS]
+    python -m benchmarks.feed_loaders NAME FOLDER URI WORKERS
 
 FOLDER has `tokens.bin` (int32, little-endian); a peer makes its own files of it beside, once. Every loader gives torch
-int64 [8, 8193], in a shuffled order without end. Jobs as `benchmarks.programs` says:
-
-    {"first": 3}       construct a loader and take its first batch, so often -> seconds each
-    {"seconds": 2.0}   take batches for so long -> samples, seconds, CPU seconds of the process and its workers
+int64 [8, 8193], in a shuffled order without end. Jobs as `benchmarks.loader_process` says.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import resource
 import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from benchmarks.loader_process import Loader, Work, forever, loader_of, serve
 
 SEQUENCE, BATCH = 8192, 8
 WINDOW = SEQUENCE + 1
@@ -47,36 +42,28 @@ def samples_of(folder: Path) -> Iterator[np.ndarray[Any, np.dtype[np.int32]]]:
         yield np.array(tokens[number * SEQUENCE : number * SEQUENCE + WINDOW])
 
 
-def forever(make: Callable[[int], Batches]) -> Iterator[torch.Tensor]:
+def tensors(make: Callable[[int], Batches]) -> Iterator[torch.Tensor]:
     """Epoch after epoch, each batch as int64."""
-    epoch = 0
-    while True:
-        for batch in make(epoch):
-            tensor = (
-                batch["tokens"] if isinstance(batch, dict) else batch[0] if isinstance(batch, list | tuple) else batch
-            )
-            yield torch.as_tensor(tensor).to(torch.int64)
-        epoch += 1
-
-
-def loader_of(dataset: Any, workers: int, **more: Any) -> Any:
-    from torch.utils.data import DataLoader
-
-    return DataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **more)
+    for batch in forever(make):
+        tensor = batch["tokens"] if isinstance(batch, dict) else batch[0] if isinstance(batch, list | tuple) else batch
+        yield torch.as_tensor(tensor).to(torch.int64)
 
 
 # ---- loaders: each makes its files where they are not there, and gives batches ---------------------------------------
 
 
-def headrace(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
+def headrace(folder: Path, uri: str, workers: int, state: Any) -> Loader:
     from headrace.torch import TokenLoader
     from headrace.volume import Volume
 
     volume = Volume.open(uri.split(" "))
-    return iter(TokenLoader(volume, "tokens", sequence_length=SEQUENCE, global_batch=BATCH, seed=SEED, prefetch=8))
+    loader = TokenLoader(volume, "tokens", sequence_length=SEQUENCE, global_batch=BATCH, seed=SEED, prefetch=8)
+    if state is not None:
+        loader.load_state_dict(state)
+    return Loader(iter(loader), loader.state_dict)
 
 
-def memmap(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
+def memmap(folder: Path, uri: str, workers: int, state: Any) -> Loader:
     """The loop that people write by hand."""
     tokens, count = tokens_of(folder), sample_count(folder)
 
@@ -87,11 +74,11 @@ def memmap(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
                 np.stack([tokens[at * SEQUENCE : at * SEQUENCE + WINDOW] for at in order[first : first + BATCH]])
             )
 
-    return forever(epoch)
+    return Loader(tensors(epoch))
 
 
-def arrow(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
-    """HF datasets, map-style: Arrow files, mapped."""
+def arrow_files(folder: Path) -> Any:
+    """HF datasets: Arrow files, mapped."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -104,19 +91,34 @@ def arrow(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
             cache_dir=str(folder / "arrow-cache"),
         )
         made.save_to_disk(str(place))
-    data = datasets.load_from_disk(str(place)).with_format("numpy")
+    return datasets.load_from_disk(str(place))
+
+
+def arrow(folder: Path, uri: str, workers: int, state: Any) -> Loader:
+    """HF datasets, map-style, in the order of a permutation. Only its iterable datasets have states."""
+    data = arrow_files(folder).with_format("numpy")
 
     def epoch(number: int) -> Batches:
         order = np.random.default_rng([SEED, number]).permutation(len(data))
         for first in range(0, len(data) - BATCH + 1, BATCH):
             yield np.asarray(data[order[first : first + BATCH]]["tokens"])
 
-    return forever(epoch)
+    return Loader(tensors(epoch))
 
 
-def streaming(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
+def arrow_iterable(folder: Path, uri: str, workers: int, state: Any) -> Loader:
+    """HF datasets, iterable: shuffled by shard and in a buffer of at most 1,000 samples, which a state forgets."""
+    data = arrow_files(folder)
+    data = data.to_iterable_dataset(num_shards=32).shuffle(seed=SEED, buffer_size=min(1000, len(data) // 8))
+    data = data.with_format("numpy").batch(BATCH, drop_last_batch=True)
+    if state is not None:
+        data.load_state_dict(state)
+    return Loader(tensors(lambda _: data), data.state_dict)
+
+
+def streaming(folder: Path, uri: str, workers: int, state: Any) -> Loader:
     """mosaicml-streaming: MDS shards."""
-    from streaming import MDSWriter, StreamingDataset
+    from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 
     place = folder / "mds"
     if not place.exists():
@@ -124,11 +126,14 @@ def streaming(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
             for sample in samples_of(folder):
                 writer.write({"tokens": sample})
     data = StreamingDataset(local=str(place), shuffle=True, shuffle_seed=SEED, batch_size=BATCH)
-    loader = loader_of(data, workers, batch_size=BATCH, drop_last=True)
-    return forever(lambda _: loader)
+    more = {"persistent_workers": True} if workers else {}
+    loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, drop_last=True, **more)
+    if state is not None:
+        loader.load_state_dict(state)
+    return Loader(tensors(lambda _: loader), loader.state_dict)
 
 
-def litdata(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
+def litdata(folder: Path, uri: str, workers: int, state: Any) -> Loader:
     """litdata: its own chunks of tokens."""
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
@@ -146,7 +151,9 @@ def litdata(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
         str(place), item_loader=TokensLoader(block_size=WINDOW), shuffle=True, seed=SEED, drop_last=True
     )
     loader = StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, drop_last=True)
-    return forever(lambda _: loader)
+    if state is not None:
+        loader.load_state_dict(state)
+    return Loader(tensors(lambda _: loader), loader.state_dict)
 
 
 class _Pieces:
@@ -161,7 +168,7 @@ class _Pieces:
             yield torch.from_numpy(np.array(tokens[number * SEQUENCE : number * SEQUENCE + WINDOW]))
 
 
-def webdataset(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
+def webdataset(folder: Path, uri: str, workers: int, state: Any) -> Loader:
     """webdataset: tar shards, shuffled by shard and in a buffer of 1,000 samples."""
     import webdataset as wds
 
@@ -175,10 +182,10 @@ def webdataset(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
     data = wds.WebDataset(shards, shardshuffle=len(shards), seed=SEED, empty_check=False)
     data = data.shuffle(1000).decode().to_tuple("npy").batched(BATCH, partial=False)
     loader = loader_of(data, workers, batch_size=None)
-    return forever(lambda _: loader)
+    return Loader(tensors(lambda _: loader))
 
 
-def grain(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
+def grain(folder: Path, uri: str, workers: int, state: Any) -> Loader:
     """grain: its own shuffle and batching, threads that read ahead, over a memory map."""
     import grain.python as pygrain
 
@@ -192,10 +199,13 @@ def grain(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
     tokens = tokens_of(folder)
     data = pygrain.MapDataset.source(Source()).shuffle(seed=SEED).repeat().batch(BATCH, drop_remainder=True)
     threads = pygrain.ReadOptions(num_threads=max(1, workers), prefetch_buffer_size=16)
-    return (torch.from_numpy(batch).to(torch.int64) for batch in data.to_iter_dataset(read_options=threads))
+    batches = iter(data.to_iter_dataset(read_options=threads))
+    if state is not None:
+        batches.set_state(state)
+    return Loader((torch.from_numpy(batch).to(torch.int64) for batch in batches), batches.get_state)
 
 
-def megatron(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
+def megatron(folder: Path, uri: str, workers: int, state: Any) -> Loader:
     """megatron-core's indexed dataset, whole documents of one sample each, in the order of a permutation."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
@@ -212,53 +222,32 @@ def megatron(folder: Path, uri: str, workers: int) -> Iterator[torch.Tensor]:
         for first in range(0, len(data) - BATCH + 1, BATCH):
             yield np.stack([data.get(int(at)) for at in order[first : first + BATCH]])
 
-    return forever(epoch)
+    return Loader(tensors(epoch))
 
 
-LOADERS: dict[str, Callable[[Path, str, int], Iterator[torch.Tensor]]] = {
-    "headrace": headrace, "memmap": memmap, "arrow": arrow, "streaming": streaming, "litdata": litdata,
-    "webdataset": webdataset, "grain": grain, "megatron": megatron,
+#: Each with the package whose version counts.
+LOADERS: dict[str, tuple[Callable[[Path, str, int, Any], Loader], str]] = {
+    "headrace": (headrace, "headrace"), "memmap": (memmap, "numpy"), "arrow": (arrow, "datasets"),
+    "streaming": (streaming, "mosaicml-streaming"), "litdata": (litdata, "litdata"),
+    "webdataset": (webdataset, "webdataset"), "grain": (grain, "grain"), "megatron": (megatron, "megatron-core"),
 }  # fmt: skip
 
 
-def _cpu_s() -> float:
-    """Of this process and of those it started: workers that live are in neither sum of the kernel's."""
-    import psutil
-
-    me = psutil.Process()
-    return time.process_time() + sum(sum(child.cpu_times()[:2]) for child in me.children(recursive=True))
+#: Not in turns: who has states that the other way of the same package has not.
+ONLY_RESUME = {"arrow_iterable": (arrow_iterable, "datasets")}
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    name, folder, uri, workers = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    torch.set_num_threads(1)
-    # What libraries print goes elsewhere: standard output carries the answers.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    make = LOADERS[name]
-    stream = make(folder, uri, workers)
-    seen = next(stream)
-    if seen.shape != (BATCH, WINDOW) or seen.dtype != torch.int64:
-        raise AssertionError(f"{name}: {seen.dtype} {tuple(seen.shape)}")
-    print(json.dumps({"ready": name}), file=answers)
-    for line in sys.stdin:
-        job = json.loads(line)
-        if "first" in job:
-            took = []
-            for _ in range(job["first"]):
-                began = time.perf_counter()
-                next(make(folder, uri, workers))
-                took.append(time.perf_counter() - began)
-            answer: dict[str, Any] = {"first_s": took}
-        else:
-            began, cpu, samples = time.perf_counter(), _cpu_s(), 0
-            while time.perf_counter() - began < job["seconds"]:
-                samples += len(next(stream))
-            answer = {"samples": samples, "seconds": time.perf_counter() - began, "cpu_s": _cpu_s() - cpu}
-            answer["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps(answer), file=answers)
+def weigh(batch: torch.Tensor) -> tuple[int, int]:
+    if batch.shape != (BATCH, WINDOW) or batch.dtype != torch.int64:
+        raise AssertionError(f"{batch.dtype} {tuple(batch.shape)}")
+    return BATCH, BATCH * SEQUENCE * 4
+
+
+def main(name: str, folder: Path, uri: str, workers: int) -> None:
+    make, package = {**LOADERS, **ONLY_RESUME}[name]
+    half = sample_count(folder) // BATCH // 2
+    serve(name, package, Work(partial(make, folder, uri, workers), weigh, torch.equal, half))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

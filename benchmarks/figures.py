@@ -18,7 +18,8 @@ class Figure:
 
     suite: str
     figure: str
-    value: float
+    #: None: what was compared with has no such thing, and `unit` says what.
+    value: float | None
     unit: str
     at_least: float | None = None
     at_most: float | None = None
@@ -29,18 +30,24 @@ class Figure:
     ours: float | None = None
     peer: float | None = None
     measured_in: str | None = None
+    #: Package and version that it is of, or that ours was compared with.
+    version: str | None = None
     #: How many cores each process kept busy (CPU seconds a second), by process.
     cpu: dict[str, float] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
+        if self.value is None:
+            return self.at_least is None and self.at_most is None
         return (self.at_least is None or self.value >= self.at_least) and (
             self.at_most is None or self.value <= self.at_most
         )
 
     def json_line(self) -> str:
-        """One line; bounds that do not exist are left out."""
-        shown = {key: value for key, value in asdict(self).items() if value is not None and value != {}}
+        """One line; bounds that do not exist are left out, a value that does not exist is null."""
+        shown = {
+            key: value for key, value in asdict(self).items() if key == "value" or (value is not None and value != {})
+        }
         for key, value in shown.items():
             if isinstance(value, float):
                 shown[key] = _rounded(value)
@@ -63,6 +70,7 @@ def table(figures: Iterable[Figure]) -> Table:
     view.add_column("verdict")
     view.add_column("ours / peer")
     view.add_column("busy cores")
+    view.add_column("version")
     for item in figures:
         bound = f">= {item.at_least:g}" if item.at_least is not None else ""
         bound += f"<= {item.at_most:g}" if item.at_most is not None else ""
@@ -70,9 +78,10 @@ def table(figures: Iterable[Figure]) -> Table:
         noise = f"{item.noise:.2g}" if item.noise is not None else ""
         both = f"{item.ours:.3g} / {item.peer:.3g} {item.measured_in}" if item.ours and item.peer else ""
         busy = ", ".join(f"{name} {value:.2f}" for name, value in item.cpu.items())
+        value = "none" if item.value is None else f"{item.value:.3g}"
         view.add_row(
-            item.suite, item.figure, f"{item.value:.3g}", item.unit, bound, noise, str(len(item.samples)), verdict,
-            both, busy,
+            item.suite, item.figure, value, item.unit, bound, noise, str(len(item.samples)), verdict,
+            both, busy, item.version or "",
         )  # fmt: skip
     return view
 

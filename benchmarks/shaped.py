@@ -14,15 +14,31 @@ from headrace.testing.nodes import Node
 
 def serve(node: Node, clients: Sequence[Node], stack: ExitStack, nqn: str, *namespaces: str) -> list[str]:
     """Start a target in this node, which `clients` may use; the addresses of its namespaces."""
+    return serve_each([node], clients, stack, nqn, *namespaces)[0]
+
+
+def serve_each(
+    nodes: Sequence[Node], clients: Sequence[Node], stack: ExitStack, nqn: str, *namespaces: str
+) -> list[list[str]]:
+    """The same in each of these nodes, all at once."""
+    started = [_begin_serving(node, clients, stack, nqn, namespaces) for node in nodes]
+    addresses = []
+    for node, process in zip(nodes, started, strict=True):
+        lines = [_line(process) for _ in namespaces]
+        if not all(line.startswith("READY ") for line in lines):
+            raise RuntimeError(f"the target in {node.name} did not start")
+        addresses.append([line.split()[1] for line in lines])
+    return addresses
+
+
+def _begin_serving(
+    node: Node, clients: Sequence[Node], stack: ExitStack, nqn: str, namespaces: Sequence[str]
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "headrace.cli", "serve", *namespaces, "--nqn", nqn]
     command += ["--listen", f"{node.address}:4420"]
     for client in clients:
         command += ["--allow-host", client.hostnqn]
-    process = _start(node, command, stack, stderr=subprocess.DEVNULL)
-    lines = [_line(process) for _ in namespaces]
-    if not all(line.startswith("READY ") for line in lines):
-        raise RuntimeError(f"the target in {node.name} did not start")
-    return [line.split()[1] for line in lines]
+    return _start(node, command, stack, stderr=subprocess.DEVNULL)
 
 
 def serve_bare(node: Node, stack: ExitStack) -> list[str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.pairs import interleaved
+from benchmarks.pairs import Pairs, interleaved, quartile_spread
 
 SUITE = "volume-copy"
 FILES, QUICK_FILES = 10_000, 100
@@ -89,6 +89,8 @@ class _Place:
         self.headrace("create", self.address)
         subprocess.run(["sync"], check=True)
         self.count = 0
+        #: Of `cp -r` into a folder, bytes a second, run by run.
+        self.unsynced: list[float] = []
 
     def headrace(self, *arguments: str) -> None:
         subprocess.run(
@@ -114,17 +116,17 @@ class _Place:
         self.headrace("rm", "--prefix", "in/", "--yes", "-V", self.address)
         return rate
 
-    def peer_in(self, *, durable: bool = True) -> float:
+    def peer_in(self) -> float:
+        """Also notes the rate of `cp -r` alone, whose end is on the way."""
         target = self.away()
 
         def commands() -> None:
-            subprocess.run(["cp", "-r", str(self.folder), str(target)], check=True)
-            if durable:
-                subprocess.run(["sync", "-f", str(target)], check=True)
+            began = time.perf_counter()
+            _run("cp", "-r", str(self.folder), str(target))
+            self.unsynced.append(self.total / (time.perf_counter() - began))
+            _run("sync", "-f", str(target))
 
-        rate = self.timed([self.folder], commands)
-        subprocess.run(["sync", "-f", str(self.root)], check=True)
-        return rate
+        return self.timed([self.folder], commands)
 
     def ours_out(self) -> float:
         target = self.away()
@@ -143,10 +145,7 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
-def _figure(
-    name: str, ours: Callable[[], float], peer: Callable[[], float], rounds: int, bound: float | None
-) -> Figure:
-    pairs = interleaved(ours, peer, rounds)
+def _figure(name: str, pairs: Pairs, bound: float | None) -> Figure:
     return Figure(
         suite=SUITE,
         figure=name,
@@ -161,26 +160,29 @@ def _figure(
     )
 
 
-def _in(place: _Place, rounds: int) -> Figure:
-    return _figure("folder_in", place.ours_in, place.peer_in, rounds, 0.8)
+def _in(place: _Place, rounds: int) -> Iterator[Figure]:
+    pairs = interleaved(place.ours_in, place.peer_in, rounds)
+    yield _figure("folder_in", pairs, 0.8)
+    # Two runs of the peer a round, behind the one that warmed it.
+    runs = place.unsynced[1:]
+    peer = [(one + other) / 2 for one, other in zip(runs[::2], runs[1::2], strict=True)]
+    ratios = [ours / theirs for ours, theirs in zip(pairs.ours, peer, strict=True)]
+    noise = quartile_spread([other / one for one, other in zip(runs[::2], runs[1::2], strict=True)])
+    yield _figure("folder_in_unsynced", Pairs(ratios=ratios, ours=pairs.ours, peer=peer, noise=noise), None)
 
 
-def _in_unsynced(place: _Place, rounds: int) -> Figure:
-    return _figure("folder_in_unsynced", place.ours_in, lambda: place.peer_in(durable=False), rounds, None)
-
-
-def _out(place: _Place, rounds: int) -> Figure:
+def _out(place: _Place, rounds: int) -> Iterator[Figure]:
     place.headrace("cp", "-r", str(place.folder), ":out", "-V", place.address)
     target = place.away()
     place.headrace("cp", "-r", ":out", str(target), "-V", place.address)
     # The right bytes, before a figure is taken.
     subprocess.run(["diff", "-r", str(place.folder), str(target)], check=True)
-    return _figure("folder_out", place.ours_out, place.peer_out, rounds, 0.8)
+    yield _figure("folder_out", interleaved(place.ours_out, place.peer_out, rounds), 0.8)
 
 
-FIGURES: dict[str, Callable[[_Place, int], Figure]] = {
+FIGURES: dict[str, Callable[[_Place, int], Iterator[Figure]]] = {
     "folder_in": _in,
-    "folder_in_unsynced": _in_unsynced,
+    "folder_in_unsynced": _in,
     "folder_out": _out,
 }
 
@@ -189,5 +191,8 @@ def run(quick: bool, only: list[str] | None = None) -> Iterator[Figure]:
     where = os.environ.get("HEADRACE_BENCH_DIR") or tempfile.gettempdir()
     with tempfile.TemporaryDirectory(dir=where) as root:
         place = _Place(Path(root), QUICK_FILES if quick else FILES)
-        for name in only or FIGURES:
-            yield FIGURES[name](place, QUICK_ROUNDS if quick else ROUNDS)
+        wanted = only or list(FIGURES)
+        for measure in dict.fromkeys(FIGURES[name] for name in wanted):
+            for figure in measure(place, QUICK_ROUNDS if quick else ROUNDS):
+                if figure.figure in wanted:
+                    yield figure

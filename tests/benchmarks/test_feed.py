@@ -14,17 +14,25 @@ from benchmarks import __main__ as command
 from benchmarks import feed, peers
 from benchmarks.feed_loaders import LOADERS
 from benchmarks.feed_plot import PANELS
+from benchmarks.feed_record_loaders import LOADERS as RECORD_LOADERS
 from benchmarks.figures import Figure
 
 
 def test_a_picture_or_why_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "python", lambda: sys.executable)
-    names = [f"{kind}_{name}" for kind in PANELS for name in LOADERS]
-    figures = [Figure(suite="feed", figure=name, value=number + 0.5, unit="") for number, name in enumerate(names)]
+    tokens = [f"{kind}_{name}" for kind in PANELS if kind != "rate" for name in LOADERS]
+    records = [f"records_{kind}_{name}" for kind in PANELS if kind != "samples" for name in RECORD_LOADERS]
+    figures = [
+        Figure(suite="feed", figure=name, value=number + 0.5, unit="", version="package 1.2")
+        for number, name in enumerate([*tokens, *records])
+    ]
+    # Who offers no states.
+    figures[-1] = Figure(suite="feed", figure=records[-1], value=None, unit="offers no states")
     path = tmp_path / "feed.svg"
     if importlib.util.find_spec("matplotlib"):
         feed.plot(figures, str(path))
-        assert "31.5" in path.read_text(), "the last value of the last panel"
+        drawn = path.read_text()
+        assert all(f"<!-- {told} -->" in drawn for told in ("39.5", "68.5", "none", "memmap (package 1.2)"))
     else:
         with pytest.raises(SystemExit, match=r"no picture: .*matplotlib"):
             feed.plot(figures, str(path))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from benchmarks import __main__ as command
 from benchmarks.cores import layout_of
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, table
 from benchmarks.pairs import interleaved, quartile_spread
 
 
@@ -33,6 +35,17 @@ def test_the_json_line_has_the_agreed_keys() -> None:
     assert set(got) == {"suite", "figure", "value", "unit", "at_least", "samples", "environment"}
     assert got["value"] == 0.3333
     assert {"cpu", "cores", "kernel", "python", "headrace"} <= set(got["environment"])
+
+
+def test_a_figure_that_there_is_not_is_told_and_keeps_no_bound() -> None:
+    figure = Figure(suite="s", figure="f", value=None, unit="offers no states", version="package 1.2")
+    got = json.loads(figure.json_line())
+    assert got["value"] is None and got["version"] == "package 1.2" and figure.holds
+    assert not Figure(suite="s", figure="f", value=None, unit="", at_least=0.0).holds
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(table([figure]))
+    assert "none" in shown.get() and "package 1.2" in shown.get()
 
 
 def test_interleaved_pairs_cancel_a_drift() -> None:
