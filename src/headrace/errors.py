@@ -228,6 +228,12 @@ class DatasetError(HeadraceError):
     fault = "caller"
 
 
+class DecoderLost(DatasetError):
+    """A process that decodes records died, or could not be started; another one is started for the next call."""
+
+    fault = "host"
+
+
 class CorpusUnreadable(DatasetError):
     """The bytes of a file could not be had; nothing says that they are wrong, so it is never left out as damaged."""
 

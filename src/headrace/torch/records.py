@@ -42,6 +42,7 @@ class RecordOptions(OrderOptions, total=False):
     ahead_bytes: int
     index_bytes: int
     threads: int
+    processes: int
 
 
 class RecordLoader(Ordered, Generic[Batch]):

@@ -19,6 +19,11 @@ class Decoder(Protocol[T]):
         they are called in messages. Futures may be cancelled."""
         ...
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it holds between two calls."""
+        ...
+
     def close(self) -> None:
         """No more of it. Safe to call again."""
 
@@ -30,7 +35,7 @@ def decode_one(decode: Callable[[Record], T], name: str, record: Record) -> T:
     except StopIteration as error:
         # To whoever iterates over batches it would be their end.
         raise RuntimeError(f"StopIteration while {name} was decoded") from error
-    except Exception as error:
+    except BaseException as error:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"while {name} was decoded")
         raise
@@ -45,6 +50,10 @@ class Threads(Decoder[T]):
 
     def begin(self, names: Sequence[str], records: Sequence[Record]) -> list[Future[Sequence[T]]]:
         return [self._pool.submit(self._one, name, record) for name, record in zip(names, records, strict=True)]
+
+    @property
+    def held_bytes(self) -> int:
+        return 0
 
     def close(self) -> None:
         """A record that is being decoded is decoded to its end."""

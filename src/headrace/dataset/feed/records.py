@@ -20,7 +20,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.decoding.decoder import Decoder, Record, Threads
+from headrace.dataset.decoding.decoder import Decoder, Record
+from headrace.dataset.decoding.processes import decoder_of, program_of
 from headrace.dataset.feed.options import FeedMetrics
 from headrace.dataset.order.mixture import GlobalOrder
 from headrace.dataset.order.records import RecordState, record_state
@@ -47,12 +48,18 @@ class RecordFeedOptions(StepOptions):
     index_bytes: int = 32 * MIB
     #: That decode; 0: the thread that asks for the batch, when it does.
     threads: int = 0
+    #: That decode, in place of threads: for functions that keep other threads from running. They must be able to import
+    #: the function; what it gets is theirs until it returns, and what it gives must be picklable.
+    processes: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("ahead_bytes", 1, 1 << 50)
         self._check("index_bytes", 0, 1 << 40)
         self._check("threads", 0, 1024)
+        self._check("processes", 0, 1024)
+        if self.threads and self.processes:
+            raise UsageError("records are decoded by threads or by processes", expected="one of the two")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +106,9 @@ class RecordFeed(Generic[T]):
         counts = {name: len(records) for name, records in self.sources.items()}
         self.order = GlobalOrder(counts, [by_name[name] for name in names], options.seed)
         self.place = Place(self.order, options, self.name)
+        if decode is not None and options.processes:
+            # What is wrong with it is told now.
+            program_of(decode)
         self._kinds, self._decode = kinds, decode
         datasets = list(self.sources.values())
         self._records = JoinedRecords(datasets)
@@ -174,8 +184,8 @@ class RecordFeed(Generic[T]):
 
     def metrics(self) -> FeedMetrics:
         """Of now; other threads may ask, too. `token_bytes` are those of the records' fields that were handed out, and
-        `ring_bytes` those of the batches that are ahead."""
-        ahead = self._ahead
+        `ring_bytes` those of the batches that are ahead, and of what is shared with processes that decode."""
+        ahead, decoder = self._ahead, self._decoder
         now = None if ahead is None else ahead.metrics()
         return FeedMetrics(
             batches=self._batches,
@@ -186,7 +196,7 @@ class RecordFeed(Generic[T]):
             longest_wait_s=self._longest_wait_s,
             ready=now.ready if now else 0,
             in_flight=now.in_flight if now else 0,
-            ring_bytes=now.ahead_bytes if now else 0,
+            ring_bytes=(now.ahead_bytes if now else 0) + (decoder.held_bytes if decoder else 0),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -230,8 +240,13 @@ class RecordFeed(Generic[T]):
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = None
-        if self._decoder is None and self._decode is not None and options.threads:
-            self._decoder = Threads(self._decode, options.threads)
+        if self._decoder is None:
+            self._decoder = decoder_of(
+                self._decode,
+                threads=options.threads,
+                processes=options.processes,
+                patience_s=options.stall_timeout_s,
+            )
         planned: deque[tuple[I64, I64]] = deque()
         ahead = RecordsAhead(
             self._reads,

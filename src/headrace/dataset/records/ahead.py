@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.decoding.decoder import Decoder, Threads, decode_one
+from headrace.dataset.decoding.decoder import Decoder, decode_one
 from headrace.dataset.decoding.decoder import Record as Record
+from headrace.dataset.decoding.processes import decoder_of
 from headrace.dataset.records.memory import KeptMemory
 from headrace.errors import DeviceTimeout, HeadraceError, UsageError
 from headrace.units import GIB, MIB, format_bytes
@@ -56,7 +57,10 @@ class AheadOptions:
     index_bytes: int = 32 * MIB
     #: That decode; 0: the thread that asks for the batch.
     threads: int = 0
-    #: Seconds that a batch may let the step wait.
+    #: That decode, in place of threads: for functions that keep other threads from running. They must be able to import
+    #: the function; what it gets is theirs until it returns, and what it gives must be picklable.
+    processes: int = 0
+    #: Seconds that a batch may let the step wait, and a process may be at one record.
     stall_timeout_s: float = 300.0
     #: Verify the checksum of every block that is read.
     verify: bool = True
@@ -68,10 +72,13 @@ class AheadOptions:
             ("kept_bytes", 0, 1 << 50),
             ("index_bytes", 0, 1 << 40),
             ("threads", 0, 1024),
+            ("processes", 0, 1024),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or not low <= value <= high:
                 raise UsageError(f"{name} is out of range", expected=f"{low} to {high}", found=repr(value))
+        if self.threads and self.processes:
+            raise UsageError("records are decoded by threads or by processes", expected="one of the two")
         if not self.stall_timeout_s > 0:
             raise UsageError("stall_timeout_s is out of range", expected="more than 0", found=str(self.stall_timeout_s))
 
@@ -162,8 +169,13 @@ class RecordsAhead(Generic[T]):
         self._memory = KeptMemory(self.options.kept_bytes)
         #: Made here, and so closed here.
         self._own: Decoder[T] | None = None
-        if self.options.threads and decode is not None and decoder is None:
-            self._own = Threads(decode, self.options.threads)
+        if decoder is None:
+            self._own = decoder_of(
+                decode,
+                threads=self.options.threads,
+                processes=self.options.processes,
+                patience_s=self.options.stall_timeout_s,
+            )
         self._decoder = decoder or self._own
         self._begun = self._closed = False
         self._process = os.getpid()
@@ -352,7 +364,7 @@ class RecordsAhead(Generic[T]):
                 each.done() and each.exception() is error for each in flight.decoding
             )
             if late:
-                raise self._stalled("was not decoded") from error
+                raise self._stalled("was not decoded", advice="`decode` takes too long") from error
             # The next call decodes the batch again; its bytes are here.
             for each in flight.decoding:
                 each.cancel()
@@ -379,12 +391,14 @@ class RecordsAhead(Generic[T]):
             return cast(T, record)
         return decode_one(self._decode, self.records.called(number), record)
 
-    def _stalled(self, what: str, waiting: str | None = None) -> DeviceTimeout:
+    def _stalled(
+        self, what: str, waiting: str | None = None, advice: str = "look at the target and the path to it"
+    ) -> DeviceTimeout:
         ready = sum(flight.batch.done() for flight in self._flights)
         return DeviceTimeout(
             f"a batch of records {what} in time",
             where=waiting or self.records.name,
             expected=f"within {self.options.stall_timeout_s:g} s",
             found=f"{len(self._flights)} batches of {format_bytes(self._ahead_bytes())} in flight, {ready} arrived",
-            next_step="look at the target and the path to it; the next call waits for the same batch again",
+            next_step=f"{advice}; the next call waits for the same batch again",
         )
