@@ -16,6 +16,7 @@ from headrace.dataset import (
     WorkOptions,
     ingest,
     ingest_records,
+    open_records,
     open_samples,
 )
 from headrace.volume import Volume
@@ -158,6 +159,30 @@ def test_peek_shows_text(case: Case, tmp_path: Path) -> None:
     assert [each["number"] for each in told] == expected.tolist()
     assert [part["start"] for part in told[0]["parts"]] == places.starts.tolist()
     assert "window 0 of" in case.good("peek", "text", "--what", "windows", "-l", "64", "-n", "1")
+
+
+def test_peek_shows_records(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for number in range(9):
+        (folder / f"{number}.cls").write_text(f"class\x1b {number}")
+        (folder / f"{number}.bin").write_bytes(bytes(range(number, 128 + number)))
+        (folder / f"{number}.txt").write_text("wä\n" * 100)
+    with Volume.open(case.uri, write=True) as volume, volume.session(run_id="test") as session:
+        ingest_records(open_records(folder), session, "some")
+    said = case.good("peek", "some", "--count", "1", "--tokens", "18")
+    assert "record 0 of 9: 0\n" in said and "  bin, 128 bytes\n  | 00 01 02 " in said and "\x1b" not in said
+    assert "  | wä\n  | w\n  | ... 382 bytes more" in said
+    lines = case.good("peek", "some", "--what", "records", "--seed", "5", "-n", "9", "--json").splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [each["number"] for each in told] == Sampler(9, 5).indices(0, 0, 9).tolist()
+    for each in told:
+        fields = {field["kind"]: field for field in each["fields"]}
+        assert each["key"] == str(each["number"])
+        assert bytes.fromhex(fields["bin"]["hex"]) == bytes(range(each["number"], 128 + each["number"]))
+        assert fields["txt"]["bytes"] == 400 and fields["txt"]["text"] == "wä\n" * 50
+    assert "no such records" in case.refused("peek", "some", "--first", "9")
+    assert "--sequence-length" in case.refused("peek", "some", "-l", "4")
 
 
 def test_peek_without_a_tokenizer_shows_numbers(case: Case) -> None:

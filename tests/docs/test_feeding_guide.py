@@ -25,9 +25,13 @@ def test_what_the_guide_says_works(
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "texts", texts(60))
     write_folder(tmp_path / "notes", texts(30, seed=2))
+    monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, object] = {}
     said: dict[str, str] = {}
     for language, code in re.findall(r"^```(sh|python)\n(.*?)^```", GUIDE.read_text(), re.M | re.S):
+        if file := re.match(r"# (\w+\.py)\n", code):
+            Path(file[1]).write_text(code)
+            continue
         if language == "python":
             exec(compile(code, str(GUIDE), "exec"), names)
             continue

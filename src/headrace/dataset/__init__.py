@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from headrace.dataset.records.ahead import AheadMetrics as AheadMetrics
     from headrace.dataset.records.ahead import AheadOptions as AheadOptions
     from headrace.dataset.records.ahead import RecordsAhead as RecordsAhead
+    from headrace.dataset.records.npz import npz_array as npz_array
     from headrace.dataset.records.records import RecordBatch as RecordBatch
     from headrace.dataset.records.records import Records as Records
     from headrace.dataset.staging import StageOptions as StageOptions
@@ -115,6 +116,7 @@ _HOMES = {
     "ingest": "ingestion.text",
     "ingest_records": "ingestion.records",
     "megatron_prefix": "ingestion.megatron",
+    "npz_array": "records.npz",
     "open_corpus": "ingestion.corpus",
     "open_records": "ingestion.records",
     "open_samples": "tokens.samples",

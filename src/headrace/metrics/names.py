@@ -55,7 +55,7 @@ METRICS = (
     Metric(name="rank_up", kind="gauge", of="rank", key="up", help="1: the rank answered, 0: it is there and did not"),
     _feed("batches_total", "batches", "batches handed out"),
     _feed("samples_total", "samples", "samples handed out to this rank"),
-    _feed("bytes_total", "token_bytes", "bytes of tokens handed out, without padding"),
+    _feed("bytes_total", "token_bytes", "bytes of tokens handed out, without padding, or of records"),
     _feed("wait_seconds_total", "wait_s", "time that steps waited for batches"),
     _feed("last_wait_seconds", "last_wait_s", "what the last step waited"),
     _feed("longest_wait_seconds", "longest_wait_s", "what a step has waited at most"),

@@ -1,4 +1,4 @@
-"""`headrace dataset peek`: documents and samples as text."""
+"""`headrace dataset peek`: documents and samples as text, records as they begin."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ class Kind(Enum):
     windows = "windows"
     packed = "packed"
     padded = "padded"
+    records = "records"
 
 
 def peek(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The dataset.", show_default=False)],
     members: VolumeOption = None,
-    what: Annotated[Kind, typer.Option(help="Whole documents, or samples as a loader gives them.")] = Kind.documents,
+    what: Annotated[
+        Kind | None,
+        typer.Option(
+            help="Whole documents, samples as a loader gives them, or records.", show_default="documents, or records"
+        ),
+    ] = None,
     sequence_length: Annotated[
         int | None, typer.Option("--sequence-length", "-l", metavar="N", help="Inputs of a sample.")
     ] = None,
@@ -36,34 +42,55 @@ def peek(
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many.", min=1, max=10_000)] = 3,
     tokens: Annotated[
-        int, typer.Option(metavar="N", help="At most so many tokens of each document.", min=1, max=1 << 20)
+        int,
+        typer.Option(
+            metavar="N", help="At most so many tokens of each document, or bytes of each field.", min=1, max=1 << 20
+        ),
     ] = 200,
     degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
-    """Show documents or samples as text, by the tokenizer that is stored with the dataset; without one, as numbers.
+    """Show documents or samples as text, by the tokenizer that is stored with the dataset; without one, as numbers. Of
+    records, show keys and how their fields begin.
 
     Example: `headrace dataset peek corpus --what packed --sequence-length 4096 --seed 1 --volume file:/data/a.img`
     """
     from headrace.cli.output import print_json
-    from headrace.dataset import Sampler, TokenStream
+    from headrace.dataset import Records, Sampler, TokenStream
     from headrace.errors import UsageError
 
-    if (sequence_length is None) != (what is Kind.documents):
-        expected = "none for documents" if what is Kind.documents else "the inputs of a sample"
-        raise UsageError("--sequence-length belongs to samples", expected=expected)
     with open_reading(members, degraded=degraded) as volume:
+        if what is None:
+            what = Kind.records if f"{name}.records" in volume and f"{name}.bin" not in volume else Kind.documents
+        whole = what in (Kind.documents, Kind.records)
+        if (sequence_length is None) != whole:
+            expected = f"none for {what.value}" if whole else "the inputs of a sample"
+            raise UsageError("--sequence-length belongs to samples", expected=expected)
+
+        def chosen(total: int) -> list[int]:
+            begin = first or 0
+            if not 0 <= begin < total:
+                raise UsageError(f"no such {what.value}", expected=f"0 to {total - 1}", found=str(begin))
+            number = min(count, total - begin)
+            if seed is None:
+                return list(range(begin, begin + number))
+            found: list[int] = Sampler(total, seed).indices(0, begin, number).tolist()
+            return found
+
+        if what is Kind.records:
+            from headrace.cli.dataset.peek_records import lines, looks
+
+            records = Records.open(volume, name)
+            for look in looks(records, chosen(len(records)), tokens):
+                if json:
+                    print_json(look)
+                else:
+                    print(*lines(look, len(records)), sep="\n")
+            return
         stream = TokenStream.open(volume, name)
         texts = _Texts(stream, tokens)
         total, pieces = _source(stream, what, sequence_length)
-        begin = first or 0
-        if not 0 <= begin < total:
-            raise UsageError(f"no such {what.value}", expected=f"0 to {total - 1}", found=str(begin))
-        count = min(count, total - begin)
-        numbers = (
-            range(begin, begin + count) if seed is None else Sampler(total, seed).indices(0, begin, count).tolist()
-        )
-        for number in numbers:
+        for number in chosen(total):
             parts = [texts.part(start, length) for start, length in pieces(number)]
             if json:
                 print_json({"number": number, "kind": what.value, "parts": parts})

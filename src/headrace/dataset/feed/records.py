@@ -196,6 +196,7 @@ class RecordFeed(Generic[T]):
             longest_wait_s=self._longest_wait_s,
             ready=now.ready if now else 0,
             in_flight=now.in_flight if now else 0,
+            stage_bytes=sum(each.near.served_bytes for each in self.sources.values() if each.near is not None),
             ring_bytes=(now.ahead_bytes if now else 0) + (decoder.held_bytes if decoder else 0),
         )
 
