@@ -41,7 +41,7 @@ def write_records(folder: Path, count: int, smallest: int = SMALLEST, largest: i
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
-    count, rounds, seconds = (40, 3, 1.0) if quick else (400, 9, 3.0)
+    count, rounds, seconds = (24, 3, 0.4) if quick else (400, 9, 3.0)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-benchmark-")))
         (folder / "files").mkdir()

@@ -38,7 +38,7 @@ class Length:
 
 
 FULL = Length(cycles=10_000, soak_s=1800, sample_s=5)
-QUICK = Length(cycles=100, soak_s=5, sample_s=0.2)
+QUICK = Length(cycles=100, soak_s=3, sample_s=0.2)
 
 
 @dataclass

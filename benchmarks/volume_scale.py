@@ -32,7 +32,7 @@ SUITE = "volume-scale"
 MEMBERS = 2
 #: Of one member; the files are sparse.
 MEMBER_BYTES = 1 << 30
-FULL, QUICK = 1_000_000, 20_000
+FULL, QUICK = 1_000_000, 10_000
 COMMITS, QUICK_COMMITS = 10_000, 200
 #: Before commits are counted: code is loaded, the first window is open.
 WARM_COMMITS = 100
@@ -143,9 +143,9 @@ def _opening(count: int, rounds: int) -> Iterator[Figure]:
         uris = [f"file:{path}" for path in paths]
         with Volume.create(uris, stripe_bytes=MIB) as volume:
             fill(volume, count)
-            # Tables of every size, and as long a log as there is.
+            # Tables of every size, and, where there is time for it, as long a log as there is.
             with volume.session("more") as session:
-                commit(session, 0, 2000)
+                commit(session, 0, min(2000, count // 20))
         names = [name_of(count * number // rounds) for number in range(rounds)] + ["new/none", "zzz"]
         looks = [_apart("look_up", uris, name) for name in names]
         assert [look["found"] for look in looks] == [True] * rounds + [False] * 2
