@@ -145,8 +145,8 @@ def test_killed_in_mid_save_and_resumed_by_another_number_of_ranks(
         assert (certificate.saved_by_ranks, certificate.ranks, certificate.step) == (2, 3, 2)
         assert "NOT restored (saved by 2 ranks, 3 now)" in certificate.rng
         assert certificate.first_step_s > certificate.process_to_restored_s > 0
-    # DDP: each of the three reads all of it.
-    assert 2.9 < results[0]["certificate"].read_amplification < 3.1
+    # DDP: each of the three wants all of it, and it is read once.
+    assert 1.0 <= results[0]["certificate"].read_amplification < 1.5
     assert '"checkpoint": "killed/step-00000002"' in (tmp_path / "certificate.json").read_text()
     assert steps_of(volume, "killed") == [2, 4, 6]
 

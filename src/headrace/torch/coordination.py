@@ -1,4 +1,4 @@
-"""How the ranks of one save talk: rounds over a key-value store, with deadlines and with names.
+"""How the ranks of one save or load talk: rounds over a key-value store, with deadlines and with names.
 
 A round is `gather to the coordinator, decide, scatter`, as in DCP; but where a collective that met its time-out leaves
 the group unusable and does not say who was missing, a round
@@ -12,22 +12,28 @@ Theory. The messages of a save live under a token that the coordinator draws afr
 part begins. While a rank works on a save, a thread of it beats a key. Whoever waits for a rank watches that beat on its
 *own* clock: no change for `stall_s` means dead or stopped, `deadline_s` in all means too slow. The store is the one
 with which the job rendezvoused; each thread uses a client of its own, so that no wait here blocks anything else.
+
+Nothing comes before a load that could order its ranks. So they meet (`meeting`): each leaves a word of its own, and the
+coordinator answers each word that it finds with the token. A word that was left for a load which the others gave up is
+answered by the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch.distributed as dist
 
+from headrace import errors
 from headrace.errors import CheckpointFailed, HeadraceError
 from headrace.units import format_seconds
 
@@ -35,11 +41,19 @@ from headrace.units import format_seconds
 MESSAGE_LIMIT = 64 << 20
 #: What the store may be asked by all waiting ranks of a job.
 STORE_QUESTIONS_PER_S = 5000
+_AFTER = {"save": "the checkpoints before it are untouched", "load": "what was loaded so far is not to be used"}
+_LIMITS = {"save": "deadline_s", "load": "timeout_s"}
 _FIELDS = ("what", "where", "expected", "found", "next_step")
+
+_NAMED = re.compile(r"rank [0-9]+: ")
 
 Decide = Callable[[list[bytes]], Sequence[bytes]]
 #: The messages of those ranks that did not fail, where others did.
 Heard = Callable[[list[bytes]], None]
+
+
+class PeerFailed(CheckpointFailed):
+    """A rank did not get from another one what that owed it."""
 
 
 class Exchange(Protocol):
@@ -91,9 +105,21 @@ class StoreExchange:
         prefix: of all keys; equal on all ranks and unlike that of any other exchange on this store.
         stall_s: a rank that gives no sign of life for so long is taken for dead.
         deadline_s: the longest that one round may take.
+        doing: for the texts.
     """
 
-    def __init__(self, store: Any, prefix: str, rank: int, world: int, *, stall_s: float, deadline_s: float) -> None:
+    def __init__(
+        self,
+        store: Any,
+        prefix: str,
+        rank: int,
+        world: int,
+        *,
+        stall_s: float,
+        deadline_s: float,
+        doing: Literal["save", "load"] = "save",
+    ) -> None:
+        self.doing = doing
         self.rank = rank
         self.world = world
         self._origin = store
@@ -129,9 +155,52 @@ class StoreExchange:
             finally:
                 self._token = None
 
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Instead of `announce` and `save`: this rank's part of what its ranks begin together. Waits for all of them,
+        for `deadline_s` at most; rounds happen inside, and each rank beats meanwhile."""
+        with self._store_errors("meeting"):
+            self._store.set_timeout(timedelta(seconds=self._stall_s))
+        with _Pulse(_prefixed(self._prefix, self._origin), self.rank, self._stall_s / 6):
+            self._token = self._meet()
+            try:
+                yield
+            finally:
+                self._token = None
+
+    def _meet(self) -> str:
+        word = uuid.uuid4().hex
+        if self.rank:
+            with self._store_errors("meeting"):
+                self._store.set(f"here/{self.rank}", word)
+            [answer] = self._collect([0], lambda _: f"welcome/{word}", "beginning", patient=True)
+            self._forget(f"welcome/{word}")
+            return self._decode(answer).decode()
+        others = range(1, self.world)
+        try:
+            words = self._collect(others, lambda rank: f"here/{rank}", "beginning", patient=True)
+        except CheckpointFailed as error:
+            for rank in others:
+                if self._there(f"here/{rank}", "beginning"):
+                    self._welcome(rank, bytes(self._store.get(f"here/{rank}")), _encode(error, 0))
+            raise
+        token = uuid.uuid4().hex
+        for rank, word_of in zip(others, words, strict=True):
+            self._welcome(rank, word_of, b"=" + token.encode())
+        return token
+
+    def _welcome(self, rank: int, word: bytes, answer: bytes) -> None:
+        self._forget(f"here/{rank}")
+        with self._store_errors("meeting"):
+            self._store.set(f"welcome/{word.decode()}", answer)
+
+    def _forget(self, key: str) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._store.delete_key(key)
+
     def round(self, stage: str, mine: bytes | Exception, decide: Decide, heard: Heard | None = None) -> bytes:
         if self._token is None:
-            raise CheckpointFailed("a round outside of a save")
+            raise CheckpointFailed("a round outside of a save or load")
         base = f"{self._token}/{stage}"
         try:
             message = _encode(mine, self.rank)
@@ -139,21 +208,24 @@ class StoreExchange:
             # The others wait for a message, whatever it says.
             mine, message = error, _encode(error, self.rank)
         if self.rank != 0:
-            with self._store_errors(f"the {stage} of a save"):
+            with self._store_errors(f"the {stage} of a {self.doing}"):
                 self._store.set(f"{base}/{self.rank}", message)
             [reply] = self._collect([0], lambda _: f"{base}/reply/{self.rank}", stage)
-            # A rank's own error is better told with its own type and traceback.
-            if isinstance(mine, Exception):
+            self._forget(f"{base}/reply/{self.rank}")
+            # A rank's own error is better told with its own type and traceback, unless it is another one's.
+            if isinstance(mine, Exception) and not isinstance(mine, PeerFailed):
                 raise mine
-            return _decode(reply)
+            return self._decode(reply)
         try:
             others = self._collect(range(1, self.world), lambda rank: f"{base}/{rank}", stage)
+            for rank in range(1, self.world):
+                self._forget(f"{base}/{rank}")
             messages = [message, *others]
             good = [m[1:] for m in messages if m[:1] == b"="]
             if heard is not None and len(good) < len(messages):
                 heard(good)
-            _raise_failures(messages, mine)
-            replies = [_encode(answer, 0) for answer in decide([_decode(m) for m in messages])]
+            self._raise_failures(messages, mine)
+            replies = [_encode(answer, 0) for answer in decide([self._decode(m) for m in messages])]
         except BaseException as error:
             failure = (
                 error if isinstance(error, Exception) else CheckpointFailed(f"the coordinator was stopped: {error!r}")
@@ -162,22 +234,64 @@ class StoreExchange:
                 self._answer(base, [_encode(failure, 0)] * self.world)
             raise
         self._answer(base, replies)
-        return _decode(replies[0])
+        return self._decode(replies[0])
+
+    def _decode(self, message: bytes) -> bytes:
+        if message[:1] == b"=":
+            return message[1:]
+        raise self._failure(message)
+
+    def _failure(self, message: bytes) -> HeadraceError:
+        fields = json.loads(message[1:])
+        kind = getattr(errors, fields["kind"], None) if "what" in fields else None
+        if kind is CheckpointFailed or (self.doing == "load" and isinstance(kind, type)):
+            what, rest = fields["what"], {name: fields[name] for name in _FIELDS[1:]}
+            if kind is not CheckpointFailed and issubclass(kind, HeadraceError):
+                # A load ends on all ranks with what befell one of them.
+                return kind(what if _NAMED.match(what) else f"rank {fields['rank']}: {what}", **rest)
+            return CheckpointFailed(what, **rest)
+        return CheckpointFailed(
+            f"the {self.doing} was given up: rank {fields['rank']} failed",
+            found=f"{fields['kind']}: {fields['text']}",
+            next_step=_AFTER[self.doing],
+        )
+
+    def _raise_failures(self, messages: Sequence[bytes], mine: bytes | Exception) -> None:
+        failed = [message for message in messages if message[:1] == b"!"]
+        # Who missed what another rank owed it tells nothing new where that one speaks for itself.
+        first = [message for message in failed if json.loads(message[1:])["kind"] != PeerFailed.__name__]
+        failed = first or failed[:1]
+        if not failed:
+            return
+        cause = mine if isinstance(mine, Exception) else None
+        if len(failed) == 1:
+            if isinstance(cause, HeadraceError) and messages[0] is failed[0]:
+                raise cause
+            raise self._failure(failed[0]) from cause
+        texts = [json.loads(message[1:]) for message in failed[:4]]
+        raise CheckpointFailed(
+            f"the {self.doing} was given up: {len(failed)} ranks failed",
+            found="; ".join(f"rank {t['rank']}: {t['kind']}: {t['text']}" for t in texts),
+            next_step=_AFTER[self.doing],
+        ) from cause
 
     def _answer(self, base: str, replies: Sequence[bytes]) -> None:
         with self._store_errors("answering the ranks"):
             for rank in range(1, self.world):
                 self._store.set(f"{base}/reply/{rank}", replies[rank])
 
-    def _collect(self, ranks: Sequence[int], key: Callable[[int], str], stage: str) -> list[bytes]:
-        """The values of `key(rank)`, waiting for those that are not there yet."""
+    def _collect(
+        self, ranks: Sequence[int], key: Callable[[int], str], stage: str, *, patient: bool = False
+    ) -> list[bytes]:
+        """The values of `key(rank)`, waiting for those that are not there yet. `patient`: a rank may not have begun to
+        beat."""
         found: dict[int, bytes] = {}
         began = time.monotonic()
         beats: dict[int, tuple[bytes, float]] = {}
         looked = began
         for rank in ranks:
             while rank not in found:
-                with self._store_errors(f"the {stage} of a save"):
+                with self._store_errors(f"the {stage} of a {self.doing}"):
                     if self._wait(key(rank), min(self._stall_s / 6, self._deadline_s)):
                         found[rank] = bytes(self._store.get(key(rank)))
                         break
@@ -189,7 +303,7 @@ class StoreExchange:
                 looked = now
                 if rank not in missing:
                     continue
-                self._judge(missing, beats, now, began, stage)
+                self._judge(missing, beats, now, began, stage, patient)
         return [found[rank] for rank in ranks]
 
     def _wait(self, key: str, seconds: float) -> bool:
@@ -206,30 +320,38 @@ class StoreExchange:
         return True
 
     def _there(self, key: str, stage: str) -> bool:
-        with self._store_errors(f"the {stage} of a save"):
+        with self._store_errors(f"the {stage} of a {self.doing}"):
             return bool(self._store.check([key]))
 
     def _judge(
-        self, missing: Sequence[int], beats: dict[int, tuple[bytes, float]], now: float, began: float, stage: str
+        self,
+        missing: Sequence[int],
+        beats: dict[int, tuple[bytes, float]],
+        now: float,
+        began: float,
+        stage: str,
+        patient: bool,
     ) -> None:
         for rank in missing:
-            with self._store_errors(f"the {stage} of a save"):
+            with self._store_errors(f"the {stage} of a {self.doing}"):
                 beat = bytes(self._store.get(f"beat/{rank}")) if self._store.check([f"beat/{rank}"]) else b""
             if rank not in beats or beats[rank][0] != beat:
                 beats[rank] = (beat, now)
         silent = [rank for rank in missing if now - beats[rank][1] >= self._stall_s]
-        if silent:
+        if silent and not patient:
             raise CheckpointFailed(
-                f"the save was given up: {_ranks(silent)} gave no sign of life for {format_seconds(self._stall_s)}",
-                where=f"the {stage} of the save, as seen by rank {self.rank}",
-                next_step="the checkpoints before it are untouched; see the log of that rank",
+                f"the {self.doing} was given up: {_ranks(silent)} gave no sign of life "
+                f"for {format_seconds(self._stall_s)}",
+                where=f"the {stage} of the {self.doing}, as seen by rank {self.rank}",
+                next_step=f"{_AFTER[self.doing]}; see the log of that rank",
             )
         # The coordinator gives up first, so that all ranks hear the same verdict from it.
         if now - began >= self._deadline_s + (self._stall_s if self.rank else 0):
             raise CheckpointFailed(
-                f"the save was given up: {_ranks(missing)} did not finish within {format_seconds(self._deadline_s)}",
-                where=f"the {stage} of the save, as seen by rank {self.rank}",
-                next_step="the checkpoints before it are untouched; raise deadline_s if the storage is only slow",
+                f"the {self.doing} was given up: {_ranks(missing)} did not finish "
+                f"within {format_seconds(self._deadline_s)}",
+                where=f"the {stage} of the {self.doing}, as seen by rank {self.rank}",
+                next_step=f"{_AFTER[self.doing]}; raise {_LIMITS[self.doing]} if the storage is only slow",
             )
 
     @contextlib.contextmanager
@@ -295,41 +417,7 @@ def _encode(value: bytes | Exception, rank: int) -> bytes:
             )
         return b"=" + value
     # Text, not a pickle: an error may hold anything, and what arrives here is not trusted with code.
-    fields = {"rank": rank, "kind": type(value).__name__, "text": str(value)}
-    if isinstance(value, CheckpointFailed):
+    fields: dict[str, Any] = {"rank": rank, "kind": type(value).__name__, "text": str(value)}
+    if isinstance(value, HeadraceError):
         fields |= {name: getattr(value, name) for name in _FIELDS}
     return b"!" + json.dumps(fields).encode()
-
-
-def _decode(message: bytes) -> bytes:
-    if message[:1] == b"=":
-        return message[1:]
-    raise _failure(message)
-
-
-def _failure(message: bytes) -> CheckpointFailed:
-    fields = json.loads(message[1:])
-    if "what" in fields:
-        return CheckpointFailed(fields["what"], **{name: fields[name] for name in _FIELDS[1:]})
-    return CheckpointFailed(
-        f"the save was given up: rank {fields['rank']} failed",
-        found=f"{fields['kind']}: {fields['text']}",
-        next_step="the checkpoints before it are untouched",
-    )
-
-
-def _raise_failures(messages: Sequence[bytes], mine: bytes | Exception) -> None:
-    failed = [message for message in messages if message[:1] == b"!"]
-    if not failed:
-        return
-    cause = mine if isinstance(mine, Exception) else None
-    if len(failed) == 1:
-        if cause is not None and isinstance(cause, HeadraceError):
-            raise cause
-        raise _failure(failed[0]) from cause
-    texts = [json.loads(message[1:]) for message in failed[:4]]
-    raise CheckpointFailed(
-        f"the save was given up: {len(failed)} ranks failed",
-        found="; ".join(f"rank {t['rank']}: {t['kind']}: {t['text']}" for t in texts),
-        next_step="the checkpoints before it are untouched",
-    ) from cause

@@ -1,70 +1,47 @@
 """`VolumeReader`: torch.distributed.checkpoint loads from a volume, every byte verified, straight into the tensors.
 
-    dcp.load(state, storage_reader=VolumeReader("nvme+tcp://...", "pretrain/step-00000100"))
+    report = VolumeReader("nvme+tcp://...", "pretrain/step-00000100").load(state)         # on every rank of the job
+    dcp.load(state, storage_reader=VolumeReader("nvme+tcp://...", "pretrain"))
 
-A saved chunk is row-major bytes, so what a rank wants of it is byte ranges. Where the destination is contiguous host
-memory of the same dtype, ranges are read into it directly; otherwise (accelerator memory, other dtype, a column slice)
-through a bounce buffer. All ranges of one object go to the engine in one call.
+`reader.load` is DCP's load (its planners, its plans) in rounds of our own: one rank reads the manifest and sends it to
+the others; each says what bytes it wants; what several ranks want one of them reads, verifies, and sends to the others
+(`headrace.checkpoint.shares`). A rank that fails, stops or dies is named to all others. With `dcp.load` each rank reads
+what it wants by itself, and DCP's own collectives have the time-outs of their group.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import math
+import json
+import logging
 import os
+import pickle
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from headrace.checkpoint import CheckpointId, latest, parse_checkpoint_id, read_manifest
-from headrace.checkpoint.layout import box_runs
-from headrace.errors import CheckpointFailed, ChecksumMismatch, HeadraceError, ObjectNotFound, UsageError
+from headrace.checkpoint import CheckpointId, Manifest, latest, parse_checkpoint_id, read_manifest
+from headrace.checkpoint.manifest import decode, encode
+from headrace.checkpoint.save import CHECKSUM_BLOCK_BYTES
+from headrace.checkpoint.shares import U64, blocks_of, decode_share, share
+from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
 from headrace.torch.attachment import Attachment, VolumeLike
 from headrace.torch.failures import translated
 from headrace.torch.metadata import Place, from_manifest
-from headrace.torch.staging import as_bytes
+from headrace.torch.reading import Reading, Wanted, rows_of_items, wanted
+from headrace.torch.sharing import Exchange
+from headrace.torch.together import Alone, Together
 from headrace.torch.writer import _parse_path
-from headrace.units import MIB
-from headrace.volume import ObjectInfo, VolumeTransfer
-
-#: Runs shorter than a checksum block would each read a whole one; below this the rows that cover them are read at once.
-SHORTEST_RUN = 65536
-#: Bytes of bounce buffers under way at a time; the next lot is read while this one is copied to its destination.
-BOUNCE_BYTES = 256 * MIB
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """One read item, resolved: byte ranges of an object into one buffer, and what to do when they are there."""
-
-    item: ReadItem
-    object: str
-    #: uint64[n] each: bytes in the object, bytes of the range, bytes in `buffer`.
-    offsets: np.ndarray[Any, np.dtype[np.uint64]]
-    lengths: np.ndarray[Any, np.dtype[np.uint64]]
-    at: np.ndarray[Any, np.dtype[np.uint64]]
-    buffer: memoryview
-    #: Where the tensor is to be in the end; None for bytes.
-    target: torch.Tensor | None
-    #: What was read as a tensor of the wanted box, where it must be copied to `target`.
-    bounce: torch.Tensor | None
+from headrace.volume import ObjectInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +55,32 @@ class LoadReport:
     read_bytes: int
     #: Wall clock, planning and exchange of the ranks included.
     seconds: float
+    #: Bytes that came from other ranks.
+    received_bytes: int = 0
+    #: Of them, from when it knew what to read until it had all.
+    read_seconds: float = 0.0
+    #: Ranks that loaded together; what all of them read, and how many bytes any of them wanted. What is read for
+    #: others, too, is read in whole checksum blocks.
+    ranks: int = 1
+    job_read_bytes: int = 0
+    job_unique_bytes: int = 0
+
+    @property
+    def read_amplification(self) -> float:
+        """Bytes that the job asked the volume for, for each byte that it wanted."""
+        return self.job_read_bytes / self.job_unique_bytes if self.job_unique_bytes else 1.0
+
+
+class _NoTraceback(logging.Filter):
+    """`dcp.load` logs the traceback of an error of ours that it goes on to raise."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        told = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        return not (isinstance(told, HeadraceError) and str(record.msg).startswith("Global metadata is not found"))
+
+
+# DCP takes the root logger for it: a filter there sees what is logged to it directly, and nothing of other loggers.
+logging.getLogger().addFilter(_NoTraceback())
 
 
 class VolumeReader(StorageReader):
@@ -86,25 +89,34 @@ class VolumeReader(StorageReader):
     Args:
         volume: address of the volume (a URI, several of them for several members), or an open `Volume`.
         path: a checkpoint id, `"pretrain/step-100"`, or a run, `"pretrain"`: its latest committed step at that time.
-        timeout_s: the longest that one lot of reads may take.
+        timeout_s: the longest that one lot of reads may take, and that a rank waits for the others in `load`.
+        stall_s: a rank that gives no sign of life for so long in the middle of a `load` is taken for dead.
 
     Raises HeadraceError: ObjectNotFound for a step that was never committed, ChecksumMismatch with the name of the
     damaged tensor. `dcp.load` wraps those into `CheckpointException`, which is *not* an `Exception`.
     """
 
-    def __init__(self, volume: VolumeLike, path: str = "run", *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, volume: VolumeLike, path: str = "run", *, timeout_s: float = 600.0, stall_s: float = 60.0
+    ) -> None:
         super().__init__()
-        if not timeout_s > 0:
-            raise UsageError("timeout_s", expected="above 0", found=str(timeout_s))
+        for name, value in (("timeout_s", timeout_s), ("stall_s", stall_s)):
+            if not value > 0:
+                raise UsageError(name, expected="above 0", found=str(value))
         self._attachment = Attachment(volume)
         self._run, self._id = _parse_path(path)
         self._timeout_s = timeout_s
+        self._stall_s = min(stall_s, timeout_s)
         self._metadata: Metadata | None = None
         self._places: dict[MetadataIndex, Place] = {}
         self._loaded: CheckpointId | None = None
-        self._objects: dict[str, ObjectInfo] = {}
-        #: The commit that this rank read; must be the same on all ranks of a load.
-        self._seen = ""
+        self._ranks: Together | None = None
+        #: Of the manifest: its objects by number, their lengths, and what each is in the volume, once it was looked up.
+        self._numbers: dict[str, int] = {}
+        self._lengths: list[int] = []
+        self._infos: dict[int, ObjectInfo] = {}
+        #: The manifest that was read, and the sequence of its commit; must be the same on all ranks of a load.
+        self._sequence = 0
         self._failure: HeadraceError | None = None
         #: Bytes of items that the last load wanted, and bytes that it asked the volume for.
         self.wanted_bytes = 0
@@ -119,26 +131,131 @@ class VolumeReader(StorageReader):
         process_group: dist.ProcessGroup | None = None,
         no_dist: bool = False,
     ) -> LoadReport:
-        """`dcp.load` with errors that `except Exception` catches: HeadraceError in its own kind. `state_dict` is filled
-        in place. `no_dist`: this process loads alone although torch.distributed is initialised."""
+        """Fill `state_dict` in place, all ranks of `process_group` (default: all) together. HeadraceError in its own
+        kind, on every rank. `no_dist`: this process loads alone although torch.distributed is initialised."""
         began = time.perf_counter()
+        if checkpoint_id is not None:
+            self.reset(checkpoint_id)
+        alone = (
+            no_dist or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(process_group) == 1
+        )
+        ranks = Alone() if alone else self._together(process_group)
         with translated("load", lambda: self._failure, lambda: str(self._loaded) if self._loaded else None):
-            load(
-                state_dict,
-                checkpoint_id=checkpoint_id,
-                storage_reader=self,
-                planner=planner,
-                process_group=process_group,
-                no_dist=no_dist or not (dist.is_available() and dist.is_initialized()),
-            )
+            try:
+                with ranks.meeting():
+                    # All ranks must have the same keys, as in DCP.
+                    plain = {
+                        key: value.state_dict() if isinstance(value, Stateful) else value
+                        for key, value in sorted(state_dict.items())
+                    }
+                    report = self._load(plain, planner or DefaultLoadPlanner(), ranks)
+            except BaseException:
+                # What is still on its way to another rank must not meet the next load.
+                ranks.close()
+                raise
+        for key, value in plain.items():
+            if isinstance(state_dict[key], Stateful):
+                state_dict[key].load_state_dict(value)
+            else:
+                state_dict[key] = value
+        return replace(report, seconds=time.perf_counter() - began)
+
+    def _together(self, group: dist.ProcessGroup | None) -> Together:
+        ranks = Together(group, timeout_s=self._timeout_s, stall_s=self._stall_s)
+        if self._ranks is not None and self._ranks.ranks != ranks.ranks:
+            self._ranks.close()
+            self._ranks = None
+        self._ranks = self._ranks or ranks
+        return self._ranks
+
+    def _load(self, state: dict[str, Any], planner: LoadPlanner, ranks: Together | Alone) -> LoadReport:
+        metadata = self._read_metadata_once(ranks)
+        mine: bytes | Exception
+        plan = LoadPlan([])
+        items: list[Wanted] = []
+        # DCP's plans are gathered only for planners that do something with all of them.
+        gathers = type(planner).create_global_plan is not DefaultLoadPlanner.create_global_plan
+        try:
+            planner.set_up_planner(state, metadata, ranks.rank == 0)
+            self.set_up_storage_reader(metadata, ranks.rank == 0)
+            plan = planner.create_local_plan()
+            items = self._items(plan)
+            mine = pickle.dumps(plan) if gathers else _pack(self._wants(items))
+        except Exception as error:
+            mine = _told(error, ranks)
+        unique = 0
+
+        def decide(messages: list[bytes]) -> list[bytes]:
+            nonlocal unique
+            plans = [b""] * len(messages)
+            if gathers:
+                made = planner.create_global_plan([pickle.loads(message) for message in messages])
+                plans = [pickle.dumps(one) for one in made]
+                wants = [self._wants(self._items(one)) for one in made]
+            else:
+                wants = [_unpack(message) for message in messages]
+            union = blocks_of(np.concatenate(wants), self._lengths, 1)
+            unique = int((union[:, 2] - union[:, 1]).sum())
+            blocks = [blocks_of(rows, self._lengths, CHECKSUM_BLOCK_BYTES) for rows in wants]
+            shares = [one.encode() for one in share(blocks)]
+            return [pickle.dumps(pair) for pair in zip(plans, shares, strict=True)]
+
+        changed, shared = pickle.loads(ranks.exchange.round("plan", mine, decide))
+        if gathers:
+            plan = pickle.loads(changed)
+        plan = planner.finish_plan(plan)
+        exchange: Exchange | None = None
+        began = time.perf_counter()
+        try:
+            reading = self._reading(self._items(plan), planner)
+            if isinstance(ranks, Together):
+                messages = decode_share(shared)
+                reading.leave_to(messages)
+                reading.count()
+                exchange = Exchange(ranks, messages, reading.read_message, reading.arrived)
+                exchange.run()
+            else:
+                reading.count()
+            reading.run()
+            self.read_bytes = reading.read_bytes
+            mine = str(self.read_bytes).encode()
+        except Exception as error:
+            mine = _told(error, ranks)
+        read_seconds = time.perf_counter() - began
+        totals = ranks.exchange.round(
+            "end",
+            mine,
+            lambda found: [json.dumps([sum(map(int, found)), unique]).encode()] * len(found),
+        )
+        job_read, job_unique = json.loads(totals)
         assert self._loaded is not None
         return LoadReport(
             checkpoint_id=str(self._loaded),
             step=self._loaded.step,
             wanted_bytes=self.wanted_bytes,
             read_bytes=self.read_bytes,
-            seconds=time.perf_counter() - began,
+            received_bytes=0 if exchange is None else exchange.received_bytes,
+            read_seconds=read_seconds,
+            ranks=ranks.world,
+            job_read_bytes=job_read,
+            job_unique_bytes=job_unique,
+            seconds=0.0,
         )
+
+    def _read_metadata_once(self, ranks: Together | Alone) -> Metadata:
+        """The manifest as rank 0 finds it, on all ranks."""
+        data = b""
+
+        def find(messages: list[bytes]) -> list[bytes]:
+            nonlocal data
+            id, sequence, manifest = self._find()
+            data = encode(manifest)
+            return [json.dumps([str(id), sequence, len(data)]).encode()] * len(messages)
+
+        self._failure = None
+        id, sequence, length = json.loads(ranks.exchange.round("manifest", b"", find))
+        data = ranks.broadcast(data or None, length)
+        return self._take(parse_checkpoint_id(id), sequence, decode(data))
 
     @property
     def checkpoint_id(self) -> str:
@@ -153,21 +270,49 @@ class VolumeReader(StorageReader):
     def read_metadata(self, *args: Any, **unused: Any) -> Metadata:
         self._failure = None
         try:
-            volume = self._attachment.open()
-            id = self._id if self._id is not None else self._latest()
-            manifest = read_manifest(volume, id)
-            metadata = from_manifest(manifest)
+            metadata = self._take(*self._find())
             # These very objects, not what may have their names by the time they are read.
-            self._objects = {item.name: volume.stat(item.name) for item in manifest.objects}
-            self._seen = f"{id} of commit {volume.stat(id.manifest).sequence}"
+            for number in range(len(self._lengths)):
+                self._info(number)
         except HeadraceError as error:
             # DCP turns it into an AssertionError.
             self._failure = error
             raise
+        return metadata
+
+    def _find(self) -> tuple[CheckpointId, int, Manifest]:
+        volume = self._attachment.open()
+        id = self._id if self._id is not None else self._latest()
+        manifest = read_manifest(volume, id)
+        return id, volume.stat(id.manifest).sequence, manifest
+
+    def _take(self, id: CheckpointId, sequence: int, manifest: Manifest) -> Metadata:
+        metadata = from_manifest(manifest)
+        self._numbers = {entry.name: number for number, entry in enumerate(manifest.objects)}
+        self._lengths = [entry.length_bytes for entry in manifest.objects]
+        self._infos = {}
+        self._sequence = sequence
         self._loaded = id
         self.wanted_bytes = self.read_bytes = 0
         metadata.storage_meta = StorageMeta(checkpoint_id=str(id))
         return metadata
+
+    def _info(self, number: int) -> ObjectInfo:
+        """Of the object of the commit whose manifest was read."""
+        found = self._infos.get(number)
+        if found is None:
+            assert self._loaded is not None
+            volume = self._attachment.open()
+            if self._loaded.manifest not in volume or volume.stat(self._loaded.manifest).sequence != self._sequence:
+                # Another rank saw a later commit than this one has.
+                volume.refresh()
+            if volume.stat(self._loaded.manifest).sequence != self._sequence:
+                raise ObjectNotFound(
+                    f"checkpoint {self._loaded} was replaced while it was loaded", next_step="load it again"
+                )
+            name = next(name for name, of in self._numbers.items() if of == number)
+            found = self._infos[number] = volume.stat(name)
+        return found
 
     def _latest(self) -> CheckpointId:
         found = latest(self._attachment.open(), self._run)
@@ -183,7 +328,7 @@ class VolumeReader(StorageReader):
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return replace(plan, storage_data=self._seen)
+        return replace(plan, storage_data=f"{self._loaded} of commit {self._sequence}")
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         # Every rank looks by itself, and a commit between two looks would give some of them another state.
@@ -199,20 +344,10 @@ class VolumeReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        before: list[tuple[_Wanted, VolumeTransfer]] = []
-        under_way: list[tuple[_Wanted, VolumeTransfer]] = []
-        # By place, so that neighbours on the media are neighbours in the batch.
-        items = sorted(plan.items, key=lambda item: (self._place(item).object, self._place(item).offset))
-        try:
-            for lot in _lots(self._resolve(item, planner) for item in items):
-                under_way = self._submit(lot)
-                self._finish(before, planner)
-                before, under_way = under_way, []
-            self._finish(before, planner)
-        except BaseException:
-            # The caller gets its tensors back with the error: nothing may still be read into them.
-            self._settle(transfer for _, transfer in [*before, *under_way])
-            raise
+        reading = self._reading(self._items(plan), planner)
+        reading.count()
+        reading.run()
+        self.read_bytes += reading.read_bytes
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -226,8 +361,11 @@ class VolumeReader(StorageReader):
         return True
 
     def close(self) -> None:
-        """Close the volume, where it is the reader's own."""
+        """Close the volume, where it is the reader's own, and the group of its loads."""
         self._attachment.close()
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
 
     def __enter__(self) -> VolumeReader:
         return self
@@ -237,183 +375,40 @@ class VolumeReader(StorageReader):
 
     # ---- one load --------------------------------------------------------------------------------------------------
 
-    def _place(self, item: ReadItem) -> Place:
-        place = self._places.get(item.storage_index)
-        if place is None:
-            raise CheckpointFailed(f"the plan wants a chunk of {item.storage_index.fqn!r} that was never saved")
-        return place
-
-    def _resolve(self, item: ReadItem, planner: LoadPlanner) -> _Wanted:
-        place = self._place(item)
-        if item.type == LoadItemType.BYTE_IO:
-            data = bytearray(place.length)
-            self.wanted_bytes += place.length
-            return _wanted(item, place, [place.offset], [place.length], [0], memoryview(data))
+    def _items(self, plan: LoadPlan) -> list[Wanted]:
         assert self._metadata is not None
-        entry = self._metadata.state_dict_metadata[item.storage_index.fqn]
-        if not isinstance(entry, TensorStorageMetadata):
-            raise CheckpointFailed(f"{item.storage_index.fqn!r} is bytes in the checkpoint, not a tensor")
-        dtype, chunk = entry.properties.dtype, _chunk(entry, item.storage_index)
-        target = planner.resolve_tensor(item).detach()
-        if target.shape != item.lengths:
-            raise CheckpointFailed(
-                f"the destination of {item.dest_index.fqn!r}",
-                expected=str(list(item.lengths)),
-                found=str(list(target.shape)),
-            )
-        runs = box_runs(chunk.sizes, item.storage_offsets, item.lengths, dtype.itemsize)
-        self.wanted_bytes += runs.total
-        direct = target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
-        if len(runs.offsets) <= 1 or runs.length >= SHORTEST_RUN:
-            buffer = target if direct else torch.empty(item.lengths, dtype=dtype)
-            starts = runs.offsets + np.uint64(place.offset)
-            at = np.arange(len(starts), dtype=np.uint64) * np.uint64(runs.length)
-            lengths = np.full(len(starts), runs.length, np.uint64)
-            return _wanted(item, place, starts, lengths, at, as_bytes(buffer), target, None if direct else buffer)
-        # Many short runs: the rows of the chunk that hold them, whole, then the columns by a view.
-        rows = torch.empty([item.lengths[0], *chunk.sizes[1:]], dtype=dtype)
-        row_bytes = math.prod(chunk.sizes[1:]) * dtype.itemsize
-        view = rows
-        for dimension in range(1, rows.dim()):
-            view = view.narrow(dimension, item.storage_offsets[dimension], item.lengths[dimension])
-        start = place.offset + item.storage_offsets[0] * row_bytes
-        return _wanted(item, place, [start], [item.lengths[0] * row_bytes], [0], as_bytes(rows), target, view)
+        found = []
+        for item in plan.items:
+            place = self._places.get(item.storage_index)
+            if place is None:
+                raise CheckpointFailed(f"the plan wants a chunk of {item.storage_index.fqn!r} that was never saved")
+            found.append(wanted(item, place, self._numbers[place.object], self._metadata))
+        return found
 
-    def _submit(self, lot: list[_Wanted]) -> list[tuple[_Wanted, VolumeTransfer]]:
-        volume = self._attachment.open()
-        by_object: dict[str, list[_Wanted]] = {}
-        for wanted in lot:
-            if len(wanted.offsets):
-                by_object.setdefault(wanted.object, []).append(wanted)
-        transfers: dict[str, VolumeTransfer] = {}
-        try:
-            for name, of_object in by_object.items():
-                lengths = np.concatenate([w.lengths for w in of_object])
-                self.read_bytes += int(lengths.sum())
-                transfers[name] = volume.submit_read(
-                    self._objects[name],
-                    np.concatenate([w.offsets for w in of_object]),
-                    lengths,
-                    [w.buffer for w in of_object],
-                    np.concatenate([w.at for w in of_object]),
-                    np.repeat(np.arange(len(of_object), dtype=np.uint32), [len(w.offsets) for w in of_object]),
-                )
-        except BaseException:
-            self._settle(transfers.values())
-            raise
-        # A range of nothing belongs to no transfer.
-        return [(w, transfers[w.object] if len(w.offsets) else _NOTHING) for w in lot]
+    def _wants(self, items: Sequence[Wanted]) -> U64:
+        return blocks_of(rows_of_items(items), self._lengths, 1)
 
-    def _settle(self, transfers: Iterable[VolumeTransfer]) -> None:
-        """Wait until no read is under way, whatever became of it: the error that brought us here is the one to tell."""
-        for transfer in transfers:
-            with contextlib.suppress(HeadraceError):
-                transfer.wait(self._timeout_s)
-
-    def _finish(self, under_way: list[tuple[_Wanted, VolumeTransfer]], planner: LoadPlanner) -> None:
-        waited: set[int] = set()
-        for _, transfer in under_way:
-            if id(transfer) in waited:
-                continue
-            waited.add(id(transfer))
-            try:
-                transfer.wait(self._timeout_s)
-            except ChecksumMismatch as error:
-                raise self._name_the_damage([w for w, t in under_way if t is transfer], error) from error
-        for wanted, _ in under_way:
-            if wanted.target is None:
-                planner.load_bytes(wanted.item, io.BytesIO(wanted.buffer))
-                continue
-            if wanted.bounce is not None:
-                wanted.target.copy_(wanted.bounce)
-            planner.commit_tensor(wanted.item, wanted.target)
-
-    def _name_the_damage(self, suspects: list[_Wanted], error: ChecksumMismatch) -> ChecksumMismatch:
-        """The batch says which object and where; people think in tensors. So read one by one and see which fails."""
-        volume = self._attachment.open()
-        for wanted in suspects:
-            one = volume.submit_read(
-                self._objects[wanted.object],
-                wanted.offsets,
-                wanted.lengths,
-                [wanted.buffer],
-                wanted.at,
-                np.zeros(len(wanted.at), np.uint32),
-            )
-            try:
-                one.wait(self._timeout_s)
-            except ChecksumMismatch as again:
-                kind = "item" if wanted.target is None else "tensor"
-                return ChecksumMismatch(
-                    f"{kind} {wanted.item.storage_index.fqn!r} of a checkpoint is damaged: {again.what}",
-                    where=again.where or wanted.object,
-                    expected=again.expected,
-                    found=again.found,
-                    next_step="load the checkpoint before it",
-                )
-        # The second reading was good: the damage was on the way, not at rest.
-        return ChecksumMismatch(
-            f"bytes of a checkpoint were damaged on the way, a second reading was good: {error.what}",
-            where=error.where,
-            next_step="try again; if it stays, look at the network and enable digests (hdgst=1, ddgst=1)",
-        )
+    def _reading(self, items: Sequence[Wanted], planner: LoadPlanner) -> Reading:
+        self.wanted_bytes += sum(one.wanted_bytes for one in items)
+        return Reading(self._attachment.open(), self._info, items, planner, self._timeout_s)
 
 
-class _Nothing:
-    def wait(self, timeout_s: float | None = None) -> None:
-        return None
-
-
-_NOTHING: Any = _Nothing()
-
-
-def _wanted(
-    item: ReadItem,
-    place: Place,
-    offsets: Any,
-    lengths: Any,
-    at: Any,
-    buffer: memoryview,
-    target: torch.Tensor | None = None,
-    bounce: torch.Tensor | None = None,
-) -> _Wanted:
-    columns = [np.asarray(column, np.uint64) for column in (offsets, lengths, at)]
-    keep = columns[1] > 0
-    offsets, lengths, at = (column[keep] for column in columns)
-    return _Wanted(
-        item=item,
-        object=place.object,
-        offsets=offsets,
-        lengths=lengths,
-        at=at,
-        buffer=buffer,
-        target=target,
-        bounce=bounce,
+def _told(error: Exception, ranks: Together | Alone) -> Exception:
+    """What is not ours, as what all ranks may hear."""
+    if isinstance(error, HeadraceError) or ranks.world == 1:
+        return error
+    told = CheckpointFailed(
+        f"the load was given up: rank {ranks.ranks[ranks.rank]} failed",
+        found=f"{type(error).__name__}: {error}",
+        next_step="what was loaded so far is not to be used",
     )
+    told.__cause__ = error
+    return told
 
 
-def _chunk(entry: TensorStorageMetadata, index: MetadataIndex) -> ChunkStorageMetadata:
-    # The hint is right in every plan that DCP makes from our metadata.
-    if index.index is not None and index.index < len(entry.chunks):
-        hinted = entry.chunks[index.index]
-        if hinted.offsets == index.offset:
-            return hinted
-    for chunk in entry.chunks:
-        if chunk.offsets == index.offset:
-            return chunk
-    raise CheckpointFailed(f"the plan wants a chunk of {index.fqn!r} that was never saved")
+def _pack(rows: U64) -> bytes:
+    return rows.astype("<u8", copy=False).tobytes()
 
 
-def _lots(wanted: Iterable[_Wanted]) -> Iterable[list[_Wanted]]:
-    """Lots whose bounce buffers stay within half of BOUNCE_BYTES (two lots are under way), or hold one item."""
-    lot: list[_Wanted] = []
-    bounced = 0
-    for one in wanted:
-        size = one.buffer.nbytes if one.bounce is not None or one.target is None else 0
-        if lot and bounced + size > BOUNCE_BYTES // 2:
-            yield lot
-            lot, bounced = [], 0
-        lot.append(one)
-        bounced += size
-    if lot:
-        yield lot
+def _unpack(data: bytes) -> U64:
+    return np.frombuffer(data, "<u8").reshape(-1, 3).astype(np.uint64, copy=False)

@@ -12,10 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
-from torch.futures import Future
-
 from headrace.checkpoint import CheckpointId
 from headrace.checkpoint.listing import read_info
 from headrace.checkpoint.retention import find
@@ -32,38 +28,6 @@ OnDamage = Literal["raise", "previous"]
 _log = logging.getLogger("headrace")
 #: A step is given up only when as many readings of it, one after another, found damage.
 _READINGS = 2
-
-
-class _Reader(VolumeReader):
-    """A `VolumeReader` that says how long its own reading took, and counts what all ranks want of it once."""
-
-    read_s = 0.0
-    #: On the coordinator: bytes that some rank wants, each once.
-    unique_bytes = 0
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        assert self._metadata is not None
-        sizes: dict[str, int] = {}
-        wanted: dict[str, int] = {}
-        for item in (item for plan in plans for item in plan.items):
-            name = item.storage_index.fqn
-            entry = self._metadata.state_dict_metadata[name]
-            if item.type == LoadItemType.BYTE_IO or not isinstance(entry, TensorStorageMetadata):
-                sizes[name] = count = self._place(item).length
-            else:
-                element = entry.properties.dtype.itemsize
-                sizes[name], count = entry.size.numel() * element, item.lengths.numel() * element
-            wanted[name] = wanted.get(name, 0) + count
-        # Where ranks want parts of a tensor that overlap in part, this is a little too much: never more than all of it.
-        self.unique_bytes = sum(min(count, sizes[name]) for name, count in wanted.items())
-        return super().prepare_global_plan(plans)
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        began = time.perf_counter()
-        try:
-            return super().read_data(plan, planner)
-        finally:
-            self.read_s = time.perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -161,20 +125,19 @@ def _try(
     planner = Planner(ranks)
     extra: dict[str, Any] = {}
     try:
-        reader = _Reader(volume, str(id))
-        with reader:
+        with VolumeReader(volume, str(id)) as reader:
             state = tensors_of(parts)
-            reader.load(state, planner=planner, process_group=ranks.group, no_dist=ranks.group is None)
+            report = reader.load(state, planner=planner, process_group=ranks.group, no_dist=ranks.group is None)
             back = put_back(parts, state, planner, ranks)
         extra = dict(back.extra)
         mine = _Told(
             age_s=process_age_s(),
             restore_s=time.perf_counter() - began,
-            read_s=reader.read_s,
+            read_s=report.read_seconds,
             path=slowest_path(volume.devices),
-            wanted_bytes=reader.wanted_bytes,
-            read_bytes=reader.read_bytes,
-            unique_bytes=reader.unique_bytes,
+            wanted_bytes=report.wanted_bytes,
+            read_bytes=report.read_bytes,
+            unique_bytes=report.job_unique_bytes,
             rng=back.rng,
             data=back.data,
         )

@@ -1,0 +1,121 @@
+"""The ranks of one load: who they are, rounds with deadlines and names, and a private gloo group for bytes.
+
+Words go through the store of the rendezvous (`headrace.torch.coordination`), so that a rank that is dead or late is
+named; bytes go over a gloo group of the reader's own. No message of a load goes over the training group, and none
+touches accelerator memory: what NCCL once took for an object it keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headrace.errors import UsageError
+from headrace.torch.coordination import Exchange, PeerFailed, SoloExchange, StoreExchange
+from headrace.units import format_seconds
+
+
+class Together:
+    """One job's ranks, seen from one of them. Made anew where the group of a load is another one.
+
+    Args:
+        group: the ranks that load together; None: all.
+        timeout_s: the longest that a rank is waited for.
+        stall_s: a rank that gives no sign of life for so long in the middle of a load is taken for dead.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, *, timeout_s: float, stall_s: float) -> None:
+        self.ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+        if dist.get_rank() not in self.ranks:
+            raise UsageError("this rank is not one of process_group", found=f"rank {dist.get_rank()}")
+        self.rank, self.world = self.ranks.index(dist.get_rank()), len(self.ranks)
+        self._timeout_s = timeout_s
+        self._group: Any = None
+        # Equal on all ranks of the group and for no other: they meet there.
+        digest = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:32]
+        store: Any = dist.distributed_c10d._get_default_store()
+        self.exchange = StoreExchange(
+            store, f"headrace/load/{digest}", self.rank, self.world, stall_s=stall_s, deadline_s=timeout_s, doing="load"
+        )
+
+    def meeting(self) -> contextlib.AbstractContextManager[None]:
+        return self.exchange.meeting()
+
+    def group(self) -> Any:
+        """The private group, made when first asked for: by all ranks at the same step of a load."""
+        if self._group is None:
+            self._group = dist.new_group(
+                list(self.ranks),
+                backend="gloo",
+                timeout=timedelta(seconds=self._timeout_s),
+                use_local_synchronization=True,
+            )
+        return self._group
+
+    def broadcast(self, data: bytes | None, length: int) -> bytes:
+        """`data` of rank 0, of `length` bytes, on all."""
+        held = bytearray(data if data is not None else length)
+        if length:
+            tensor = torch.frombuffer(held, dtype=torch.uint8)
+            with self.owed(0):
+                dist.broadcast(tensor, src=self.ranks[0], group=self.group())
+        return bytes(held)
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        with self.owed(rank):
+            return dist.isend(tensor, group_dst=rank, group=self.group(), tag=tag)
+
+    def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        with self.owed(rank):
+            return dist.irecv(tensor, group_src=rank, group=self.group(), tag=tag)
+
+    def wait(self, work: Any, rank: int) -> None:
+        with self.owed(rank):
+            work.wait(timedelta(seconds=self._timeout_s))
+
+    @contextlib.contextmanager
+    def owed(self, rank: int) -> Iterator[None]:
+        """What gloo raises inside, as what it is: that rank did not answer."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerFailed(
+                f"rank {self.ranks[rank]} did not do its part of the load",
+                where=f"rank {self.ranks[self.rank]}",
+                expected=f"its bytes within {format_seconds(self._timeout_s)}",
+                found=str(error).splitlines()[0][:200],
+                next_step="see the log of that rank",
+            ) from error
+
+    def close(self) -> None:
+        """Of this process alone: the others need not come."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+
+class Alone:
+    """The same for a load of one process."""
+
+    ranks: Sequence[int] = (0,)
+    rank = 0
+    world = 1
+
+    def __init__(self) -> None:
+        self.exchange: Exchange = SoloExchange()
+
+    def meeting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def broadcast(self, data: bytes | None, length: int) -> bytes:
+        assert data is not None
+        return data
+
+    def close(self) -> None:
+        return None

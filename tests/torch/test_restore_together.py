@@ -1,0 +1,198 @@
+"""Ranks that load together: what several of them want is read once, and what befalls one of them all are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.errors import HeadraceError
+from headrace.volume import Volume
+from tests.stopping import stopped
+from tests.torch.crew import Crew, Rank, run
+
+MIB = 1 << 20
+STALL_S = 6.0
+TIMEOUT_S = 8.0
+WORLD = 3
+
+
+def values() -> dict[str, np.ndarray]:
+    """Two large tensors, and so many small ones that several are in a block."""
+    chance = np.random.default_rng(1)
+    large = {name: chance.standard_normal((1021, 1536)).astype(np.float32) for name in ("embed", "head")}
+    return large | {f"norm.{n}": chance.standard_normal(1000).astype(np.float32) for n in range(70)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    import torch
+
+    from headrace.torch import VolumeWriter
+
+    folder = tmp_path_factory.mktemp("volume")
+    uris = [f"file:{folder}/member{i}" for i in range(2)]
+    Volume.create([f"{uri}?create=64MiB" for uri in uris]).close()
+    with VolumeWriter(uris) as writer:
+        writer.save(
+            {name: torch.from_numpy(value) for name, value in values().items()} | {"note": "x" * 999}, "run/step-1"
+        )
+    return uris
+
+
+def loading(rank: Rank, argument: tuple[list[str], str, int]) -> Any:
+    """Loads twice; in the first time the victim says its fate at its first tensor, and meets it there. Returns the
+    reports, or the error."""
+    import torch
+    from torch.distributed.checkpoint import DefaultLoadPlanner
+
+    from headrace.torch import VolumeReader
+
+    uris, fate, victim = argument
+
+    class Planner(DefaultLoadPlanner):
+        met = False
+
+        def commit_tensor(self, read_item: Any, tensor: Any) -> None:
+            if rank.rank == victim and fate and not self.met:
+                self.met = True
+                rank.say(fate)
+                if fate == "raise":
+                    raise OSError("no more memory, say")
+                rank.hear()
+            super().commit_tensor(read_item, tensor)
+
+    reports = []
+    with VolumeReader(uris, "run", timeout_s=TIMEOUT_S, stall_s=STALL_S) as reader:
+        for _ in range(2):
+            into: dict[str, Any] = {name: torch.zeros(value.shape) for name, value in values().items()}
+            # One of another dtype, and one that is not contiguous: through a bounce buffer.
+            into |= {"note": "", "norm.7": torch.zeros(1000, dtype=torch.float64), "head": torch.zeros(1536, 1021).t()}
+            try:
+                reports.append(vars(reader.load(into, planner=Planner() if fate else None)))
+            except HeadraceError as error:
+                rank.say("failed")
+                return type(error).__name__, str(error)
+            for name, value in values().items():
+                assert np.array_equal(into[name].numpy(), value), name
+            assert into["note"] == "x" * 999
+    return reports
+
+
+def test_what_all_ranks_want_is_read_once_and_by_each_an_equal_part(saved: list[str]) -> None:
+    found = run(WORLD, loading, (saved, "", 0))
+    total = sum(value.nbytes for value in values().values())
+    for reports in found:
+        assert len(reports) == 2
+        for report in reports:
+            assert report["ranks"] == WORLD
+            assert report["wanted_bytes"] >= total
+            assert total < report["job_unique_bytes"] < total + 8000
+            # Whole blocks, with the gaps between tensors.
+            assert report["job_read_bytes"] <= report["job_unique_bytes"] + 64 * 80
+            # In messages of several MiB, of which each rank reads as many.
+            assert total / WORLD * 0.7 < report["read_bytes"] < total / WORLD * 1.4
+            assert report["read_bytes"] + report["received_bytes"] == report["job_read_bytes"]
+
+
+def test_ranks_hear_by_name_what_one_of_them_met(saved: list[str]) -> None:
+    for kind, text in run(WORLD, loading, (saved, "raise", 1)):
+        assert kind == "CheckpointFailed"
+        assert "rank 1" in text and "no more memory, say" in text
+
+
+def test_a_killed_rank_is_named(saved: list[str]) -> None:
+    crew = Crew(WORLD, loading, (saved, "kill", 1))
+    crew.hear(1, "kill")
+    os.kill(crew.pids[1], signal.SIGKILL)
+    outcomes = crew.join(dead=(1,))
+    for survivor in (0, 2):
+        kind, text = outcomes[survivor]
+        assert kind == "CheckpointFailed" and "rank 1 gave no sign of life" in text, text
+
+
+def test_a_stopped_rank_is_named_within_the_deadline(saved: list[str]) -> None:
+    crew = Crew(WORLD, loading, (saved, "stop", 2))
+    crew.hear(2, "stop")
+    with stopped(crew.pids[2]):
+        for rank in (0, 1):
+            crew.hear(rank, "failed")
+    crew.say(2, "go on")
+    outcomes = crew.join()
+    for kind, text in outcomes[:2]:
+        assert kind == "CheckpointFailed" and "rank 2 gave no sign of life" in text, text
+    # It finds that it was given up, or that the others are gone.
+    assert outcomes[2][0] == "CheckpointFailed"
+
+
+def not_coming(rank: Rank, uris: list[str]) -> str:
+    import torch
+
+    from headrace.torch import VolumeReader
+
+    if rank.rank == 1:
+        rank.hear()
+        return ""
+    with VolumeReader(uris, "run", timeout_s=1.0) as reader, pytest.raises(HeadraceError) as caught:
+        reader.load({"embed": torch.zeros(1021, 1536)})
+    rank.say("failed")
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_come_is_named(saved: list[str]) -> None:
+    crew = Crew(2, not_coming, saved)
+    crew.hear(0, "failed")
+    crew.say(1, "end")
+    assert "rank 1 did not finish within 1.0 s" in crew.join()[0]
+
+
+def damaged(rank: Rank, uris: list[str]) -> tuple[str, str]:
+    import torch
+
+    from headrace.torch import VolumeReader
+
+    into = {name: torch.zeros(value.shape) for name, value in values().items()}
+    with VolumeReader(uris, "run", timeout_s=30) as reader, pytest.raises(HeadraceError) as caught:
+        reader.load(into)
+    return type(caught.value).__name__, str(caught.value)
+
+
+def test_damage_that_one_rank_reads_is_named_to_all(tmp_path: Path) -> None:
+    import torch
+
+    from headrace.torch import VolumeWriter
+
+    path = tmp_path / "member"
+    Volume.create([f"file:{path}?create=64MiB"]).close()
+    with VolumeWriter(f"file:{path}") as writer:
+        writer.save({name: torch.from_numpy(value) for name, value in values().items()}, "run/step-1")
+    pattern = values()["head"][500:510].tobytes()
+    with path.open("r+b") as file:
+        at = file.read().index(pattern)
+        file.seek(at)
+        file.write(bytes([pattern[0] ^ 1]))
+    found = run(WORLD, damaged, [f"file:{path}"])
+    assert {kind for kind, _ in found} == {"ChecksumMismatch"}
+    for _, text in found:
+        assert "'head'" in text
+    # Who read it tells it without its own number.
+    assert sum(text.startswith("rank ") for _, text in found) >= WORLD - 1
+
+
+def test_a_load_that_fails_prints_no_traceback(saved: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from headrace.torch import VolumeReader
+
+    with (
+        VolumeReader(saved, "run/step-7") as reader,
+        pytest.raises(CheckpointException, match="no committed checkpoint"),
+    ):
+        dcp.load({}, storage_reader=reader, no_dist=True)
+    # What DCP says to people goes to the root logger; those of its own name print nothing.
+    assert not [record for record in caplog.records if record.name == "root"]
