@@ -56,6 +56,8 @@ MEMBERS = 2
 WORKERS = ("streaming", "litdata", "webdataset", "grain")
 #: What a step of training is emulated to take.
 STEPS_S = (0.005, 0.02, 0.1)
+#: Steps of one loader, before the other has its turn.
+_WAIT_TURN = 10
 #: Batches that each end keeps under way where reads are compared.
 AHEAD = 8
 
@@ -243,24 +245,37 @@ def verified(rig: Rig) -> Iterator[Figure]:
 
 
 def wait(rig: Rig) -> Iterator[Figure]:
-    """How long a step waits for its batch while steps take their time: the 99th percentile, of the worst length."""
+    """How long a step waits for its batch while steps take their time: the 99th percentile, of the worst length. And
+    the same of the loop over a memory map, in turns of a few steps: what this machine gives to who does nothing but
+    copy after a pause."""
+    import torch
+
     from headrace.torch import TokenLoader
 
-    worst = []
-    with Volume.open(rig.uris) as volume:
+    def waits(batches: Iterator[Any], step_s: float, steps: int) -> list[float]:
+        took = []
+        for _ in range(steps):
+            time.sleep(step_s)
+            began = time.perf_counter()
+            next(batches)
+            took.append(time.perf_counter() - began)
+        return took
+
+    worst, floor = [], []
+    with Volume.open(rig.uris) as volume, ExitStack() as stack:
+        # As in the processes of the loaders: threads that have to be woken are no floor.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         for step_s in STEPS_S:
-            steps = max(20, int(rig.scale.steps * min(1.0, 0.02 / step_s)))
+            turns = max(2, int(rig.scale.steps * min(1.0, 0.02 / step_s)) // _WAIT_TURN)
             with TokenLoader(volume, "tokens", sequence_length=SEQUENCE, global_batch=BATCH, seed=SEED) as loader:
-                batches = iter(loader)
-                next(batches)
-                waits = []
-                for _ in range(steps):
-                    time.sleep(step_s)
-                    began = time.perf_counter()
-                    next(batches)
-                    waits.append(time.perf_counter() - began)
-            worst.append(float(np.quantile(waits, 0.99)))
+                ours, plain = iter(loader), iter(LOADERS["memmap"](rig.folder, "", 0))
+                next(ours), next(plain)
+                took = [(waits(ours, step_s, _WAIT_TURN), waits(plain, step_s, _WAIT_TURN)) for _ in range(turns)]
+            worst.append(float(np.quantile([each for mine, _ in took for each in mine], 0.99)))
+            floor.append(float(np.quantile([each for _, theirs in took for each in theirs], 0.99)))
     yield Figure(suite=SUITE, figure="wait_p99", value=max(worst), unit="s", at_most=0.001, samples=worst)
+    yield Figure(suite=SUITE, figure="wait_memmap", value=max(floor), unit="s", samples=floor)
 
 
 def busy(rig: Rig) -> Iterator[Figure]:

@@ -209,8 +209,10 @@ def test_a_batch_of_documents(mixed: Volume) -> None:
     end = TokenStream.open(mixed, "web").manifest
     assert end is not None
     options: dict[str, Any] = {"sequence_length": LENGTH, "global_batch": 6, "rank": 0, "world": 1}
+    held = []
     with DocumentLoader(mixed, "web", **options, accumulation=2) as each:
         for batch in islice(each, 20):
+            held.append((batch, {name: torch.as_tensor(value).clone() for name, value in batch.items()}))
             ids, labels, places, bounds = (batch[k] for k in ("input_ids", "labels", "position_ids", "cu_seqlens"))
             assert ids.shape == labels.shape == places.shape == (3, LENGTH)
             assert ids.dtype == labels.dtype == places.dtype == torch.int64 and bounds.dtype == torch.int32
@@ -227,6 +229,8 @@ def test_a_batch_of_documents(mixed: Volume) -> None:
             # What ends a document predicts nothing.
             assert (labels[ids == end.end_of_document_id] == -100).all()
             assert learnt.float().mean() > 0.7
+    # They are the caller's own.
+    assert all(torch.equal(torch.as_tensor(batch[name]), kept) for batch, each in held for name, kept in each.items())
 
 
 def test_a_mixture_of_packed_documents_and_windows(mixed: Volume) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 import numpy as np
@@ -185,7 +186,7 @@ class _Loader(Ordered, ABC, Generic[Batch]):
 
     @property
     def ring_bytes(self) -> int:
-        """Memory that the loader holds for batches that are read ahead. In ordinary memory that of two more tensors is
+        """Memory that the loader holds for batches that are read ahead. In ordinary memory that of two more batches is
         kept to be used again."""
         return self._feed.ring_bytes
 
@@ -300,6 +301,8 @@ class DocumentLoader(_Loader[Documents]):
             volume, data, sequence_length=sequence_length, global_batch=global_batch, samples=samples, pad_id=pad_id,
             **options,
         )  # fmt: skip
+        #: Three tensors a batch, of one shape.
+        self._parts = Reused((self.options.local_batch, sequence_length), kept=6)
         if not self._feed.tells_documents:
             raise UsageError(
                 "it is not known where documents end in windows",
@@ -311,14 +314,23 @@ class DocumentLoader(_Loader[Documents]):
     def _make(self, batch: FeedBatch) -> Documents:
         segments = batch.segments()
         ends = segments.cu_seqlens()
+        bounds, longest = torch.from_numpy(ends).to(self._device), int(np.diff(ends).max())
+        if self._device.type != "cuda":
+            return {
+                "input_ids": self._parts.tensor(batch.tokens[:, :-1]),
+                "labels": self._parts.filled(partial(segments.labels, batch.tokens)),
+                "position_ids": self._parts.filled(segments.position_ids),
+                "cu_seqlens": bounds,
+                "max_seqlen": longest,
+            }
         tokens = self._tokens(batch)
         ignored = torch.from_numpy(segments.ignored()).to(self._device)
         return {
             "input_ids": tokens[:, :-1].contiguous(),
             "labels": tokens[:, 1:].masked_fill(ignored, IGNORED),
             "position_ids": torch.from_numpy(segments.position_ids()).to(self._device),
-            "cu_seqlens": torch.from_numpy(ends).to(self._device),
-            "max_seqlen": int(np.diff(ends).max()),
+            "cu_seqlens": bounds,
+            "max_seqlen": longest,
         }
 
 

@@ -184,9 +184,13 @@ class FeedBatch:
         begins = np.zeros(self.tokens.shape, np.bool_)
         begins[:, 0] = True
         ends, pieces, used = self.ends, self.pieces, self._stretch.used
+        # Compared as what they are: as int64 all tokens would be widened first.
+        kind = self.tokens.dtype
         windows = np.flatnonzero(ends >= 0)
-        if windows.size:
-            begins[windows, 1:] = self.tokens[windows, :-1] == ends[windows, None]
+        if len(windows) == len(ends):
+            np.equal(self.tokens[:, :-1], ends.astype(kind)[:, None], out=begins[:, 1:])
+        elif windows.size:
+            begins[windows, 1:] = self.tokens[windows, :-1] == ends[windows].astype(kind)[:, None]
         begins[pieces.rows, pieces.places] = True
         padding = np.zeros_like(begins)
         if used is not None:

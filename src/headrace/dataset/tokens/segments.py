@@ -37,11 +37,14 @@ class Segments:
     #: bool[rows, sequence_length + 1].
     padding: Bools
 
-    def position_ids(self) -> I64:
-        """Of the inputs, from 0 in every segment: int64[rows, sequence_length]."""
+    def position_ids(self, out: I64 | None = None) -> I64:
+        """Of the inputs, from 0 in every segment: int64[rows, sequence_length], into `out` where that is given."""
         begins = self.begins[:, :-1]
-        places = np.arange(begins.shape[1], dtype=np.int64)
-        return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+        ids = np.empty(begins.shape, np.int64) if out is None else out
+        # A row begins with a segment, so that none is of two.
+        starts = np.flatnonzero(begins)
+        before = np.repeat(starts, np.diff(starts, append=begins.size)).reshape(begins.shape)
+        return np.subtract(np.arange(begins.size).reshape(begins.shape), before, out=ids)
 
     def cu_seqlens(self) -> I32:
         """Where each segment of the inputs begins, all rows one after another, and the end: int32[segments + 1]."""
@@ -52,8 +55,11 @@ class Segments:
         """Targets that nothing may be learnt from: bool[rows, sequence_length]."""
         return np.asarray(self.begins[:, 1:] | self.padding[:, 1:])
 
-    def labels(self, tokens: npt.NDArray[Any]) -> I64:
-        """Targets, `IGNORED` where nothing may be learnt: int64[rows, sequence_length]."""
-        labels: I64 = tokens[:, 1:].astype(np.int64)
-        labels[self.ignored()] = IGNORED
+    def labels(self, tokens: npt.NDArray[Any], out: I64 | None = None) -> I64:
+        """Targets, `IGNORED` where nothing may be learnt: int64[rows, sequence_length], into `out` where that is
+        given."""
+        ignored = self.ignored()
+        labels = np.empty(ignored.shape, np.int64) if out is None else out
+        np.copyto(labels, tokens[:, 1:])
+        np.putmask(labels, ignored, IGNORED)
         return labels
