@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from benchmarks import feed_records, peers
 from benchmarks.cores import layout
-from benchmarks.feed_loaders import BATCH, LOADERS, ONLY_RESUME, SEED, SEQUENCE
+from benchmarks.feed_loaders import BATCH, LOADERS, ONLY_RESUME, SEED, SEQUENCE, memmap
 from benchmarks.feed_plot import PANELS
 from benchmarks.feed_record_loaders import LOADERS as RECORD_LOADERS
 from benchmarks.figures import Figure
@@ -267,9 +267,9 @@ def wait(rig: Rig) -> Iterator[Figure]:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         for step_s in STEPS_S:
-            turns = max(2, int(rig.scale.steps * min(1.0, 0.02 / step_s)) // _WAIT_TURN)
+            turns = max(1, int(rig.scale.steps * min(1.0, 0.02 / step_s)) // _WAIT_TURN)
             with TokenLoader(volume, "tokens", sequence_length=SEQUENCE, global_batch=BATCH, seed=SEED) as loader:
-                ours, plain = iter(loader), iter(LOADERS["memmap"](rig.folder, "", 0))
+                ours, plain = iter(loader), memmap(rig.folder, "", 0, None).batches
                 next(ours), next(plain)
                 took = [(waits(ours, step_s, _WAIT_TURN), waits(plain, step_s, _WAIT_TURN)) for _ in range(turns)]
             worst.append(float(np.quantile([each for mine, _ in took for each in mine], 0.99)))
