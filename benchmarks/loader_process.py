@@ -5,8 +5,8 @@ Its first line is `{"ready": NAME, "version": "PACKAGE 1.2"}`; jobs as `benchmar
     {"first": 3}       construct a loader and take its first batch, so often -> seconds each
     {"resume": 3}      from a state at half of an epoch, in a new loader, to the next batch, so often -> seconds each,
                        and whether it was the batch that the first loader had next; null where there are no states
-    {"seconds": 2.0}   take batches for so long -> samples, bytes, seconds, CPU seconds of the process and its workers,
-                       and its most resident memory
+    {"seconds": 2.0}   take batches for so long, one at least -> samples, bytes, seconds, CPU seconds of the process and
+                       its workers, and its most resident memory
 """
 
 from __future__ import annotations
@@ -98,11 +98,14 @@ class Work:
         return {"resume_s": took, "same": same}
 
     def turn(self, loader: Loader, seconds: float) -> dict[str, Any]:
-        began, cpu, samples, size = time.perf_counter(), _cpu_s(), 0, 0
-        while time.perf_counter() - began < seconds:
+        samples = size = 0
+        cpu, began = _cpu_s(), time.perf_counter()
+        took = 0.0
+        while not samples or took < seconds:
             more, longer = self.weigh(next(loader.batches))
             samples, size = samples + more, size + longer
-        answer = {"samples": samples, "bytes": size, "seconds": time.perf_counter() - began, "cpu_s": _cpu_s() - cpu}
+            took = time.perf_counter() - began
+        answer = {"samples": samples, "bytes": size, "seconds": took, "cpu_s": _cpu_s() - cpu}
         answer["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return answer
 
