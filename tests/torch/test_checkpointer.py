@@ -16,9 +16,10 @@ import torch
 
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectNotFound, UsageError, VolumeFull
-from headrace.torch import Checkpointer, Preemption, VolumeReader, VolumeWriter
+from headrace.torch import Checkpointer, Preemption, VolumeReader, VolumeWriter, WriterOptions
 from headrace.torch.saving import Costs, Schedule
 from headrace.volume import Volume
+from tests.torch.test_dcp_hazards import flip_a_bit
 
 #: So that a tensor is longer than a checksum block, and damage in its middle nobody else's.
 WIDE = 9000
@@ -76,23 +77,8 @@ class Job:
         return losses
 
 
-def flip_a_bit_of(uris: list[str], tensor: torch.Tensor) -> None:
-    """In the middle of the last place where its bytes lie."""
-    pattern = tensor.detach().numpy().tobytes()
-    places = []
-    for uri in uris:
-        path = Path(uri.removeprefix("file:"))
-        data = path.read_bytes()
-        at = data.find(pattern)
-        while at >= 0:
-            places.append((path, at + len(pattern) // 2))
-            at = data.find(pattern, at + 1)
-    [(path, at)] = places
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 0x40]))
+def damage(uris: list[str], tensor: torch.Tensor) -> None:
+    flip_a_bit([Path(uri.removeprefix("file:")) for uri in uris], tensor.detach().numpy().tobytes())
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD], ids=["AdamW", "SGD"])
@@ -180,7 +166,7 @@ def test_a_damaged_step_names_the_tensor_and_the_one_before_is_taken_where_that_
             checkpointer.save(step, **job.parts)
             if step == 2:
                 good = job.model[0].weight.detach().clone()
-    flip_a_bit_of(uris, job.model[0].weight)
+    damage(uris, job.model[0].weight)
     with Checkpointer(uris, "run") as checkpointer:
         with pytest.raises(ChecksumMismatch, match=r"'model\.0\.weight'.*on_damage=\"previous\""):
             checkpointer.restore("latest", **job.parts)
@@ -189,12 +175,12 @@ def test_a_damaged_step_names_the_tensor_and_the_one_before_is_taken_where_that_
             assert checkpointer.restore("latest", **job.parts, on_damage="previous") == 2
         assert torch.equal(job.model[0].weight, good) and job.loader.at == 2
         assert checkpointer.certificate is not None
-        [damage] = checkpointer.certificate.damaged
-        assert damage.checkpoint == "run/step-00000003" and "'model.0.weight'" in damage.error
+        [passed] = checkpointer.certificate.damaged
+        assert passed.checkpoint == "run/step-00000003" and "'model.0.weight'" in passed.error
         assert checkpointer.certificate.line.startswith("DAMAGED, PASSED OVER: run/step-00000003; restarted from")
         [loud] = [each.getMessage() for each in caplog.records if (each.name, each.levelname) == ("headrace", "ERROR")]
         assert "step 3 of run is DAMAGED, going back" in loud and "'model.0.weight'" in loud
-    flip_a_bit_of(uris, good)
+    damage(uris, good)
     with Checkpointer(uris, "run") as checkpointer:
         assert checkpointer.restore(2, **job.parts, on_damage="previous") == 1
         assert [each.checkpoint for each in checkpointer.certificate.damaged] == ["run/step-00000002"]  # type: ignore[union-attr]
@@ -228,6 +214,38 @@ def test_a_save_that_failed_is_heard_of(uris: list[str], on_failure: Any, caplog
         checkpointer.save(3, small, wait=True)
         assert checkpointer.latest() == 3
     assert any("the save of step 1 of run FAILED" in each.getMessage() for each in caplog.records)
+
+
+def test_too_little_room_for_what_is_to_stay_is_told_before_training(uris: list[str]) -> None:
+    job = Job(1)
+    for keep_last, room in ((2, True), (40, False)):
+        with Checkpointer(uris, "run", options=WriterOptions(keep_last=keep_last)) as checkpointer:
+            if room:
+                assert checkpointer.restore("latest", **job.parts) is None
+                continue
+            with pytest.raises(VolumeFull):
+                checkpointer.restore("latest", **job.parts)
+
+
+def test_told_to_stop_the_last_save_is_tried_whatever_the_one_before_failed_with(uris: list[str]) -> None:
+    with Checkpointer(uris, "run", preemption=Preemption(signals=(signal.SIGUSR1,), grace_s=60.0)) as checkpointer:
+        checkpointer.save(1, torch.nn.Linear(3000, 3000))
+        signal.raise_signal(signal.SIGUSR1)
+        checkpointer.save(2, torch.nn.Linear(3, 3))
+        assert checkpointer.stopping and checkpointer.latest() == 2
+
+
+def test_a_step_that_is_saved_is_not_saved_again_unless_something_is_given(uris: list[str]) -> None:
+    model = torch.nn.Linear(3, 3)
+    with Checkpointer(uris, "run") as checkpointer:
+        for given, commits in ((model, 1), (None, 1), (model, 2)):
+            checkpointer.save(4, given)
+            checkpointer.wait()
+            with Volume.open(uris) as volume:
+                [info] = list_checkpoints(volume, "run")
+            if commits == 1:
+                first = info.sequence
+            assert (info.sequence > first) == (commits == 2)
 
 
 def test_the_interval_follows_from_what_saves_cost(uris: list[str], caplog: pytest.LogCaptureFixture) -> None:

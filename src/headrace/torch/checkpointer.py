@@ -125,7 +125,8 @@ class Checkpointer:
         `state_dict` and `load_state_dict` (schedulers, scalers) are put back, too; all are in `self.extra`.
 
         Random number generators are put back where the number of ranks is the one that saved, else the certificate says
-        that they are not. Every byte is verified. ChecksumMismatch names the tensor that is damaged; with
+        that they are not. Where `options` say how many checkpoints stay, room for them is kept now: VolumeFull comes
+        before training begins. Every byte is verified. ChecksumMismatch names the tensor that is damaged; with
         `on_damage="previous"` all ranks go back to the step before, and certificate and log say so. After an error
         model and optimizer may hold some of a checkpoint.
         """
@@ -133,6 +134,8 @@ class Checkpointer:
         parts = Parts.of(model, optimizer, loader, extra)
         self._parts = parts
         done = restore(self._volume, self.run, which, parts, self._ranks, on_damage)
+        if self._options.retention is not None and parts.model is not None:
+            self._writer.reserve(collect(parts, 0, self._ranks))
         if done is None:
             return None
         self.extra = done.extra
@@ -251,17 +254,20 @@ class Checkpointer:
     ) -> None:
         """Save all of it as `RUN/step-N`, in one commit. Returns when it is copied: training may go on, and change it.
 
-        What is left out is what `restore` or the save before was given. One save at a time: this waits for the one
-        under way first, and raises what that failed with (`on_failure`). `wait`: return when it is committed. Where the
+        What is left out is what `restore` or the save before was given; where all is, a step whose save has begun is
+        not saved again. One save at a time: this waits for the one under way first, and raises what that failed with
+        (`on_failure`). `wait`: return when it is committed. Where the
         job was told to stop, that is so by itself, within the grace period, and `stopping` is true afterwards.
         """
         self.first_step()
+        again = model is None and optimizer is None and loader is None and extra is None
         model = self._parts.model if model is None else model
         parts = _with(self._parts, Parts.of(model, optimizer, loader, extra))
         stop = self._watch is not None and self._agree(step)[0]
         try:
-            if not (stop and self._begun == step):
-                self._settle(self._stop_by if stop else None)
+            if not (self._begun == step and (again or stop)):
+                # Told to stop, this is the last chance: what the save before failed with was logged, and must do.
+                self._settle(self._stop_by if stop else None, quietly=stop)
                 self._begin(step, parts)
             if stop or wait:
                 self._settle(self._stop_by if stop else None)
@@ -294,7 +300,7 @@ class Checkpointer:
         self._settle(None if timeout_s is None else time.monotonic() + timeout_s)
         return self._last
 
-    def _settle(self, by: float | None = None) -> None:
+    def _settle(self, by: float | None = None, *, quietly: bool = False) -> None:
         save = self._under_way
         if save is None:
             return
@@ -308,7 +314,7 @@ class Checkpointer:
             ) from None
         except HeadraceError:
             self._under_way = self._begun = None
-            if self._on_failure == "raise":
+            if self._on_failure == "raise" and not quietly:
                 raise
         self._under_way = None
 
