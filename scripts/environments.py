@@ -9,15 +9,16 @@ are there once: the versions of those in `keeps` stay what they are. Its stamp i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -69,7 +70,10 @@ class Environment:
             if not self._ready():
                 began = time.monotonic()
                 print(f"{self.folder.name}: getting {self.holds} (once)", file=sys.stderr, flush=True)
-                self._make()
+                try:
+                    self._make()
+                except OSError as error:
+                    raise CannotMake(f"{error.filename or self.folder}: {error.strerror or error}") from error
                 print(f"{self.folder.name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return self.python
 
@@ -107,18 +111,26 @@ class Environment:
 
     def _run(self, command: list[str]) -> None:
         told = " ".join(command[1:5]) + " ..."
+        # A group of its own: it ends with all that it has started, also where this is ended.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=LIMIT_S
-            )
-        except subprocess.TimeoutExpired:
-            raise CannotMake(f"`{told}` had not ended after {LIMIT_S:.0f} s") from None
-        if done.returncode:
-            said = "\n".join(line[:300] for line in done.stderr.splitlines()[-8:])
+            said = process.communicate(timeout=LIMIT_S)[1]
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise CannotMake(f"`{told}` had not ended after {LIMIT_S:.0f} s") from None
+            raise
+        if process.returncode:
+            said = "\n".join(line[:300] for line in said.splitlines()[-8:])
             raise CannotMake(f"`{told}` said:\n{said}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """One process at a time makes environments out of this one."""
     folder = os.open(sys.prefix, os.O_RDONLY)
@@ -153,9 +165,14 @@ def main() -> int:
     if unknown or not names:
         print(f"usage: environments.py NAME..., of {', '.join(ENVIRONMENTS)}", file=sys.stderr)
         return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # As an exception, which ends what was started.
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     for name in names:
         try:
             ENVIRONMENTS[name].make()
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
         except CannotMake as error:
             print(f"cannot make .venv-{name}: {error}", file=sys.stderr)
             return 1

@@ -142,10 +142,14 @@ def interrupted(uri: str, corpus: Path, tokenizer: Path, expected: dict[str, byt
                     workers = _workers_of(child.pid)
                 child.send_signal(signal.SIGINT)
             said = child.stderr.read()
-        assert child.returncode in (0, 130), said
+        with Volume.open([uri]) as volume:
+            whole = "a.json" in volume
+        # It may come behind the commit, and when Python hears no signals any more.
+        good = (0, 130, -signal.SIGINT) if whole else (130,)
+        assert child.returncode in good, (child.returncode, said)
         assert "Traceback" not in said, said
         assert not psutil.wait_procs(workers, timeout=60)[1]
-        if child.returncode == 0:
+        if whole:
             check([uri], expected)
             return number
         nothing_half([uri])

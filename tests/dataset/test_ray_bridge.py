@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from headrace.dataset.ingestion import ray_bridge
-from headrace.dataset.ingestion.channel import Inbox
+from headrace.dataset.ingestion.channel import Inbox, encode
+from headrace.errors import DatasetError
 
 
 class Lost(Exception):
@@ -89,3 +92,42 @@ def test_a_node_that_is_lost_with_many_workers_is_not_the_end(monkeypatch: pytes
 def test_workers_that_never_come_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_bridge, "_PAUSE_S", 0.001)
     assert set(said(lambda: True, 3, lambda words: "failed" in words)) == {"failed"}
+
+
+#: A bridge whose cluster breaks a connection.
+BREAKS = """
+import sys
+from headrace.dataset.ingestion import ray_bridge
+
+class Ray:
+    def cluster_resources(self):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+ray_bridge.connect = lambda address: Ray()
+ray_bridge.main(int(sys.argv[1]))
+"""
+
+
+def test_a_connection_that_breaks_is_told_to_the_ingest_and_the_bridge_waits_for_its_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            bridge = subprocess.Popen(
+                [sys.executable, "-c", BREAKS, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+        with bridge:
+            ours.settimeout(60)
+            ours.sendall(encode(("begin", "10.0.0.1:6379", None, 3, "/")))
+            inbox, messages = Inbox(), []
+            while not messages:
+                data = ours.recv(1 << 16)
+                assert data, bridge.communicate()[1]
+                messages += inbox.add(data)
+            ((what, error),) = messages
+            assert what == "failed" and isinstance(error, DatasetError)
+            assert str(error).startswith("the work on a cluster ended at 10.0.0.1:6379: found ")
+            assert "Connection reset by peer" in str(error)
+            # It goes when the ingest does.
+            ours.close()
+            assert bridge.communicate(timeout=60)[1] == "" and bridge.returncode == 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,55 @@ def test_why_it_could_not_be_made_is_what_a_skipped_test_says(somewhere: Environ
         impossible.make()
     why = impossible.missing() or ""
     assert "could not be made" in why and "no-such-package-anywhere" in why and "make test" in why
+
+
+#: Makes one whose pip hangs, and says its number first.
+HANGS = """
+import sys
+from pathlib import Path
+from scripts import environments
+
+folder = Path(sys.argv[1])
+environments.ROOT = folder
+(folder / "wanted.txt").write_text("numpy\\n")
+some = environments.Environment(name="some", wanted=folder / "wanted.txt", holds="some packages", keeps=("numpy",))
+environments.ENVIRONMENTS = {"some": some}
+pip = folder / "pip.py"
+pip.write_text(
+    "import os, time; from pathlib import Path; Path('tmp').write_text(str(os.getpid())); "
+    "os.rename('tmp', 'pid'); time.sleep(600)"
+)
+run = environments.Environment._run
+environments.Environment._run = lambda self, command: run(self, [sys.executable, str(pip)])
+sys.argv = ["environments.py", "some"]
+sys.exit(environments.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_it_has_started_ends_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", HANGS, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        said, end = tmp_path / "pid", time.monotonic() + 60
+        while not said.exists():
+            assert process.poll() is None and time.monotonic() < end, process.stderr
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in err
+    # It was waited for.
+    assert not Path(f"/proc/{said.read_text().strip()}").exists()
+
+
+def test_a_place_where_nothing_can_be_made_is_said(somewhere: Environment) -> None:
+    somewhere.folder.write_text("in the way")
+    gone = dataclasses.replace(somewhere, name="other", wanted=somewhere.wanted.with_name("gone.txt"))
+    for each, why in ((somewhere, "some"), (gone, "gone.txt")):
+        with pytest.raises(CannotMake, match=why):
+            each.make()
 
 
 def test_an_unknown_name_is_said() -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
 from headrace.dataset.feed.chosen import ChosenRead
 from headrace.errors import DatasetError, UsageError
 from headrace.torch.dataset import TokenDataset
-from headrace.torch.sampler import Layout, refuse_dealers
+from headrace.torch.sampler import Layout, LayoutOptions, refuse_dealers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class TokenIterable(torch.utils.data.IterableDataset[Any]):
@@ -32,24 +35,14 @@ class TokenIterable(torch.utils.data.IterableDataset[Any]):
         dataset: TokenDataset,
         *,
         global_batch: int,
-        accumulation: int = 1,
-        rank: int | None = None,
-        world: int | None = None,
         prefetch: int = 4,
-        allow_global_batch_change: bool = False,
+        **layout: Unpack[LayoutOptions],
     ) -> None:
         if prefetch < 1:
             raise UsageError("prefetch is out of range", expected="1 or more", found=str(prefetch))
         self.dataset = dataset
         self.prefetch = prefetch
-        self._layout = Layout(
-            dataset,
-            global_batch=global_batch,
-            accumulation=accumulation,
-            rank=rank,
-            world=world,
-            allow_global_batch_change=allow_global_batch_change,
-        )
+        self._layout = Layout(dataset, global_batch=global_batch, **layout)
         #: Where this iteration began, the same for all workers, and how many batches of this worker's it has had.
         self._start = self._given = 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch.utils.data
 
@@ -21,12 +21,29 @@ from headrace.errors import UsageError
 from headrace.torch.dataset import TokenDataset
 from headrace.torch.parallel import data_rank
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 #: Modules that deal out to ranks what they iterate over.
 _DEALERS = (
     "accelerate.data_loader",
     "lightning_fabric.utilities.distributed",
     "lightning.fabric.utilities.distributed",
 )
+
+
+class StepsOptions(TypedDict, total=False):
+    """`headrace.dataset.FeedOptions` says what each means."""
+
+    accumulation: int
+    allow_global_batch_change: bool
+
+
+class LayoutOptions(StepsOptions, total=False):
+    """What sampler and iterable take. `rank`, `world`: of the process group where they are left out."""
+
+    rank: int | None
+    world: int | None
 
 
 class Layout:
@@ -37,20 +54,18 @@ class Layout:
         dataset: TokenDataset,
         *,
         global_batch: int,
-        accumulation: int = 1,
         rank: int | None = None,
         world: int | None = None,
-        allow_global_batch_change: bool = False,
+        **steps: Unpack[StepsOptions],
     ) -> None:
         rank, world = data_rank(rank, world)
         self.options = FeedOptions(
             sequence_length=next(iter(dataset.sources.values())).sequence_length,
             global_batch=global_batch,
-            accumulation=accumulation,
             rank=rank,
             world=world,
             seed=dataset.order.seed,
-            allow_global_batch_change=allow_global_batch_change,
+            **steps,
         )
         self.dataset = dataset
         #: Steps an epoch: `len` of what frameworks iterate over must be whole. What is over is not left out: the next
@@ -102,24 +117,8 @@ class OrderSampler(torch.utils.data.Sampler[int]):
     iteration. `load_state_dict`: before the iteration.
     """
 
-    def __init__(
-        self,
-        dataset: TokenDataset,
-        *,
-        global_batch: int,
-        accumulation: int = 1,
-        rank: int | None = None,
-        world: int | None = None,
-        allow_global_batch_change: bool = False,
-    ) -> None:
-        self._layout = Layout(
-            dataset,
-            global_batch=global_batch,
-            accumulation=accumulation,
-            rank=rank,
-            world=world,
-            allow_global_batch_change=allow_global_batch_change,
-        )
+    def __init__(self, dataset: TokenDataset, *, global_batch: int, **layout: Unpack[LayoutOptions]) -> None:
+        self._layout = Layout(dataset, global_batch=global_batch, **layout)
         #: Where the next iteration begins, and where the last one did.
         self._consumed = self._begun = 0
         #: For the data set's own check.

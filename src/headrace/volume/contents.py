@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from headrace.device import BlockDevice
-from headrace.errors import MemberMissing, ObjectNotFound, UsageError, VolumeDamaged
+from headrace.errors import DeviceTimeout, MemberMissing, ObjectNotFound, UsageError, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.commit import LogWriter
@@ -24,6 +24,7 @@ from headrace.volume.catalog.tables import TableDamaged
 from headrace.volume.data.absent import present
 from headrace.volume.data.checksums import ChecksumCache
 from headrace.volume.data.objects import ObjectInfo, StoredBlob, StoredObject, info_of, objects_of, replaced
+from headrace.volume.data.patience import left_s
 from headrace.volume.follow import INTERVAL_S, LONGEST_S, Deadline, Pace, Watch, follow, wait_for
 from headrace.volume.layout import Blob, ObjectValue, Superblock
 from headrace.volume.media import epochs, members
@@ -255,14 +256,21 @@ class Contents:
         return value
 
     def stored(self, what: str | ObjectInfo) -> StoredObject:
-        """An object with its blobs: where every byte of it lies. ObjectNotFound."""
+        """An object with its blobs: where every byte of it lies. ObjectNotFound; DeviceTimeout where this thread waits
+        no longer (`headrace.volume.data.patience`)."""
         name = what if isinstance(what, str) else what.name
-        with self.lock:
+        if not self.lock.acquire(timeout=left_s()):
+            raise DeviceTimeout(
+                "another thread looks into the catalogue, and does not come to its end", where=repr(self)
+            )
+        try:
             stored = self._decoded.get(name)
             if stored is None:
                 stored = self._decoded[name] = self._whole(name)
                 while len(self._decoded) > _DECODED:
                     self._decoded.popitem(last=False)
+        finally:
+            self.lock.release()
         if not isinstance(what, str) and what.sequence != stored.value.sequence:
             raise replaced(name)
         return stored

@@ -17,7 +17,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,13 @@ from headrace.dataset.tokens.stream import TokenStream
 from headrace.device import BlockDevice, troubled_paths
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
 from headrace.volume import VolumeTransfer
+from headrace.volume.data import patience
 from headrace.volume.stage.read import Near
 
 I64 = npt.NDArray[np.int64]
+
+#: Seconds that look-ups for later batches may take: what takes longer is done when it is needed.
+_AHEAD_S = 1.0
 
 
 class Feed:
@@ -288,6 +292,9 @@ class Feed:
 
     def _fill(self) -> None:
         """Ask for what there is room for. Raises no error of the volume: what is wrong is kept for the batch's turn."""
+        patience.by(time.monotonic() + _AHEAD_S, self._fill_now)
+
+    def _fill_now(self) -> None:
         while self._plans - self._reads < self.options.prefetch:
             stretch = self._plan()
             if stretch is None:
@@ -347,7 +354,8 @@ class Feed:
         """Wait until the first batch has its tokens. What is wrong with it is raised, and the next call tries again."""
         started = time.monotonic()
         try:
-            self._arrive_until(started + self.options.stall_timeout_s)
+            end_s = started + self.options.stall_timeout_s
+            patience.by(end_s, self._arrive_until, end_s)
         finally:
             self._last_wait_s = time.monotonic() - started
             self._wait_s += self._last_wait_s
@@ -361,7 +369,8 @@ class Feed:
             flight = self._flights[0]
             if flight.arrived:
                 return
-            if flight.failed:
+            if flight.failed or isinstance(flight.error, DeviceTimeout):
+                # What had to be looked up for it took too long then; now it is waited for.
                 self._submit(flight)
             wrong = flight.error
             try:
@@ -376,7 +385,7 @@ class Feed:
                 return
             if len(flight.slots) == 1:
                 flight.failed = True
-                raise wrong
+                self._raise(wrong)
             alone = flight.alone()
             for each in alone:
                 self._submit(each)
@@ -389,7 +398,7 @@ class Feed:
             stretch = self._planned[0]
             if stretch.parts:
                 return
-            if stretch.failed:
+            if stretch.failed or isinstance(stretch.error, DeviceTimeout):
                 stretch.plan()
             wrong = stretch.error
             if wrong is None:
@@ -404,7 +413,7 @@ class Feed:
                 return
             if stretch.count == 1:
                 stretch.failed = True
-                raise wrong
+                self._raise(wrong)
             alone = stretch.alone()
             self._planned.popleft()
             self._planned.extendleft(reversed(alone))
@@ -417,7 +426,7 @@ class Feed:
                 transfer.wait(max(0.0, end_s - time.monotonic()))
             except HeadraceError as error:
                 if isinstance(error, DeviceTimeout) and not transfer.done():
-                    raise self._stalled(transfer) from error
+                    raise self._stalled(transfer.waiting()) from error
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -444,12 +453,17 @@ class Feed:
         except HeadraceError as error:
             flight.error = error
 
-    def _stalled(self, transfer: VolumeTransfer) -> DeviceTimeout:
+    def _raise(self, error: HeadraceError) -> NoReturn:
+        if isinstance(error, DeviceTimeout):
+            raise self._stalled(error.where) from error
+        raise error
+
+    def _stalled(self, where: str | None) -> DeviceTimeout:
         ready = sum(len(flight) for flight in self._flights if flight.done())
         trouble = [said for device in self.devices for said in troubled_paths(device)]
         return DeviceTimeout(
             "a batch did not come in time",
-            where=transfer.waiting() or self.where,
+            where=where or self.where,
             expected=f"within {self.options.stall_timeout_s:g} s",
             found=", ".join([f"{self._in_flight} batches in flight, {ready} of them ready", *trouble]),
             next_step="look at the target and the path to it; the next call waits for the same batch again",

@@ -10,10 +10,8 @@ fit the others. The tokens move in slices, by workers, to be gone on with, as th
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import BinaryIO
 
 import numpy as np
@@ -24,7 +22,7 @@ from headrace.dataset.ingestion.output import Output
 from headrace.dataset.ingestion.places import open_binary, reason
 from headrace.dataset.ingestion.progress import IngestProgress, Teller
 from headrace.dataset.ingestion.readers import wrong
-from headrace.dataset.ingestion.run import Run, WorkOptions, compose, free_names
+from headrace.dataset.ingestion.run import Run, RunReport, WorkOptions, compose, free_names
 from headrace.dataset.ingestion.slices import Done, Task, slice_bytes, slices_of
 from headrace.dataset.ingestion.tokenizer import load_tokenizer
 from headrace.dataset.tokens.idx import HEADER_BYTES, IndexCheck, IndexHeader, parse_idx_header
@@ -41,12 +39,9 @@ _PLAN_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportReport:
+class ImportReport(RunReport):
     """What was committed."""
 
-    name: str
-    #: Of the commit.
-    sequence: int
     documents: int
     tokens: int
     #: "uint16" or "int32".
@@ -55,12 +50,6 @@ class ImportReport:
     tokens_sha256: str
     #: `NAME.json`; None where no tokenizer was given.
     manifest: Manifest | None
-    seconds: float
-    #: See `IngestReport`.
-    slices: int
-    resumed: int
-    workers: int
-    direct: bool
 
 
 def megatron_prefix(location: str) -> str | None:
@@ -89,7 +78,6 @@ def import_megatron(
     made with, kept beside them.
     """
     options = options or WorkOptions()
-    began = time.monotonic()
     if tokenizer is None and end_of_document is not None:
         raise UsageError("end_of_document belongs to a tokenizer that is given", found=repr(end_of_document))
     given = None if tokenizer is None else load_tokenizer(tokenizer, end_of_document)
@@ -113,18 +101,13 @@ def import_megatron(
     tokens = found[0].size_bytes // header.dtype.itemsize
     manifest = None
     if given is not None:
-        manifest = Manifest(
+        manifest = given.manifest(
             documents=header.document_count,
             tokens=tokens,
-            dtype=header.dtype.name,
+            dtype=header.dtype,
             tokens_sha256=sha256,
-            tokenizer_sha256=given.sha256,
-            vocabulary=given.vocabulary,
-            end_of_document=given.end_of_document,
-            end_of_document_id=given.end_id,
             # Whether Megatron's tools were told to end documents nobody knows.
             corpus={"description": corpus.description, "files": 2, "documents_end": False},
-            headrace=version("headrace"),
         )
     with session.transaction() as transaction:
         compose(transaction, names["bin"], run.parts())
@@ -139,18 +122,12 @@ def import_megatron(
             transaction.put(names["json"], manifest.encode())
         run.work.drop(transaction)
     return ImportReport(
-        name=name,
-        sequence=transaction.sequence,
+        **run.told(transaction.sequence),
         documents=header.document_count,
         tokens=tokens,
         dtype=header.dtype.name,
         tokens_sha256=sha256,
         manifest=manifest,
-        seconds=time.monotonic() - began,
-        slices=len(run.order.slices),
-        resumed=run.resumed,
-        workers=run.workers,
-        direct=run.direct,
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from headrace.dataset.ingestion.corpus import SHOWN, Corpus, CorpusCounts, Corpu
 from headrace.dataset.ingestion.output import U8, Output
 from headrace.dataset.ingestion.progress import IngestProgress, Teller
 from headrace.dataset.ingestion.readers import Bad, Portion, Source, wrong
-from headrace.dataset.ingestion.run import Run, WorkOptions, compose, free_names
+from headrace.dataset.ingestion.run import Run, RunReport, WorkOptions, compose, free_names
 from headrace.dataset.ingestion.slices import FILE_BYTES, Done, Slice, Task, slice_bytes
 from headrace.dataset.records.index import (
     FIELD,
@@ -53,22 +52,14 @@ _PLAN_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordsReport:
+class RecordsReport(RunReport):
     """What was committed."""
 
-    name: str
-    #: Of the commit.
-    sequence: int
     #: `NAME.json`.
     manifest: dict[str, Any]
-    seconds: float
     #: Files that are no tars, beside tars, and were left out.
     ignored_files: int
     #: See `IngestReport`.
-    slices: int
-    resumed: int
-    workers: int
-    direct: bool
     bad_shown: tuple[str, ...]
 
 
@@ -100,7 +91,6 @@ def ingest_records(
 ) -> RecordsReport:
     """Keep the records of `corpus` as the dataset `name`; see `ingest` for errors, and what is kept after them."""
     options = options or WorkOptions()
-    began = time.monotonic()
     if not isinstance(corpus, Corpus):
         corpus = open_records(corpus)
     names = free_names(session, name, ("records", "records.idx", "json"))
@@ -142,15 +132,9 @@ def ingest_records(
         transaction.put(names["json"], (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
         run.work.drop(transaction)
     return RecordsReport(
-        name=name,
-        sequence=transaction.sequence,
+        **run.told(transaction.sequence),
         manifest=manifest,
-        seconds=time.monotonic() - began,
         ignored_files=corpus.ignored_files,
-        slices=len(run.order.slices),
-        resumed=run.resumed,
-        workers=run.workers,
-        direct=run.direct,
         bad_shown=tuple(totals.bad_shown[:SHOWN]),
     )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.dataset.ingestion import places
 from headrace.dataset.ingestion.corpus import Corpus, CorpusCounts
@@ -82,17 +84,36 @@ class Totals(CorpusCounts):
         self.bad_shown += counts["bad_shown"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """What is told of every ingest."""
+
+    name: str
+    #: Of the commit.
+    sequence: int
+    seconds: float
+    #: Slices that the corpus was read in, and how many of them an earlier run had done.
+    slices: int
+    resumed: int
+    #: Processes that read them; 1: this one.
+    workers: int
+    #: They wrote to the volume themselves (else all of it went through this process).
+    direct: bool
+
+
 class Run:
     """The slices of one corpus, read into what is kept of an ingest."""
 
     def __init__(
         self, corpus: Corpus, session: Session, name: str, slices: Sequence[Slice], options: WorkOptions, tell: Teller
     ) -> None:
+        self._began = time.monotonic()
         self.corpus, self.session, self.options, self.tell = corpus, session, options, tell
         most = parts_of_a_slice(MAX_SLICES, len(slices))
         known = known_parts(slices, options.part_bytes, most)
         if known > MAX_SLICES:
             raise too_many_parts(MAX_SLICES, f"{known} or more")
+        self.name = name
         self.work = Work(session, name)
         self.order = Order(slices, corpus.options.limit_bytes, most_parts=MAX_SLICES)
         self.workers = self._workers(len(slices))
@@ -102,6 +123,18 @@ class Run:
         self._done = Totals()
         #: Slices under way: what was counted of each, and tokens.
         self._under_way: dict[int, tuple[CorpusCounts, int]] = {}
+
+    def told(self, sequence: int) -> dict[str, Any]:
+        """The fields of `RunReport`, of what was committed as this sequence."""
+        return {
+            "name": self.name,
+            "sequence": sequence,
+            "seconds": time.monotonic() - self._began,
+            "slices": len(self.order.slices),
+            "resumed": self.resumed,
+            "workers": self.workers,
+            "direct": self.direct,
+        }
 
     def _workers(self, slices: int) -> int:
         here = any(places.own_to_a_process(source.location) for source in self.corpus.sources[:1])

@@ -16,12 +16,10 @@ The same corpus and settings give the same bytes, whatever the number of workers
 from __future__ import annotations
 
 import os
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from headrace.dataset.ingestion.corpus import SHOWN, Corpus, CorpusCounts, Corpu
 from headrace.dataset.ingestion.output import Output
 from headrace.dataset.ingestion.progress import IngestProgress, Teller
 from headrace.dataset.ingestion.readers import Piece
-from headrace.dataset.ingestion.run import Run, Totals, WorkOptions, compose, free_names
+from headrace.dataset.ingestion.run import Run, RunReport, Totals, WorkOptions, compose, free_names
 from headrace.dataset.ingestion.slices import Done, Task, slice_bytes, slices_of
 from headrace.dataset.ingestion.tokenizer import (
     TextTokenizer,
@@ -74,23 +72,12 @@ class IngestOptions(WorkOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngestReport:
+class IngestReport(RunReport):
     """What was committed."""
 
-    name: str
-    #: Of the commit.
-    sequence: int
     manifest: Manifest
-    seconds: float
     #: Files of the corpus' folder that are of no known kind, and were left out.
     ignored_files: int
-    #: Slices that the corpus was read in, and how many of them an earlier run had done.
-    slices: int
-    resumed: int
-    #: Processes that read them; 1: this one.
-    workers: int
-    #: They wrote to the volume themselves (else all of it went through this process).
-    direct: bool
     #: Records that were left out, in words; the first of them.
     bad_shown: tuple[str, ...]
 
@@ -123,7 +110,6 @@ class _Ingest:
     def __init__(
         self, corpus: Corpus, session: Session, name: str, names: dict[str, str], options: IngestOptions, tell: Teller
     ) -> None:
-        self.began = time.monotonic()
         self.corpus, self.session, self.name, self.names = corpus, session, name, names
         self.options, self.tell = options, tell
         self.slice_bytes = options.slice_bytes or slice_bytes(corpus.size_bytes, len(corpus.sources))
@@ -152,15 +138,9 @@ class _Ingest:
         with self.session.transaction() as transaction:
             self._compose(transaction, tokenizer, totals, manifest)
         return IngestReport(
-            name=self.name,
-            sequence=transaction.sequence,
+            **slices.told(transaction.sequence),
             manifest=manifest,
-            seconds=time.monotonic() - self.began,
             ignored_files=corpus.ignored_files,
-            slices=len(slices.order.slices),
-            resumed=slices.resumed,
-            workers=slices.workers,
-            direct=slices.direct,
             bad_shown=tuple(totals.bad_shown[:SHOWN]),
         )
 
@@ -210,15 +190,11 @@ class _Ingest:
 
     def _manifest(self, tokenizer: TextTokenizer, totals: Totals, tokens_sha256: str) -> Manifest:
         corpus = self.corpus
-        return Manifest(
+        return tokenizer.manifest(
             documents=totals.documents,
             tokens=totals.tokens,
-            dtype=tokenizer.dtype.name,
+            dtype=tokenizer.dtype,
             tokens_sha256=tokens_sha256,
-            tokenizer_sha256=tokenizer.sha256,
-            vocabulary=tokenizer.vocabulary,
-            end_of_document=tokenizer.end_of_document,
-            end_of_document_id=tokenizer.end_id,
             corpus={
                 "description": corpus.description,
                 "files": len(corpus.sources),
@@ -228,7 +204,6 @@ class _Ingest:
                 "empty_documents": totals.empty_documents,
                 "bad_records": totals.bad_records,
             },
-            headrace=version("headrace"),
         )
 
     def _compose(self, transaction: Transaction, tokenizer: TextTokenizer, totals: Totals, manifest: Manifest) -> None:

@@ -12,12 +12,14 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.tokens.stream import Manifest
 from headrace.errors import DatasetError, UsageError
 from headrace.units import MIB, format_bytes
 
@@ -63,6 +65,23 @@ class TextTokenizer:
         """The tokens of each text, without any around them: `dtype[length]` each."""
         encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, self.dtype) for encoding in encodings]
+
+    def manifest(
+        self, *, documents: int, tokens: int, dtype: np.dtype[Any], tokens_sha256: str, corpus: dict[str, Any]
+    ) -> Manifest:
+        """Of tokens that it made."""
+        return Manifest(
+            documents=documents,
+            tokens=tokens,
+            dtype=dtype.name,
+            tokens_sha256=tokens_sha256,
+            tokenizer_sha256=self.sha256,
+            vocabulary=self.vocabulary,
+            end_of_document=self.end_of_document,
+            end_of_document_id=self.end_id,
+            corpus=corpus,
+            headrace=version("headrace"),
+        )
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Text of a row of tokens; the end of a document shows as its name."""

@@ -35,12 +35,17 @@ from headrace.dataset.decoding.processes import decoder_of
 from headrace.dataset.records.memory import KeptMemory
 from headrace.errors import DeviceTimeout, HeadraceError, UsageError
 from headrace.units import GIB, MIB, format_bytes
+from headrace.volume.data import patience
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 I64 = npt.NDArray[np.int64]
 T = TypeVar("T")
+
+
+#: Seconds that look-ups for later batches may take: what takes longer is done when it is needed.
+_AHEAD_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,16 +199,7 @@ class RecordsAhead(Generic[T]):
         if not self._begun:
             self._begin()
         try:
-            if not self._flights:
-                self._fill()
-            while not self._flights and self._sought:
-                self._take_located(end)
-                self._fill()
-            if not self._flights:
-                if self._batches_error is not None:
-                    raise self._batches_error
-                raise StopIteration
-            made = self._arrive(self._flights[0], end)
+            made = patience.by(end, self._next, end)
         finally:
             self._last_wait_s = time.monotonic() - started
             self._wait_s += self._last_wait_s
@@ -215,9 +211,21 @@ class RecordsAhead(Generic[T]):
         # What is wrong with a read that comes later must not cost the caller the batch in hand: the next call tries
         # again, and raises what is then wrong.
         with contextlib.suppress(HeadraceError):
-            self._fill()
+            patience.by(time.monotonic() + _AHEAD_S, self._fill)
             self._hand_on()
         return made
+
+    def _next(self, end_s: float) -> list[T]:
+        if not self._flights:
+            self._fill()
+        while not self._flights and self._sought:
+            self._take_located(end_s)
+            self._fill()
+        if not self._flights:
+            if self._batches_error is not None:
+                raise self._batches_error
+            raise StopIteration
+        return self._arrive(self._flights[0], end_s)
 
     @property
     def counted(self) -> tuple[int, int]:

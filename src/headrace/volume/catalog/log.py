@@ -21,6 +21,7 @@ from headrace.volume import layout
 from headrace.volume.catalog.catalog import Catalog
 from headrace.volume.catalog.headless import was_in_force
 from headrace.volume.catalog.tables import NodeStore
+from headrace.volume.data.patience import read_into
 from headrace.volume.layout import ALIGN, AreaHeader, Record, RecordHead, Superblock
 
 #: Blocks read at once where records are expected, and where probably nothing new is.
@@ -101,7 +102,7 @@ class LogReader:
 
     def _read(self, copy: int, offset: int, length: int) -> bytes:
         buffer = np.empty(length, np.uint8)
-        self.device(copy).read_into(offset, buffer)
+        read_into(self.device(copy), offset, buffer)
         return buffer.tobytes()
 
     def _places(self, area: int, block: int, copies: Sequence[int] | None = None) -> str:

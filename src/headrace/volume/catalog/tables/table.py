@@ -16,6 +16,7 @@ import numpy as np
 from headrace.device import BlockDevice
 from headrace.errors import DeviceError, ReservationConflict, VolumeDamaged
 from headrace.volume.data.durable import write_through
+from headrace.volume.data.patience import read_into
 from headrace.volume.layout import ALIGN
 from headrace.volume.layout.table import MAX_NODE_BYTES, TABLE_COPIES, Child, Node, Root, node_crc
 
@@ -200,7 +201,7 @@ class Table:
         buffer = np.empty(blocks * ALIGN, np.uint8)
         at = 0
         for member, offset, length in self._pieces(copy, place, blocks):
-            self.store.devices[member].read_into(offset, buffer[at : at + length])
+            read_into(self.store.devices[member], offset, buffer[at : at + length])
             at += length
         return buffer.tobytes()
 
