@@ -83,6 +83,8 @@ class Way:
             except OSError:
                 _reset(near)
                 continue
+            # That was for the connecting: a way that is frozen stays so, and does not end by itself.
+            far.settimeout(None)
             for end in (near, far):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
