@@ -17,7 +17,7 @@ from headrace.dataset.feed import records as feed
 from headrace.dataset.records import ahead
 from headrace.errors import DatasetError, ObjectNotFound, UsageError
 from headrace.metrics import NodeMetrics
-from headrace.torch import RecordLoader, TokenLoader
+from headrace.torch import Epochs, RecordLoader, TokenLoader
 from headrace.torch import records as loader
 from headrace.volume import Volume
 from tests.dataset.corpora import native_volume, put_stream, some_lengths
@@ -169,6 +169,24 @@ def test_ctrl_c_at_any_line_loses_no_batch_and_gives_none_twice(volume: Volume, 
 def _standing(each: RecordLoader[Any]) -> tuple[Any, ...]:
     metrics = each.metrics()
     return each.state_dict(), metrics.samples, metrics.token_bytes, each._last and each.last_batch_ids.tolist()
+
+
+def test_epochs_of_one_length(volume: Volume) -> None:
+    with open_loader(volume, decode=number, kinds=["n"], collate=list, accumulation=2) as each:
+        epochs: Epochs[list[int]] = Epochs(each)
+        assert len(epochs) == 90 // 8 * 2
+        first = [rows for _, rows in zip(range(5), epochs, strict=False)]
+        state = epochs.state_dict()
+        rest = list(epochs)
+        assert [len(rows) for rows in first + rest] == [4] * 22
+    with open_loader(volume, decode=number, kinds=["n"], collate=list) as each:
+        again: Epochs[list[int]] = Epochs(each)
+        with pytest.raises(DatasetError, match="within a step"):
+            again.load_state_dict(state)
+    with open_loader(volume, decode=number, kinds=["n"], collate=list, accumulation=8) as each:
+        again = Epochs(each)
+        again.load_state_dict(state)
+        assert list(chain(*again)) == list(chain(*rest))
 
 
 def test_metrics_of_a_node_have_it(volume: Volume, tmp_path: Any) -> None:

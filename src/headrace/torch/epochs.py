@@ -11,21 +11,21 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from headrace.errors import UsageError
-from headrace.torch.loader import _Loader
+from headrace.torch.ordered import Ordered
 
 Batch = TypeVar("Batch")
 
 
 class Epochs(Generic[Batch]):
-    """Iterations of `len()` batches over a loader that goes on for ever; one that begins within an epoch, because a
-    state was loaded or the last one was broken off, has what is left of it.
+    """Iterations of `len()` batches over a loader that goes on for ever, of tokens or of records; one that begins
+    within an epoch, because a state was loaded or the last one was broken off, has what is left of it.
 
     An epoch is `sample_count // global_batch` steps; what is over is not left out, the next one goes on behind it. The
     length is known, so that no framework has to read ahead to see the end, and the state counts what was handed out.
     It is handed on as it is: no framework deals it out again. `form`: what becomes of each batch (`causal`, say).
     """
 
-    def __init__(self, loader: _Loader[Any], form: Callable[[Any], Batch] | None = None) -> None:
+    def __init__(self, loader: Ordered, form: Callable[[Any], Batch] | None = None) -> None:
         self.loader = loader
         self._form = form
         options = loader.options

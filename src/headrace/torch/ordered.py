@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 from headrace.dataset.order.mixture import GlobalOrder
 from headrace.dataset.order.state import OrderState
+from headrace.dataset.order.steps import StepOptions
 from headrace.device import BlockDevice
 from headrace.errors import UsageError
 
@@ -46,6 +47,7 @@ class InOrder(Protocol):
 class Ordered:
     """Over a feed."""
 
+    options: StepOptions
     _feed: InOrder
     #: Of its states.
     _state: ClassVar[type[OrderState]]
@@ -103,6 +105,10 @@ class Ordered:
         """Leave out the next `batches` of this loader, in no time: past data that does harm, say. Before the first
         one."""
         self._feed.skip(batches)
+
+    @abstractmethod
+    def __next__(self) -> Any:
+        """The next batch of this rank."""
 
     @abstractmethod
     def close(self) -> None: ...

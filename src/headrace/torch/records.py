@@ -40,6 +40,7 @@ class RecordOptions(OrderOptions, total=False):
     """`headrace.dataset.RecordFeedOptions` says what each means, and the default."""
 
     ahead_bytes: int
+    kept_bytes: int
     index_bytes: int
     threads: int
     processes: int

@@ -44,6 +44,8 @@ class RecordFeedOptions(StepOptions):
 
     #: No further batch is begun while as many bytes are ahead; one always is.
     ahead_bytes: int = 1 * GIB
+    #: Of memory that nobody holds any more, kept for the next batches.
+    kept_bytes: int = 256 * MIB
     #: Of the indexes that may stay in memory, so that nothing has to be looked up on the way: some 40 bytes a record.
     index_bytes: int = 32 * MIB
     #: That decode; 0: the thread that asks for the batch, when it does.
@@ -55,6 +57,7 @@ class RecordFeedOptions(StepOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("ahead_bytes", 1, 1 << 50)
+        self._check("kept_bytes", 0, 1 << 50)
         self._check("index_bytes", 0, 1 << 40)
         self._check("threads", 0, 1024)
         self._check("processes", 0, 1024)
@@ -184,7 +187,8 @@ class RecordFeed(Generic[T]):
 
     def metrics(self) -> FeedMetrics:
         """Of now; other threads may ask, too. `token_bytes` are those of the records' fields that were handed out, and
-        `ring_bytes` those of the batches that are ahead, and of what is shared with processes that decode."""
+        `ring_bytes` those of the batches that are ahead, of what is kept for others, and of what is shared with
+        processes that decode."""
         ahead, decoder = self._ahead, self._decoder
         now = None if ahead is None else ahead.metrics()
         return FeedMetrics(
@@ -197,7 +201,7 @@ class RecordFeed(Generic[T]):
             ready=now.ready if now else 0,
             in_flight=now.in_flight if now else 0,
             stage_bytes=sum(each.near.served_bytes for each in self.sources.values() if each.near is not None),
-            ring_bytes=(now.ahead_bytes if now else 0) + (decoder.held_bytes if decoder else 0),
+            ring_bytes=(now.ahead_bytes + now.kept_bytes if now else 0) + (decoder.held_bytes if decoder else 0),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -258,6 +262,7 @@ class RecordFeed(Generic[T]):
             options=AheadOptions(
                 prefetch=options.prefetch,
                 ahead_bytes=options.ahead_bytes,
+                kept_bytes=options.kept_bytes,
                 index_bytes=options.index_bytes,
                 stall_timeout_s=options.stall_timeout_s,
                 verify=options.verify,
