@@ -158,9 +158,10 @@ def packed(rig: Rig) -> Iterator[Figure]:
     chance = np.random.default_rng(3)
     lengths = np.maximum(1, chance.lognormal(np.log(SEQUENCE / 8), 1.0, rig.scale.samples * 8)).astype(np.int32)
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), rig.tokens.size, "right"))]
-    # As in the loaders' own processes.
-    torch.set_num_threads(1)
     with Volume.open(rig.uris, write=True) as volume, ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        # As in the loaders' own processes.
+        torch.set_num_threads(1)
         with volume.session() as session:
             with session.transaction() as transaction:
                 transaction.compose("documents.bin", [("tokens.bin", 0, int(lengths.sum()) * 4)])
