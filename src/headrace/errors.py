@@ -246,6 +246,12 @@ class CheckpointFailed(HeadraceError):
     fault = "peer"
 
 
+class CheckpointBusy(CheckpointFailed):
+    """The save before this one is under way, and the writer was told not to wait for it."""
+
+    fault = "caller"
+
+
 class ModelError(HeadraceError):
     """A safetensors header or tensor that is not what it should be."""
 

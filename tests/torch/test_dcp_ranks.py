@@ -199,12 +199,31 @@ def five_saves(rank: Rank, argument: tuple[list[str], bool, bool]) -> list[dict[
     return [vars(report) for report in reports]
 
 
-def all_saves(rank: Rank, uris: list[str]) -> None:
+def saves_that_are_skipped(rank: Rank, uris: list[str]) -> list[bool]:
+    """One after another without waiting, on a rank that is not as far as the other: they must agree."""
+    import torch
+
+    from headrace.torch import VolumeWriter, WriterOptions
+
+    with VolumeWriter(uris, "busy", options=WriterOptions(when_busy="skip")) as writer:
+        reports = []
+        state = {"w": torch.zeros(1000), "mine": torch.full((50_000,), float(rank.rank))}
+        for step in range(6):
+            reports.append(writer.async_save(state, f"busy/step-{step}"))
+            if step % 2 == rank.rank:
+                reports[-1].result()
+        return [report.result().skipped for report in reports]
+
+
+def all_saves(rank: Rank, uris: list[str]) -> list[bool]:
     for caching in (False, True):
         for background in (False, True):
             reports = five_saves(rank, (uris, caching, background))
             assert len(reports) == 5
             assert all(r["write_seconds"] > 0 and r["object_bytes"] >= r["data_bytes"] > 0 for r in reports)
+            # Written from where it was, or from the one copy.
+            assert all(r["copied"] == {} and r["compared"] == background for r in reports)
+    return saves_that_are_skipped(rank, uris)
 
 
 @pytest.mark.timeout(120)
@@ -215,8 +234,11 @@ def test_five_saves_stay_bit_identical_with_and_without_plan_caching(volume: lis
     from headrace.checkpoint import list_checkpoints
     from headrace.torch import VolumeReader
 
-    run(2, all_saves, volume)
+    skipped, agreed = run(2, all_saves, volume)
+    assert skipped == agreed and not skipped[0]
     with Volume.open(volume) as opened:
+        written = [step for step, not_written in enumerate(skipped) if not not_written]
+        assert [c.step for c in list_checkpoints(opened, "busy")] == written
         for caching in (False, True):
             for background in (False, True):
                 run_name = f"five-{caching}-{background}"
@@ -238,19 +260,22 @@ def process_saves(rank: Rank, uris: list[str]) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    from headrace.torch import VolumeWriter
+    from headrace.torch import VolumeWriter, WriterOptions
 
     mesh = init_device_mesh("cpu", (rank.world,))
     local = torch.zeros(70_001)
-    state = {"w": DTensor.from_local(local, mesh, [Shard(0)])}
-    with VolumeWriter(uris, "process") as writer:
-        for step in range(2):
+    state = {"w": DTensor.from_local(local, mesh, [Shard(0)]), "also": {"w": local[:7], "step": 3}}
+    shared = WriterOptions(shared_copy=True)
+    with VolumeWriter(uris, "process") as writer, VolumeWriter(uris, "process", options=shared) as other:
+        # Torch's own stager, ours, and ours with its copy in shared memory from the beginning.
+        for step, stager in enumerate((None, writer.stager, writer.stager, other.stager, other.stager)):
             local.copy_(torch.from_numpy(value(step, rank.rank)))
             future = dcp.async_save(
                 state,
                 checkpoint_id=f"process/step-{step}",
                 storage_writer=writer,
                 process_group=writer.process_group,
+                async_stager=stager,
                 async_checkpointer_type=AsyncCheckpointerType.PROCESS,
             )
             local.add_(1.0)
@@ -268,7 +293,7 @@ def test_saves_from_the_checkpoint_process(volume: list[str]) -> None:
     from headrace.torch import VolumeReader
 
     run(2, process_saves, volume)
-    for step in range(2):
+    for step in range(5):
         state = {"w": torch.zeros(140_002)}
         with VolumeReader(volume, f"process/step-{step}") as reader:
             dcp.load(state, storage_reader=reader, no_dist=True)

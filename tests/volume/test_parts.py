@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.device import crc32c
+from headrace.device.joined import raw_of
 from headrace.errors import DeviceError, UsageError
 from headrace.testing import MemoryDevice
 from headrace.units import MIB
@@ -54,6 +56,11 @@ def test_parts_are_written_as_one_buffer_would_be(
                 grant = tx.allocate(f"{number}", len(whole), checksum_block_bytes=rng.choice((4096, 8192)))
                 tx.accept(volume.write_grant(grant, parts))
             expected[f"{number}"] = whole
+            # What was checksummed as it was written, put together, is what the object should be.
+            assert parts.written == raw_of([crc32c(whole)], 0, [len(whole)], [len(whole)], len(whole))
+            sums = [crc32c(view) for view in parts.views]
+            lengths = [len(view) for view in parts.views]
+            assert parts.written == raw_of(sums, 0, parts.ends, lengths, len(whole))
     assert {name: bytes(volume.read(name)) for name in expected} == expected
     assert scrub(volume.devices).findings == []
 

@@ -42,7 +42,7 @@ def as_bytes(buffer: Buffer) -> U8:
     return np.frombuffer(memoryview(buffer).cast("B"), np.uint8)
 
 
-def _apply(tables: U32, state: U32) -> U32:
+def apply_map(tables: U32, state: U32) -> U32:
     result: U32 = tables[0][state & 0xFF]
     result ^= tables[1][(state >> 8) & 0xFF]
     result ^= tables[2][(state >> 16) & 0xFF]
@@ -60,23 +60,23 @@ def _tables_of(columns: U32) -> U32:
 
 
 @cache
-def _shift_tables(log2_bytes: int) -> U32:
+def shift_tables(log2_bytes: int) -> U32:
     """`shift(state, 2**log2_bytes)`."""
     if log2_bytes == 0:
         state = np.uint32(1) << np.arange(32, dtype=np.uint32)
         for _ in range(8):
             state = np.where(state & 1, (state >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), state >> np.uint32(1))
         return _tables_of(state.astype(np.uint32))
-    half = _shift_tables(log2_bytes - 1)
-    once = _apply(half, np.uint32(1) << np.arange(32, dtype=np.uint32))
-    return _tables_of(_apply(half, once))
+    half = shift_tables(log2_bytes - 1)
+    once = apply_map(half, np.uint32(1) << np.arange(32, dtype=np.uint32))
+    return _tables_of(apply_map(half, once))
 
 
 def _shift(state: U32, length: int) -> U32:
     bit = 0
     while length >> bit:
         if length >> bit & 1:
-            state = _apply(_shift_tables(bit), state)
+            state = apply_map(shift_tables(bit), state)
         bit += 1
     return state
 
@@ -96,9 +96,9 @@ def crc32c_rows(rows: U8, seeds: U32) -> U32:
     value = padded.view("<u4").astype(np.uint32, copy=False)
     level = 2
     while value.shape[1] > 1:
-        value = _apply(_shift_tables(level), value[:, 0::2]) ^ value[:, 1::2]
+        value = apply_map(shift_tables(level), value[:, 0::2]) ^ value[:, 1::2]
         level += 1
-    raw = _apply(_shift_tables(2), value[:, 0])
+    raw = apply_map(shift_tables(2), value[:, 0])
     result: U32 = raw ^ _shift(state, length) ^ np.uint32(0xFFFFFFFF)
     return result
 

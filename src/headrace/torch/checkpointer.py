@@ -281,6 +281,8 @@ class Checkpointer:
         state = collect(parts, step, self._ranks)
         self._parts = parts
         future = self._writer.async_save(state, str(CheckpointId(self.run, step)))
+        # The next thing may be the optimizer's step: where a copy from an accelerator was only begun, it is waited for.
+        self._writer.wait_for_staging()
         save = SaveUnderWay(step=step, future=future, began=began, blocked_s=time.perf_counter() - began)
         self._under_way, self._begun = save, step
 

@@ -31,6 +31,16 @@ class WriterOptions:
     takeover: Literal["refuse", "if-dead"] = "refuse"
     #: Write where a target has no reservations, too: nothing keeps a writer out there that was taken over from.
     unfenced: bool = False
+    #: What `writer.async_save` does while the one before is under way: "wait" for it, "skip" the new one (its report
+    #: says so), or "raise" CheckpointBusy. Rank 0 decides for all: one question to the store of the job.
+    when_busy: Literal["wait", "skip", "raise"] = "wait"
+    #: The copy that an asynchronous save is made from is checksummed "behind" it, by a thread, or in the "copy", before
+    #: `async_save` returns; that is compared with what was written, and a difference fails the save. With "copy"
+    #: synchronous saves are checksummed before they are written, too. "off": only the volume's own checksums, which are
+    #: of what was written.
+    integrity: Literal["behind", "copy", "off"] = "behind"
+    #: That copy lies in shared memory from the beginning: for saves from DCP's checkpoint process.
+    shared_copy: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.stall_s <= self.deadline_s:
@@ -38,8 +48,13 @@ class WriterOptions:
                 "stall_s", expected=f"above 0 and at most deadline_s ({self.deadline_s})", found=str(self.stall_s)
             )
         _ = self.retention
-        if self.takeover not in ("refuse", "if-dead"):
-            raise UsageError("takeover", expected='"refuse" or "if-dead"', found=repr(self.takeover))
+        for name, choices in (
+            ("takeover", ("refuse", "if-dead")),
+            ("when_busy", ("wait", "skip", "raise")),
+            ("integrity", ("behind", "copy", "off")),
+        ):
+            if (found := getattr(self, name)) not in choices:
+                raise UsageError(name, expected=" or ".join(f'"{choice}"' for choice in choices), found=repr(found))
 
     @property
     def retention(self) -> Retention | None:
@@ -77,3 +92,9 @@ class SaveReport:
     #: Bytes that were copied on the host to be written, by the reason: a tensor that is "on cuda:0", "not contiguous".
     #: All else was written from where it was.
     copied: dict[str, int] = field(default_factory=dict)
+    #: Host memory that is kept for the copies of asynchronous saves.
+    copy_bytes: int = 0
+    #: What was written was compared with checksums of what was copied (`WriterOptions.integrity`).
+    compared: bool = False
+    #: Nothing was saved: the save before was under way (`WriterOptions.when_busy`).
+    skipped: bool = False

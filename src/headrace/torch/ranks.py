@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,39 @@ from headrace.torch.options import WriterOptions
 from headrace.volume import Grant, Receipt
 
 
-def join(group: dist.ProcessGroup | None, options: WriterOptions) -> tuple[dist.ProcessGroup, Exchange]:
+class Turns:
+    """What the coordinator decides before each asynchronous save, and the others hear: on the trainers' threads."""
+
+    def __init__(self, prefix: str, rank: int, world: int, limit_s: float) -> None:
+        self._rank, self._world, self._limit_s = rank, world, limit_s
+        self._number = 0
+        if world > 1:
+            # A client of its own: the store's may be waiting on the thread of a save.
+            store = dist.distributed_c10d._get_default_store()
+            self._store: Any = dist.PrefixStore(f"{prefix}/turn", store.clone())  # type: ignore[attr-defined]
+
+    def decide(self, mine: bool) -> bool:
+        """The coordinator's `mine`, on every rank. CheckpointFailed where it says nothing in time."""
+        if self._world == 1:
+            return mine
+        number, self._number = self._number, self._number + 1
+        try:
+            if self._rank == 0:
+                self._store.set(str(number), b"1" if mine else b"0")
+                return mine
+            self._store.set_timeout(timedelta(seconds=self._limit_s))
+            return bool(bytes(self._store.get(str(number))) == b"1")
+        except (dist.DistError, RuntimeError) as error:
+            raise CheckpointFailed(
+                "rank 0 did not say whether its save before this one is under way",
+                where=f"rank {self._rank}",
+                expected=f"an answer within {self._limit_s:.0f} s",
+                found=str(error).splitlines()[0],
+                next_step="see the log of rank 0; all ranks must save equally often",
+            ) from error
+
+
+def join(group: dist.ProcessGroup | None, options: WriterOptions) -> tuple[dist.ProcessGroup, Exchange, Turns]:
     """A private gloo group and an exchange over the job's store. Collective over `group`."""
     timeout = timedelta(seconds=options.deadline_s)
     if group is None:
@@ -29,7 +62,7 @@ def join(group: dist.ProcessGroup | None, options: WriterOptions) -> tuple[dist.
     prefix = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)
     dist.broadcast(prefix, src=dist.get_global_rank(private, 0), group=private)
     name = f"headrace/{bytes(prefix.tolist()).hex()}"
-    return private, exchange(name, rank, world, options)
+    return private, exchange(name, rank, world, options), Turns(name, rank, world, options.stall_s)
 
 
 def join_checkpoint_process(options: WriterOptions) -> Exchange:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from headrace.checkpoint.layout import ITEM_ALIGNMENT, pack
 from headrace.errors import CheckpointFailed
+from headrace.torch.seals import Seals
+from headrace.torch.stager import find_copy
 from headrace.volume import Parts
 
 
@@ -64,6 +64,7 @@ class Gathered:
     """All bytes of a rank's object, where they lie."""
 
     parts: Parts
+    seals: Seals
     #: Bytes that had to be copied for this save, and why: "on cuda:0", "not contiguous".
     copied: dict[str, int]
 
@@ -78,27 +79,43 @@ class Staging:
     def __init__(self) -> None:
         self._buffer: torch.Tensor | None = None
 
-    def gather(self, staged: StagedPlan, planner: SavePlanner) -> Gathered:
+    def gather(self, staged: StagedPlan, planner: SavePlanner, *, seal: str) -> Gathered:
         """Every item, written from where it lies if that is contiguous host memory. Valid until the next gather, and as
         long as nobody changes the tensors.
 
         CheckpointFailed where an item is not what its plan says: another shape or dtype since, or a sparse tensor.
+        `seal`: "copy": all of it is checksummed now, where it was not before; "behind": if all of it was copied.
         """
         runs = Runs()
+        seals = Seals()
         copied: dict[str, int] = {}
+        memory_of: dict[int, memoryview] = {}
         end = 0
-        to_wait_for = False
+        live = to_wait_for = False
         for position, item in enumerate(staged.items):
             start, length = staged.offsets[position], staged.lengths[position]
+            name = item.index.fqn
             if not length:
                 continue
             if position in staged.blobs:
-                runs.add(start, staged.blobs[position].getbuffer())
+                blob = staged.blobs[position].getbuffer()
+                runs.add(start, blob)
+                seals.add(name, start, blob, None)
                 continue
             tensor = _checked(planner.resolve_data(item), item)
             why = why_copied(tensor)
+            if why is None and (found := find_copy(tensor)) is not None:
+                copy, at = found
+                copy.complete()
+                home = memory_of.setdefault(id(copy), as_bytes(copy.memory))
+                runs.add(start, home, at, length)
+                seals.add(name, start, home[at : at + length], copy.seals.get((at, length)))
+                continue
             if why is None:
-                runs.add(start, as_bytes(tensor))
+                live = True
+                home = as_bytes(tensor)
+                runs.add(start, home)
+                seals.add(name, start, home, None)
                 continue
             buffer = self._reserve(staged.total_bytes)
             # Gaps are written too: what was here before belongs to nobody else's checkpoint.
@@ -106,10 +123,14 @@ class Staging:
             end = start + length
             to_wait_for |= _copy(buffer[start:end], tensor)
             copied[why] = copied.get(why, 0) + length
-            runs.add(start, as_bytes(buffer), start, length)
+            home = memory_of.setdefault(id(self), as_bytes(buffer))
+            runs.add(start, home, start, length)
+            seals.add(name, start, home[start:end], None)
         if to_wait_for:
             torch.accelerator.synchronize()
-        return Gathered(parts=runs.parts(staged.total_bytes), copied=copied)
+        if seal == "copy" or (seal == "behind" and not live):
+            seals.take()
+        return Gathered(parts=runs.parts(staged.total_bytes), seals=seals, copied=copied)
 
     def _reserve(self, total_bytes: int) -> torch.Tensor:
         if self._buffer is None or self._buffer.numel() < total_bytes:
@@ -133,7 +154,7 @@ class Runs:
         end = start + (len(home) - at if length is None else length)
         if self._found:
             first, last_home, last_at, last_end = self._found[-1]
-            near = start - last_end < ITEM_ALIGNMENT and last_home.obj is home.obj
+            near = start - last_end < ITEM_ALIGNMENT and last_home is home
             if near and at - last_at == start - first:
                 self._found[-1] = (first, last_home, last_at, end)
                 return
@@ -182,42 +203,3 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise CheckpointFailed("only a contiguous tensor in host memory can be read into or written from directly")
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-
-
-class LastingStager(DefaultStager):
-    """The copy that an asynchronous save is made from, kept for the next one where torch allows that.
-
-    Some versions of torch (2.11 is one) throw the copy away at the end of `stage` and can stage only once: there each
-    save has a copy of its own, in fresh pages. Ended by `release` alone, whatever torch closes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(_IN_HOST_MEMORY)
-        self._reusable = _can_stage_twice()
-
-    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> Any:
-        if self._reusable:
-            return super().stage(state_dict, **kwargs)
-        return DefaultStager(_IN_HOST_MEMORY).stage(state_dict, **kwargs)
-
-    def close(self) -> None:
-        """Nothing: see `release`."""
-
-    def release(self) -> None:
-        super().close()
-
-
-_IN_HOST_MEMORY = StagingOptions(False, False, False, False)
-
-
-def _can_stage_twice() -> bool:
-    """Tried, since no version number says it: a class among the values is copied through what `stage` may clear."""
-    stager = DefaultStager(_IN_HOST_MEMORY)
-    try:
-        for _ in range(2):
-            stager.stage({"a class": int})
-    except KeyError:
-        return False
-    finally:
-        stager.close()
-    return True

@@ -27,62 +27,42 @@ volume has one writing session, so the trainer itself must not save (or publish)
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait
-from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from headrace.checkpoint import CheckpointId, Save, Summary, parse_checkpoint_id
+from headrace.checkpoint import CheckpointId, parse_checkpoint_id
 from headrace.checkpoint.names import check_run
-from headrace.errors import CheckpointFailed, DeviceError, HeadraceError, SessionLost, UsageError
+from headrace.errors import CheckpointBusy, CheckpointFailed, DeviceError, HeadraceError, SessionLost, UsageError
 from headrace.torch.attachment import Attachment, VolumeLike
 from headrace.torch.coordination import Exchange, SoloExchange
 from headrace.torch.failures import translated
-from headrace.torch.metadata import Place, to_manifest
+from headrace.torch.one_save import OneSave
 from headrace.torch.options import SaveReport, WriterOptions
 from headrace.torch.ranks import (
-    decode_grant,
-    decode_receipt,
-    encode_grant,
-    encode_receipt,
+    Turns,
     join,
     join_checkpoint_process,
 )
 from headrace.torch.room import reserve_room
-from headrace.torch.staging import LastingStager, StagedPlan, Staging, lay_out
-from headrace.volume import Grant, Session, Volume
-
-
-@dataclass
-class _Current:
-    """The save under way. One at a time: a second one waits for it."""
-
-    save: Save | None = None
-    owner: threading.Thread | None = None
-    report: SaveReport | None = None
-    failure: HeadraceError | None = None
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What became of a rank's grant: its receipt, or why there is none."""
-
-    answer: bytes | Exception
-    stage_seconds: float = 0.0
-    rewritten_bytes: int = 0
-    copied: dict[str, int] = field(default_factory=dict)
+from headrace.torch.skeleton import Survey
+from headrace.torch.stager import Copy, MemoryNeed, Stager
+from headrace.torch.staging import Staging
+from headrace.volume import Session
+from headrace.volume.writing.parts import PEAK_BYTES
 
 
 class VolumeWriter(StorageWriter):
@@ -127,14 +107,15 @@ class VolumeWriter(StorageWriter):
             session=session,
         )
         self._staging = Staging()
-        self._stager: LastingStager | None = None
+        self._stager: Stager | None = None
         self._under_way: ConcurrentFuture[SaveReport] | None = None
-        self._current = _Current()
+        self._current = OneSave()
         #: Private gloo group of the saving ranks, for `dcp.save(process_group=...)`. None where there is one process.
         self.process_group: dist.ProcessGroup | None = None
         self._exchange: Exchange | None = SoloExchange()
+        self._turns = Turns("", 0, 1, self.options.stall_s)
         if not no_dist and dist.is_available() and dist.is_initialized():
-            self.process_group, self._exchange = join(process_group, self.options)
+            self.process_group, self._exchange, self._turns = join(process_group, self.options)
 
     def reserve(self, state_dict: dict[str, Any]) -> int:
         """Before the first step, on every rank: keep room for what this job will save, states like this one. Bytes of
@@ -160,23 +141,33 @@ class VolumeWriter(StorageWriter):
         self, state_dict: dict[str, Any], checkpoint_id: str, *, planner: SavePlanner | None = None
     ) -> ConcurrentFuture[SaveReport]:
         """`dcp.async_save` in a thread, over the private group. Returns when the state is copied to host memory: the
-        parameters may change from then on. The future gives the report, or raises HeadraceError.
+        parameters may change from then on. Copies from an accelerator are only begun then: call `wait_for_staging`
+        before the parameters change. The future gives the report, or raises HeadraceError.
 
-        One save at a time: this waits for the one under way first. The copy is kept for the next save (copying into
-        memory that is there already takes a fraction of the time), so the writer holds the bytes of the state.
+        One save at a time: `WriterOptions.when_busy` says what becomes of one that comes while another is under way.
+        The copy is kept for the next save (copying into memory that is there already takes a fraction of the time), so
+        the writer holds the bytes of the state: `memory` says how many.
         """
+        if self.options.when_busy != "wait" and self._turns.decide(self._busy()):
+            if self.options.when_busy == "raise":
+                raise CheckpointBusy(
+                    "the save before this one is under way",
+                    where=checkpoint_id,
+                    next_step='wait for its future, or set WriterOptions(when_busy="wait") or "skip"',
+                )
+            return self._skipped(checkpoint_id)
         self._wait_for_async()
-        if self._stager is None:
-            self._stager = LastingStager()
         with translated("save", self._failure):
-            inner = async_save(
+            response = async_save(
                 state_dict,
                 checkpoint_id=checkpoint_id,
                 storage_writer=self,
                 planner=planner,
-                async_stager=self._stager,
+                async_stager=self.stager,
                 **self._where(),
             )
+        # Where the copy is not made yet there are two futures.
+        inner = getattr(response, "upload_completion", response)
         outer: ConcurrentFuture[SaveReport] = ConcurrentFuture()
         outer.set_running_or_notify_cancel()
 
@@ -195,6 +186,65 @@ class VolumeWriter(StorageWriter):
         self._under_way = outer
         inner.add_done_callback(done)
         return outer
+
+    def wait_for_staging(self) -> None:
+        """Until the state of the last `async_save` is copied: before the optimizer's step. At once where all of it was
+        in host memory."""
+        if self._stager is not None:
+            self._stager.synchronize_staging()
+
+    @property
+    def stager(self) -> Stager:
+        """Makes the copy that an asynchronous save is written from: `dcp.async_save(..., async_stager=writer.stager)`.
+
+        One of its own for each writer. It waits for the save before, whatever `when_busy` says.
+        """
+        if self._stager is None:
+            self._stager = Stager(
+                limit_s=3 * self.options.deadline_s, shared=self.options.shared_copy, seal=self.options.integrity
+            )
+        return self._stager
+
+    def memory(self, state_dict: dict[str, Any]) -> MemoryNeed:
+        """What saving this state will take on this rank's host, besides the state itself. Nothing is taken yet."""
+        survey = Survey(_plain(state_dict))
+        return MemoryNeed(
+            state_bytes=survey.state_bytes,
+            copy_bytes=survey.total_bytes,
+            writing_bytes=min(PEAK_BYTES, survey.total_bytes),
+            pinned=torch.cuda.is_available(),
+        )
+
+    def prepare(self, state_dict: dict[str, Any]) -> MemoryNeed:
+        """Before training: take the memory of the copy, so that the first asynchronous save is as fast as the others,
+        and open the volume. What it took and will take."""
+        need = self.memory(state_dict)
+        self._attachment.open(writable=True)
+        self.stager.prepare(_plain(state_dict))
+        return need
+
+    def _busy(self) -> bool:
+        return self._under_way is not None and not self._under_way.done()
+
+    def _skipped(self, checkpoint_id: str) -> ConcurrentFuture[SaveReport]:
+        exchange = self._exchange_of_this_process()
+        future: ConcurrentFuture[SaveReport] = ConcurrentFuture()
+        future.set_result(
+            SaveReport(
+                checkpoint_id=str(parse_checkpoint_id(checkpoint_id, run=self._run)),
+                rank=exchange.rank,
+                ranks=exchange.world,
+                data_bytes=0,
+                object_bytes=0,
+                rewritten_bytes=0,
+                grant_seconds=0.0,
+                stage_seconds=0.0,
+                write_seconds=0.0,
+                wait_seconds=0.0,
+                skipped=True,
+            )
+        )
+        return future
 
     def _wait_for_async(self) -> None:
         # Two rounds and a commit, each with its own deadline.
@@ -251,8 +301,8 @@ class VolumeWriter(StorageWriter):
                 found="the coordinator" if is_coordinator else "not the coordinator",
                 next_step="pass process_group=writer.process_group to dcp.save",
             )
-        self._abandon()
-        self._current = _Current(owner=threading.current_thread())
+        self._current.abandon()
+        self._current = OneSave(threading.current_thread())
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -263,51 +313,38 @@ class VolumeWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        exchange = self._exchange_of_this_process()
+        assert self._id is not None
         try:
-            results = self._write(plan, planner)
+            results = self._current.write(
+                plan,
+                planner,
+                id=self._id,
+                options=self.options,
+                exchange=exchange,
+                attachment=self._attachment,
+                staging=self._staging,
+                stager=self._stager,
+            )
         except HeadraceError as error:
-            self._current.failure = error
-            self._renew_after(error)
+            self._gave_up(error)
             raise
         except BaseException:
-            self._abandon()
+            self._current.abandon()
             raise
+        self.last_save = self._current.report
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        save, report = self._current.save, self._current.report
-        if save is None or report is None:
-            raise CheckpointFailed("finish without a write before it")
         try:
-            began = time.perf_counter()
-            places: dict[MetadataIndex, Place] = {}
-            for result in (r for of_rank in results for r in of_rank):
-                places[result.index] = result.storage_data
-            summary = Summary(
-                run=save.id.run,
-                step=save.id.step,
-                created_unix=save.created_unix,
-                ranks=report.ranks,
-                item_count=len(places),
-                data_bytes=sum(place.length for place in places.values()),
-            )
-            sequence = save.commit(to_manifest(summary, metadata, places, save.objects))
-            self.last_save = SaveReport(
-                **{
-                    **vars(report),
-                    "total_bytes": summary.data_bytes,
-                    "commit_seconds": time.perf_counter() - began,
-                    "sequence": sequence,
-                }
-            )
+            self.last_save = self._current.commit(metadata, results)
         except HeadraceError as error:
-            self._current.failure = error
-            self._renew_after(error)
+            self._gave_up(error)
             raise
         finally:
-            self._abandon()
+            self._current.abandon()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -317,97 +354,16 @@ class VolumeWriter(StorageWriter):
             return False
         return True
 
-    # ---- one save --------------------------------------------------------------------------------------------------
+    # ---- whose turn it is ------------------------------------------------------------------------------------------
 
-    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        exchange = self._exchange_of_this_process()
-        assert self._id is not None
-        with exchange.save():
-            staged, mine = self._lay_out(plan, planner)
-            began = time.perf_counter()
-            grant = decode_grant(exchange.round("grant", mine, self._allocate))
-            granted = time.perf_counter()
-            # A round that returns had no exception in it, so this rank has a plan.
-            assert staged is not None
-            done = self._write_grant(grant, staged, planner)
-            written = time.perf_counter()
-            exchange.round("receipt", done.answer, self._accept, self._heard)
-            ended = time.perf_counter()
-        self._current.report = self.last_save = SaveReport(
-            checkpoint_id=str(self._id),
-            rank=exchange.rank,
-            ranks=exchange.world,
-            data_bytes=staged.data_bytes,
-            object_bytes=staged.total_bytes,
-            rewritten_bytes=done.rewritten_bytes,
-            copied=done.copied,
-            grant_seconds=granted - began,
-            stage_seconds=done.stage_seconds,
-            write_seconds=written - granted - done.stage_seconds,
-            wait_seconds=ended - written,
-        )
-        name = self._id.data(exchange.rank)
-        return [
-            WriteResult(index=item.index, size_in_bytes=length, storage_data=Place(name, offset, length))
-            for item, offset, length in zip(staged.items, staged.offsets, staged.lengths, strict=True)
-        ]
+    def _copy(self) -> Copy | None:
+        return None if self._stager is None else self._stager.copy
 
-    def _lay_out(self, plan: SavePlan, planner: SavePlanner) -> tuple[StagedPlan | None, bytes | Exception]:
-        # An error of this rank must reach the others through the round: they wait for its byte count.
-        try:
-            self._attachment.open(writable=True)
-            staged = lay_out(plan, planner)
-        except Exception as error:
-            return None, error
-        return staged, json.dumps(staged.total_bytes).encode()
-
-    def _write_grant(self, grant: Grant | None, staged: StagedPlan, planner: SavePlanner) -> _Written:
-        if grant is None:
-            return _Written(encode_receipt(None))
-        stage_seconds = 0.0
-        try:
-            volume = self._attachment.open(writable=True)
-            began = time.perf_counter()
-            gathered = self._staging.gather(staged, planner)
-            stage_seconds = time.perf_counter() - began
-            losses = _losses(volume)
-            receipt = volume.write_grant(grant, gathered.parts)
-            rewritten = staged.total_bytes if _losses(volume) != losses else 0
-        except Exception as error:
-            return _Written(error, stage_seconds)
-        return _Written(encode_receipt(receipt), stage_seconds, rewritten, gathered.copied)
-
-    def _allocate(self, messages: list[bytes]) -> list[bytes]:
-        """Coordinator: byte counts of all ranks to grants."""
-        assert self._id is not None
-        lengths = [json.loads(message) for message in messages]
-        if not all(isinstance(length, int) and length >= 0 for length in lengths):
-            raise CheckpointFailed("a rank asked for an impossible number of bytes", found=str(lengths)[:80])
-        self._current.save = Save(
-            self._attachment.session(), self._id, overwrite=self.options.overwrite, retention=self.options.retention
-        )
-        return [encode_grant(grant) for grant in self._current.save.allocate(lengths)]
-
-    def _accept(self, messages: list[bytes]) -> list[bytes]:
-        """Coordinator: what the ranks wrote."""
-        assert self._current.save is not None
-        self._current.save.accept([decode_receipt(message) for message in messages])
-        return [b""] * len(messages)
-
-    def _heard(self, messages: list[bytes]) -> None:
-        """Coordinator: the save is given up, but these ranks have written, and their space need not wait for them."""
-        if self._current.save is not None:
-            self._current.save.settle([decode_receipt(message) for message in messages])
-
-    def _renew_after(self, error: HeadraceError) -> None:
-        self._abandon()
+    def _gave_up(self, error: HeadraceError) -> None:
+        self._current.failure = error
+        self._current.abandon()
         if isinstance(error, DeviceError | SessionLost):
             self._attachment.renew()
-
-    def _abandon(self) -> None:
-        save, self._current.save = self._current.save, None
-        if save is not None:
-            save.abort()
 
     def _wait_for_previous(self) -> None:
         """A save that is under way in another thread is waited for: both use one group and one staging buffer.
@@ -441,7 +397,7 @@ class VolumeWriter(StorageWriter):
         """End the session and close the volume, where they are the writer's own; wait for a save under way first."""
         self._wait_for_async()
         self._wait_for_previous()
-        self._abandon()
+        self._current.abandon()
         self._staging.release()
         if self._stager is not None:
             self._stager.release()
@@ -476,8 +432,9 @@ class VolumeWriter(StorageWriter):
         self._staging = Staging()
         self._stager = None
         self._under_way = None
-        self._current = _Current()
+        self._current = OneSave()
         self.process_group = None
+        self._turns = Turns("", 0, 1, self.options.stall_s)
         self._exchange = SoloExchange() if state["solo"] else None
 
 
@@ -489,9 +446,9 @@ def _parse_path(path: str) -> tuple[str, CheckpointId | None]:
     return id.run, id
 
 
-def _losses(volume: Volume) -> int:
-    """Associations that the members lost so far; where that moves during a write, the write was repeated."""
-    return sum(device.loss_count() for device in volume.devices)
+def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """As DCP does: what has a `state_dict` at the top stands for that."""
+    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
 
 
 __all__: Sequence[str] = ["SaveReport", "VolumeWriter", "WriterOptions"]

@@ -44,6 +44,9 @@ class Parts:
         if len(buffers) != len(offsets):
             raise UsageError("one offset for each buffer", expected=str(len(buffers)), found=str(len(offsets)))
         self.length_bytes = length_bytes
+        #: When they were written: the raw CRC32C (`headrace.device.joined`) of the object, of the checksums that were
+        #: taken as it was.
+        self.written: int | None = None
         self.views: list[U8] = []
         self.starts: list[int] = []
         self.ends: list[int] = []

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.device import BlockDevice, write_batch
+from headrace.device.joined import raw_of_blocks
 from headrace.device.protocol import Buffer
 from headrace.device.reference import U8, as_bytes
 from headrace.errors import UsageError
@@ -99,6 +100,8 @@ def write_grant(devices: Sequence[BlockDevice], grant: Grant, buffer: Buffer | P
     data, tables = grant.data_extents(), grant.table_extents()
     writer = BlobWriter(devices, data, tables, view, birth=grant.birth, volume_id=grant.volume_id)
     write_durably(members_of(devices, data, *tables), writer)
+    if isinstance(view, Parts):
+        view.written = writer.raw()
     return Receipt(
         session=grant.session,
         transaction=grant.transaction,
@@ -129,6 +132,16 @@ class BlobWriter:
         self._checksums = np.zeros(-(-data.length_bytes // data.block_bytes), np.uint32)
         #: uint32, complete after the first call.
         self.roots: U32 = self._checksums
+
+    def raw(self) -> int:
+        """The raw CRC32C (`headrace.device.joined`) of all bytes, as they were when they were last written."""
+        return raw_of_blocks(
+            self._checksums,
+            block_bytes=self._data.block_bytes,
+            total_bytes=self._data.length_bytes,
+            volume_id=self._volume_id,
+            birth=self._birth,
+        )
 
     def __call__(self) -> None:
         birth, volume_id, sums = self._birth, self._volume_id, self._checksums

@@ -1,0 +1,186 @@
+"""One save, as one rank of it does it: its bytes, and on the coordinator the transaction around those of all ranks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+
+from headrace.checkpoint import CheckpointId, Save, Summary
+from headrace.errors import CheckpointFailed, HeadraceError
+from headrace.torch.attachment import Attachment
+from headrace.torch.coordination import Exchange
+from headrace.torch.metadata import Place, to_manifest
+from headrace.torch.options import SaveReport, WriterOptions
+from headrace.torch.ranks import decode_grant, decode_receipt, encode_grant, encode_receipt
+from headrace.torch.stager import Stager
+from headrace.torch.staging import StagedPlan, Staging, lay_out
+from headrace.volume import Grant, Volume
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What became of a rank's grant: its receipt, or why there is none."""
+
+    answer: bytes | Exception
+    stage_seconds: float = 0.0
+    rewritten_bytes: int = 0
+    copied: dict[str, int] = field(default_factory=dict)
+    compared: bool = False
+
+
+class OneSave:
+    """The save under way, or the last one. `write` on every rank, then `commit` on the coordinator, or `abandon`."""
+
+    def __init__(self, owner: threading.Thread | None = None) -> None:
+        #: The thread that saves; None where it is known that no thread does any more.
+        self.owner = owner
+        self.report: SaveReport | None = None
+        #: What this rank knows of a failure, for whoever meets the collective that broke behind it.
+        self.failure: HeadraceError | None = None
+        self._save: Save | None = None
+
+    def write(
+        self,
+        plan: SavePlan,
+        planner: SavePlanner,
+        *,
+        id: CheckpointId,
+        options: WriterOptions,
+        exchange: Exchange,
+        attachment: Attachment,
+        staging: Staging,
+        stager: Stager | None,
+    ) -> list[WriteResult]:
+        """This rank's part; returns when every rank has written, or raises on all of them."""
+
+        def allocate(messages: list[bytes]) -> list[bytes]:
+            """Coordinator: byte counts of all ranks to grants."""
+            lengths = [json.loads(message) for message in messages]
+            if not all(isinstance(length, int) and length >= 0 for length in lengths):
+                raise CheckpointFailed("a rank asked for an impossible number of bytes", found=str(lengths)[:80])
+            self._save = Save(attachment.session(), id, overwrite=options.overwrite, retention=options.retention)
+            return [encode_grant(grant) for grant in self._save.allocate(lengths)]
+
+        with exchange.save():
+            staged, mine = _lay_out(plan, planner, attachment)
+            began = time.perf_counter()
+            grant = decode_grant(exchange.round("grant", mine, allocate))
+            granted = time.perf_counter()
+            # A round that returns had no exception in it, so this rank has a plan.
+            assert staged is not None
+            try:
+                done = _write_grant(grant, staged, planner, attachment, staging, options.integrity)
+            finally:
+                if stager is not None and stager.copy is not None:
+                    stager.copy.let_go()
+            written = time.perf_counter()
+            exchange.round("receipt", done.answer, self._accept, self._heard)
+            ended = time.perf_counter()
+        self.report = SaveReport(
+            checkpoint_id=str(id),
+            rank=exchange.rank,
+            ranks=exchange.world,
+            data_bytes=staged.data_bytes,
+            object_bytes=staged.total_bytes,
+            rewritten_bytes=done.rewritten_bytes,
+            copied=done.copied,
+            compared=done.compared,
+            copy_bytes=0 if stager is None else stager.describe()["bytes"],
+            grant_seconds=granted - began,
+            stage_seconds=done.stage_seconds,
+            write_seconds=written - granted - done.stage_seconds,
+            wait_seconds=ended - written,
+        )
+        name = id.data(exchange.rank)
+        return [
+            WriteResult(index=item.index, size_in_bytes=length, storage_data=Place(name, offset, length))
+            for item, offset, length in zip(staged.items, staged.offsets, staged.lengths, strict=True)
+        ]
+
+    def commit(self, metadata: Metadata, results: list[list[WriteResult]]) -> SaveReport:
+        """Coordinator: everything becomes visible, in one commit record."""
+        save, report = self._save, self.report
+        if save is None or report is None:
+            raise CheckpointFailed("finish without a write before it")
+        began = time.perf_counter()
+        places: dict[MetadataIndex, Place] = {}
+        for result in (r for of_rank in results for r in of_rank):
+            places[result.index] = result.storage_data
+        summary = Summary(
+            run=save.id.run,
+            step=save.id.step,
+            created_unix=save.created_unix,
+            ranks=report.ranks,
+            item_count=len(places),
+            data_bytes=sum(place.length for place in places.values()),
+        )
+        sequence = save.commit(to_manifest(summary, metadata, places, save.objects))
+        seconds = time.perf_counter() - began
+        return replace(report, total_bytes=summary.data_bytes, commit_seconds=seconds, sequence=sequence)
+
+    def abandon(self) -> None:
+        """Nothing of it becomes visible any more; harmless behind a commit."""
+        save, self._save = self._save, None
+        if save is not None:
+            save.abort()
+
+    def _accept(self, messages: list[bytes]) -> list[bytes]:
+        """Coordinator: what the ranks wrote."""
+        assert self._save is not None
+        self._save.accept([decode_receipt(message) for message in messages])
+        return [b""] * len(messages)
+
+    def _heard(self, messages: list[bytes]) -> None:
+        """Coordinator: the save is given up, but these ranks have written, and their space need not wait for them."""
+        if self._save is not None:
+            self._save.settle([decode_receipt(message) for message in messages])
+
+
+def _lay_out(
+    plan: SavePlan, planner: SavePlanner, attachment: Attachment
+) -> tuple[StagedPlan | None, bytes | Exception]:
+    # An error of this rank must reach the others through the round: they wait for its byte count.
+    try:
+        attachment.open(writable=True)
+        staged = lay_out(plan, planner)
+    except Exception as error:
+        return None, error
+    return staged, json.dumps(staged.total_bytes).encode()
+
+
+def _write_grant(
+    grant: Grant | None,
+    staged: StagedPlan,
+    planner: SavePlanner,
+    attachment: Attachment,
+    staging: Staging,
+    integrity: str,
+) -> _Written:
+    if grant is None:
+        return _Written(encode_receipt(None))
+    stage_seconds = 0.0
+    try:
+        volume = attachment.open(writable=True)
+        began = time.perf_counter()
+        gathered = staging.gather(staged, planner, seal=integrity)
+        stage_seconds = time.perf_counter() - began
+        losses = _losses(volume)
+        receipt = volume.write_grant(grant, gathered.parts)
+        rewritten = staged.total_bytes if _losses(volume) != losses else 0
+        gathered.seals.compare(gathered.parts)
+    except Exception as error:
+        return _Written(error, stage_seconds)
+    return _Written(
+        encode_receipt(receipt), stage_seconds, rewritten, gathered.copied, compared=gathered.seals.complete
+    )
+
+
+def _losses(volume: Volume) -> int:
+    """Associations that the members lost so far; where that moves during a write, the write was repeated."""
+    return sum(device.loss_count() for device in volume.devices)
