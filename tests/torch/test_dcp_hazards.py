@@ -159,6 +159,23 @@ def test_a_full_volume_is_said_before_a_byte_is_written(volume: list[str]) -> No
     assert load(volume) == (3.0, 3.0)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_failed_asynchronous_save_does_not_hold_up_the_next(volume: list[str], plain: bool) -> None:
+    """It never came to write from its copy, and its exception keeps the frames that know it."""
+
+    def save(writer: VolumeWriter, saved: dict[str, Any], path: str) -> Any:
+        if not plain:
+            return writer.async_save(saved, path)
+        return dcp.async_save(saved, checkpoint_id=path, storage_writer=writer, async_stager=writer.stager)
+
+    with VolumeWriter(volume, "run", options=WriterOptions(stall_s=10.0, deadline_s=10.0)) as writer:
+        failed = save(writer, {"big": torch.zeros(80 * MIB, dtype=torch.uint8)}, "run/step-1")
+        with pytest.raises(BaseException, match="the volume is full"):
+            failed.result(60)
+        save(writer, state(2), "run/step-2").result(60)
+    assert load(volume) == (2.0, 2.0)
+
+
 def test_an_empty_id_is_not_the_one_before(volume: list[str]) -> None:
     with VolumeWriter(volume, "run", options=WriterOptions(overwrite=True)) as writer:
         writer.save(state(1), "run/step-1")

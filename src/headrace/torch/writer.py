@@ -168,11 +168,14 @@ class VolumeWriter(StorageWriter):
             )
         # Where the copy is not made yet there are two futures.
         inner = getattr(response, "upload_completion", response)
+        copy = self.stager.copy
         outer: ConcurrentFuture[SaveReport] = ConcurrentFuture()
         outer.set_running_or_notify_cancel()
 
         def done(finished: ConcurrentFuture[Any]) -> None:
             self._current.owner = None
+            if copy is not None:
+                copy.released.set()
             try:
                 with translated("save", self._failure):
                     finished.result()
@@ -270,6 +273,8 @@ class VolumeWriter(StorageWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._wait_for_previous()
+        if self._stager is not None and self._stager.copy is not None:
+            self._stager.copy.taken()
         if checkpoint_id is not None:
             id = parse_checkpoint_id(os.fspath(checkpoint_id), run=self._run)
             if id.run != self._run or (self._only is not None and id != self._only):
