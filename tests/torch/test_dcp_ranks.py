@@ -285,7 +285,7 @@ def process_saves(rank: Rank, uris: list[str]) -> None:
     executor._CHECKPOINT_PROCESS = None
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_saves_from_the_checkpoint_process(volume: list[str]) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
