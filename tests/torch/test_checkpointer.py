@@ -191,15 +191,17 @@ def test_what_was_damaged_on_the_way_is_read_again(uris: list[str], monkeypatch:
     with Checkpointer(uris, "run") as checkpointer:
         checkpointer.save(1, **job.parts)
         checkpointer.save(2, **job.parts)
-        whole, bad = VolumeReader.read_data, [True]
+        whole, bad = VolumeReader.load, [True]
 
-        def read(self: VolumeReader, *arguments: Any) -> Any:
-            if bad.pop() if bad else False:
+        def load(*arguments: Any, **options: Any) -> Any:
+            if bad:
+                bad.clear()
                 raise ChecksumMismatch("bytes of a checkpoint were damaged on the way, a second reading was good")
-            return whole(self, *arguments)
+            return whole(*arguments, **options)
 
-        monkeypatch.setattr(VolumeReader, "read_data", read)
+        monkeypatch.setattr(VolumeReader, "load", load)
         assert checkpointer.restore("latest", **job.parts, on_damage="previous") == 2
+        assert not bad
         assert checkpointer.certificate is not None and not checkpointer.certificate.damaged
 
 
