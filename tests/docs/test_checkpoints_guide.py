@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from headrace.checkpoint import list_checkpoints
 from headrace.cli import main
 from headrace.cli.app import app
 from headrace.volume import Volume
@@ -42,6 +43,12 @@ def test_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert (
         "model.w\tdiffers\t100\t100\t100\t100" in said["headrace checkpoint diff pretrain/step-100 pretrain/step-200"]
     )
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    with Volume.open("file:a.img") as volume:
+        assert [str(info.id) for info in list_checkpoints(volume)] == [
+            "elsewhere/step-00000100",
+            "pretrain/step-00000200",
+        ]
     assert "every byte is good" in said["headrace checkpoint verify pretrain"]
 
 

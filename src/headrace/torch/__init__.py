@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from headrace.torch.epochs import causal as causal
     from headrace.torch.export import ExportReport as ExportReport
     from headrace.torch.export import export_model as export_model
+    from headrace.torch.export_folder import FolderReport as FolderReport
+    from headrace.torch.export_folder import export_dcp as export_dcp
+    from headrace.torch.export_folder import export_safetensors as export_safetensors
     from headrace.torch.follow import Follower as Follower
     from headrace.torch.huggingface import feed_trainer as feed_trainer
+    from headrace.torch.import_folder import ImportReport as ImportReport
+    from headrace.torch.import_folder import import_dcp as import_dcp
     from headrace.torch.iterable import TokenIterable as TokenIterable
     from headrace.torch.loader import DocumentLoader as DocumentLoader
     from headrace.torch.loader import Documents as Documents
@@ -37,7 +42,9 @@ _HOMES = {
     "Documents": "loader",
     "Epochs": "epochs",
     "ExportReport": "export",
+    "FolderReport": "export_folder",
     "Follower": "follow",
+    "ImportReport": "import_folder",
     "LoadReport": "reader",
     "OrderSampler": "sampler",
     "RecordLoader": "records",
@@ -51,8 +58,11 @@ _HOMES = {
     "VolumeWriter": "writer",
     "WriterOptions": "writer",
     "causal": "epochs",
+    "export_dcp": "export_folder",
     "export_model": "export",
+    "export_safetensors": "export_folder",
     "feed_trainer": "huggingface",
+    "import_dcp": "import_folder",
     "load_model": "model",
     "save_model": "model",
 }

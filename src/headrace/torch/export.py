@@ -25,12 +25,14 @@ from headrace.device.protocol import Buffer
 from headrace.errors import CheckpointFailed, UsageError
 from headrace.model import Composed, NewTensor, StoredTensor, compose_safetensors
 from headrace.torch.metadata import Place, from_manifest
-from headrace.torch.model import _KEYS as SAFETENSORS_NAMES
+from headrace.torch.model import _KEYS
 from headrace.torch.staging import as_bytes
 from headrace.volume import ObjectInfo, Session, Transaction, Volume
 
 #: What the tools of Hugging Face cut files at, by default.
 SHARD_BYTES = 5_000_000_000
+#: Of dtypes.
+SAFETENSORS_NAMES = _KEYS
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -50,7 +52,7 @@ class ExportReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Tensor:
+class ModelTensor:
     """One tensor of the checkpoint, and what the file is to have of it."""
 
     shape: tuple[int, ...]
@@ -99,21 +101,16 @@ def export_model(
     ObjectNotFound where there is no such checkpoint; CheckpointFailed where it holds no such tensor; UsageError for a
     dtype that safetensors does not know; ObjectExists where the files are there.
     """
-    if shard_bytes < 1:
-        raise UsageError("shard_bytes", expected="1 or more", found=str(shard_bytes))
     volume = target.session.volume if isinstance(target, Transaction) else target.volume
     id = parse_checkpoint_id(checkpoint_id)
-    tensors = _tensors(volume, checkpoint_id, prefix, dtype)
+    tensors = tensors_of(volume, checkpoint_id, prefix, dtype)
     infos: dict[str, ObjectInfo] = {}
     for tensor in tensors.values():
         for _, place in tensor.chunks:
             if place.object not in infos:
                 infos[place.object] = volume.stat(place.object)
-    groups = _grouped(tensors, shard_bytes)
-    names = [
-        "model.safetensors" if len(groups) == 1 else f"model-{i + 1:05}-of-{len(groups):05}.safetensors"
-        for i in range(len(groups))
-    ]
+    groups = grouped(tensors, shard_bytes)
+    names = file_names(len(groups))
     said = {"format": "pt"} if metadata is None else metadata
     if not isinstance(target, Transaction):
         with target.transaction() as tx:
@@ -128,7 +125,7 @@ def _write(
     folder: str,
     names: list[str],
     groups: list[list[str]],
-    tensors: dict[str, _Tensor],
+    tensors: dict[str, ModelTensor],
     infos: dict[str, ObjectInfo],
     metadata: Mapping[str, str],
 ) -> ExportReport:
@@ -139,10 +136,7 @@ def _write(
     index = None
     if len(groups) > 1:
         index = f"{folder}/{INDEX_NAME}"
-        total = sum(tensor.length_bytes for tensor in tensors.values())
-        weights = {key: name for name, keys in zip(names, groups, strict=True) for key in keys}
-        text = json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(weights.items()))}, indent=2)
-        tx.put(index, text.encode() + b"\n", checksum_block_bytes=4096)
+        tx.put(index, index_of(tensors, groups, names), checksum_block_bytes=4096)
     return ExportReport(
         checkpoint_id=id,
         files=tuple(files),
@@ -153,7 +147,7 @@ def _write(
     )
 
 
-def _tensors(volume: Volume, checkpoint_id: str, prefix: str, dtype: torch.dtype | None) -> dict[str, _Tensor]:
+def tensors_of(volume: Volume, checkpoint_id: str, prefix: str, dtype: torch.dtype | None) -> dict[str, ModelTensor]:
     found = from_manifest(read_manifest(volume, parse_checkpoint_id(checkpoint_id)))
     tensors = {}
     for fqn, entry in found.state_dict_metadata.items():
@@ -165,7 +159,7 @@ def _tensors(volume: Volume, checkpoint_id: str, prefix: str, dtype: torch.dtype
             raise UsageError(f"safetensors cannot hold tensor {fqn!r}", found=_name(wanted))
         chunks = sorted(entry.chunks, key=lambda chunk: tuple(chunk.offsets))
         places = [(chunk, found.storage_data[MetadataIndex(fqn, chunk.offsets)]) for chunk in chunks]
-        tensor = _Tensor(shape=tuple(entry.size), saved=saved, wanted=wanted, chunks=tuple(places))
+        tensor = ModelTensor(shape=tuple(entry.size), saved=saved, wanted=wanted, chunks=tuple(places))
         if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(tensor.shape):
             raise CheckpointFailed(f"the shards of tensor {fqn!r} are not all of it", where=checkpoint_id)
         tensors[fqn.removeprefix(prefix)] = tensor
@@ -178,8 +172,10 @@ def _tensors(volume: Volume, checkpoint_id: str, prefix: str, dtype: torch.dtype
     return tensors
 
 
-def _grouped(tensors: dict[str, _Tensor], shard_bytes: int) -> list[list[str]]:
+def grouped(tensors: dict[str, ModelTensor], shard_bytes: int) -> list[list[str]]:
     """Names of the tensors of each file, in the order in which the model has them."""
+    if shard_bytes < 1:
+        raise UsageError("shard_bytes", expected="1 or more", found=str(shard_bytes))
     groups: list[list[str]] = []
     filled = 0
     for key, tensor in tensors.items():
@@ -191,15 +187,30 @@ def _grouped(tensors: dict[str, _Tensor], shard_bytes: int) -> list[list[str]]:
     return groups
 
 
-def _entry(volume: Volume, key: str, tensor: _Tensor, infos: dict[str, ObjectInfo]) -> StoredTensor | NewTensor:
+def file_names(count: int) -> list[str]:
+    """As Hugging Face names them."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+
+
+def index_of(tensors: Mapping[str, ModelTensor], groups: list[list[str]], names: list[str]) -> bytes:
+    """The bytes of INDEX_NAME."""
+    total = sum(tensor.length_bytes for tensor in tensors.values())
+    weights = {key: name for name, keys in zip(names, groups, strict=True) for key in keys}
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(weights.items()))}, indent=2)
+    return text.encode() + b"\n"
+
+
+def _entry(volume: Volume, key: str, tensor: ModelTensor, infos: dict[str, ObjectInfo]) -> StoredTensor | NewTensor:
     dtype = SAFETENSORS_NAMES[tensor.wanted]
     if tensor.why_copied() is not None:
-        return NewTensor(dtype=dtype, shape=tensor.shape, make=lambda: _assembled(volume, tensor, infos))
+        return NewTensor(dtype=dtype, shape=tensor.shape, make=lambda: assembled(volume, tensor, infos))
     parts = [(infos[place.object], place.offset, place.length) for _, place in tensor.chunks if place.length]
     return StoredTensor(dtype=dtype, shape=tensor.shape, parts=tuple(parts))
 
 
-def _assembled(volume: Volume, tensor: _Tensor, infos: dict[str, ObjectInfo]) -> Buffer:
+def assembled(volume: Volume, tensor: ModelTensor, infos: Mapping[str, ObjectInfo]) -> Buffer:
     """The bytes of the whole tensor, read and verified."""
     whole = torch.empty(tensor.shape, dtype=tensor.saved)
     for chunk, piece in _read(volume, tensor, infos):
@@ -209,7 +220,7 @@ def _assembled(volume: Volume, tensor: _Tensor, infos: dict[str, ObjectInfo]) ->
 
 
 def _read(
-    volume: Volume, tensor: _Tensor, infos: dict[str, ObjectInfo]
+    volume: Volume, tensor: ModelTensor, infos: Mapping[str, ObjectInfo]
 ) -> Iterator[tuple[ChunkStorageMetadata, torch.Tensor]]:
     for chunk, place in tensor.chunks:
         piece = torch.empty(chunk.sizes, dtype=tensor.saved)

@@ -50,3 +50,13 @@ def when(unix_s: float) -> str:
         return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
         return f"{unix_s:.0f} s"
+
+
+def need_torch(what: str) -> None:
+    """UsageError where PyTorch is not installed."""
+    from importlib.util import find_spec
+
+    from headrace.errors import UsageError
+
+    if find_spec("torch") is None:
+        raise UsageError(f"{what} needs PyTorch, which is not installed", next_step="pip install 'headrace[torch]'")
