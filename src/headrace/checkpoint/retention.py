@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay: the last ones, every Nth step, and those that somebody pinned.
+"""Which checkpoints of a run stay: the last ones, every Nth step, and those that are pinned.
 
 A pin is an object of the checkpoint, `RUN/step-N/pin`, that is put and deleted like any other: in a commit, by the
 session that holds the volume. Its bytes are JSON for people (since when, and a note); that it is there is what counts.
