@@ -74,12 +74,12 @@ def make(model: Model, layout: str) -> int:
     state: dict[str, Any] = {}
     for name, shape in model.parameters().items():
         count = math.prod(shape)
-        for key, dtype, size in (
-            (f"model.{name}", torch.float16, shape),
-            *((f"optimizer.{kind}.{name}", torch.float32, (count,)) for kind in ("main", "exp_avg", "exp_avg_sq")),
+        for key, dtype in (
+            (f"model.{name}", torch.float16),
+            *((f"optimizer.{kind}.{name}", torch.float32) for kind in ("main", "exp_avg", "exp_avg_sq")),
         ):
             whole = torch.randint(-32768, 32768, (count * dtype.itemsize // 2,), dtype=torch.int16, generator=chance)
-            full = whole.view(dtype).view(size)
+            full = whole.view(dtype).view(shape)
             state[key] = full if layout == "ddp" else _shard(full, mesh, placements)
     held["state"], held["model"] = state, model
     held["digest"] = digest()

@@ -203,11 +203,13 @@ class VolumeReader(StorageReader):
         changed, shared = pickle.loads(ranks.exchange.round("plan", mine, decide))
         if gathers:
             plan = pickle.loads(changed)
-        plan = planner.finish_plan(plan)
+        final = planner.finish_plan(plan)
+        if gathers or final is not plan:
+            items = self._items(final)
         exchange: Exchange | None = None
         began = time.perf_counter()
         try:
-            reading = self._reading(self._items(plan), planner)
+            reading = self._reading(items, planner)
             if isinstance(ranks, Together):
                 messages = decode_share(shared)
                 reading.leave_to(messages)
