@@ -17,12 +17,13 @@ from headrace.testing.devices import MemoryDevice
 from headrace.volume import Volume
 from headrace.volume.stage import layout, plan
 from headrace.volume.stage import read as stage_read
-from headrace.volume.stage.fill import _Filling, fill, verify
+from headrace.volume.stage.fill import _Filling, fill
 from headrace.volume.stage.layout import HEAD_BYTES, Head
 from headrace.volume.stage.plan import plan_of
 from headrace.volume.stage.read import Near
 from headrace.volume.stage.store import Held, address_of, hold
 from headrace.volume.stage.throttle import Throttle
+from headrace.volume.stage.verify import verify
 
 CHUNK = 64 << 10
 SIZES = {"a": 700_000, "b": 100, "c": CHUNK, "d": 0, "e": 5 * CHUNK + 1}
@@ -60,7 +61,7 @@ def staged(volume: Volume, where: Path) -> Path:
     with held:
         held.lay_out(made, force=False)
         assert fill(volume, made, held, Throttle(None, 1.0)).copied_bytes == made.facts.wanted_bytes
-        assert held.there[made.wanted].all() and not verify(volume, made, held)
+        assert held.there[made.wanted].all() and not verify(volume, made, held).bad
     (path,) = where.glob("*.stage")
     return path
 
