@@ -18,7 +18,12 @@ from headrace.testing.serve import free_port
 LIMIT_S = 300.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.checkpoint.state_dict", "headrace.torch.reader", "headrace.torch.writer"]
+    [
+        "torch._dynamo",
+        "torch.distributed.checkpoint.state_dict",
+        "headrace.torch.load.reader",
+        "headrace.torch.save.writer",
+    ]
 )
 
 

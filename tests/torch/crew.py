@@ -27,8 +27,8 @@ _PRELOADED = [
     "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
-    "headrace.torch.reader",
-    "headrace.torch.writer",
+    "headrace.torch.load.reader",
+    "headrace.torch.save.writer",
 ]
 _context.set_forkserver_preload(_PRELOADED)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from headrace.errors import CheckpointFailed, DeviceGone
-from headrace.torch.coordination import MESSAGE_LIMIT, SoloExchange, StoreExchange
+from headrace.torch.ranks.coordination import MESSAGE_LIMIT, SoloExchange, StoreExchange
 from tests.torch.crew import Rank, run
 
 

@@ -24,8 +24,8 @@ from headrace.checkpoint.pickled import load
 from headrace.cli import main
 from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectExists, UsageError, VolumeFull
 from headrace.torch import VolumeReader, VolumeWriter
-from headrace.torch.export_folder import export_dcp, export_safetensors
-from headrace.torch.import_folder import import_dcp
+from headrace.torch.files.export_folder import export_dcp, export_safetensors
+from headrace.torch.files.import_folder import import_dcp
 from headrace.volume import Volume
 from headrace.volume.inspect import details_of
 from tests.torch.crew import Crew, Rank

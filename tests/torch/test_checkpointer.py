@@ -17,7 +17,7 @@ import torch
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectNotFound, UsageError, VolumeFull
 from headrace.torch import Checkpointer, Preemption, VolumeReader, VolumeWriter, WriterOptions
-from headrace.torch.saving import Costs, Schedule
+from headrace.torch.job.saving import Costs, Schedule
 from headrace.volume import Volume
 from tests.torch.test_dcp_hazards import flip_a_bit
 

@@ -18,7 +18,7 @@ from tests.dataset.corpora import ingest_texts
 from tests.torch.crew import Crew, Rank, preload
 from tests.torch.test_dcp_hazards import flip_a_bit
 
-preload("headrace.demo.model", "headrace.torch.checkpointer", "headrace.torch.loader", "tests.dataset.corpora")
+preload("headrace.demo.model", "headrace.torch.job.checkpointer", "headrace.torch.feed.loader", "tests.dataset.corpora")
 
 STEPS = 7
 SAVE_EVERY = 2

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import CheckpointBusy, CheckpointFailed
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions
-from headrace.torch.stager import find_copy
+from headrace.torch.save.stager import find_copy
 from headrace.volume import Parts, Volume
 from tests.torch.states import awkward_state, leaves
 

@@ -106,7 +106,7 @@ def test_a_box_reads_exact_ranges_or_the_rows_around_it(
 
 
 def test_bounce_buffers_are_bounded(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.torch.reading.BOUNCE_BYTES", MIB)
+    monkeypatch.setattr("headrace.torch.load.reading.BOUNCE_BYTES", MIB)
     into = {name: torch.zeros(t.shape, dtype=torch.float64) for name, t in SAVED.items() if not t.is_complex()}
     VolumeReader(volume, "run").load(into)
     for name, tensor in into.items():
@@ -138,7 +138,7 @@ def test_a_failed_load_leaves_no_read_under_way(volume: Volume, monkeypatch: pyt
 
     monkeypatch.setattr(volume, "submit_read", watched)
     # Another dtype takes a bounce; small lots, so that several are under way.
-    monkeypatch.setattr("headrace.torch.reading.BOUNCE_BYTES", 2)
+    monkeypatch.setattr("headrace.torch.load.reading.BOUNCE_BYTES", 2)
     monkeypatch.setattr(DefaultLoadPlanner, "commit_tensor", full)
     into = {name: torch.zeros(SAVED[name].shape, dtype=torch.float64) for name in ("rows", "wide", "cube")}
     with pytest.raises(BaseException, match="does not fit"):

@@ -22,8 +22,9 @@ from headrace.dataset import (
 )
 from headrace.dataset.feed import feed, flight, ring, stretch
 from headrace.errors import UsageError
-from headrace.torch import DocumentLoader, TokenLoader, loader
-from headrace.torch.loader import OrderOptions
+from headrace.torch import DocumentLoader, TokenLoader
+from headrace.torch.feed import loader
+from headrace.torch.feed.loader import OrderOptions
 from headrace.volume import Volume
 from tests.dataset.corpora import ingest_texts, native_volume
 

@@ -18,7 +18,7 @@ from headrace.dataset.records import ahead
 from headrace.errors import DatasetError, ObjectNotFound, UsageError
 from headrace.metrics import NodeMetrics
 from headrace.torch import Epochs, RecordLoader, TokenLoader
-from headrace.torch import records as loader
+from headrace.torch.feed import records as loader
 from headrace.volume import Volume
 from tests.dataset.corpora import native_volume, put_stream, some_lengths
 from tests.dataset.test_record_feed import content, fill

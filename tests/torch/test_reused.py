@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import torch
 
-from headrace.torch.reused import Reused
+from headrace.torch.feed.reused import Reused
 
 VALUES = np.arange(12, dtype=np.int32).reshape(3, 4)
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager
 
 from headrace.errors import CheckpointFailed
-from headrace.torch.stager import Stager, find_copy
+from headrace.torch.save.stager import Stager, find_copy
 from tests.torch.states import awkward_state, leaves
 
 

@@ -76,6 +76,15 @@ def parse_checkpoint_id(text: str, *, run: str | None = None) -> CheckpointId:
     return CheckpointId(check_run(head or run or ""), int(match[1]))
 
 
+def parse_path(text: str) -> tuple[str, CheckpointId | None]:
+    """A run, and which of its checkpoints; None: `text` names the run alone. UsageError where it is neither."""
+    try:
+        id = parse_checkpoint_id(text)
+    except UsageError:
+        return check_run(text.removesuffix("/")), None
+    return id.run, id
+
+
 def parse_manifest_name(name: str) -> CheckpointId | None:
     """The checkpoint whose manifest this object is; None where it is no manifest."""
     return _parse_name(name, "manifest")

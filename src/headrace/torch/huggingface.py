@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.errors import DatasetError, UsageError
-from headrace.torch.epochs import Epochs
+from headrace.torch.feed.epochs import Epochs
 
 
 def feed_trainer(trainer: Any, epochs: Epochs[Any]) -> None:

@@ -31,7 +31,7 @@ LENGTH, BATCH, SEED, SAVE_EVERY = 32, 12, 7, 3
 crew.LIMIT_S = 240.0
 # What ranks would import each by itself.
 crew.preload(
-    "accelerate", "headrace.torch.epochs", "headrace.torch.huggingface", "headrace.torch.iterable",
+    "accelerate", "headrace.torch.feed.epochs", "headrace.torch.huggingface", "headrace.torch.feed.iterable",
     "megatron.core.datasets.indexed_dataset", "pytorch_lightning", "torchdata.stateful_dataloader",
     "transformers.models.gpt2.modeling_gpt2", "transformers.trainer",
 )  # fmt: skip

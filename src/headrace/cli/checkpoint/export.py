@@ -53,7 +53,7 @@ def export(
     need_torch("export")
     import time
 
-    import headrace.torch.export_folder as exports
+    import headrace.torch.files.export_folder as exports
     from headrace.cli.output import print_json
     from headrace.cli.progress import Progress, speed
     from headrace.torch.metadata import dtype_of

@@ -34,7 +34,7 @@ def import_(
     from headrace.checkpoint import parse_checkpoint_id
     from headrace.cli.output import print_json
     from headrace.cli.progress import Progress, speed
-    from headrace.torch.import_folder import import_dcp
+    from headrace.torch.files.import_folder import import_dcp
     from headrace.units import format_bytes
 
     started = time.monotonic()

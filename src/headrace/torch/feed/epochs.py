@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from headrace.errors import UsageError
-from headrace.torch.ordered import Ordered
+from headrace.torch.feed.ordered import Ordered
 
 Batch = TypeVar("Batch")
 

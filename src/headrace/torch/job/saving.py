@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from headrace.checkpoint.interval import Interval, best_interval
 from headrace.errors import HeadraceError, UsageError
-from headrace.torch.writer import SaveReport
+from headrace.torch.save.writer import SaveReport
 from headrace.units import format_bytes, format_seconds
 
 #: Steps between two saves; "auto": Young's and Daly's interval; None: only when `save` is called.

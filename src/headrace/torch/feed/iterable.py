@@ -14,8 +14,8 @@ import torch.utils.data
 
 from headrace.dataset.feed.chosen import ChosenRead
 from headrace.errors import DatasetError, UsageError
-from headrace.torch.dataset import TokenDataset
-from headrace.torch.sampler import Layout, LayoutOptions, refuse_dealers
+from headrace.torch.feed.dataset import TokenDataset
+from headrace.torch.feed.sampler import Layout, LayoutOptions, refuse_dealers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -18,8 +18,8 @@ from headrace.dataset.feed.feed import Feed, FeedOptions
 from headrace.dataset.feed.ring import no_memory
 from headrace.dataset.order.state import LoaderState, current_state
 from headrace.errors import UsageError
-from headrace.torch.dataset import TokenDataset
-from headrace.torch.parallel import data_rank
+from headrace.torch.feed.dataset import TokenDataset
+from headrace.torch.feed.parallel import data_rank
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,8 +11,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 
 from headrace.checkpoint.layout import ITEM_ALIGNMENT, pack
 from headrace.errors import CheckpointFailed
-from headrace.torch.seals import Seals
-from headrace.torch.stager import find_copy
+from headrace.torch.save.seals import Seals
+from headrace.torch.save.stager import find_copy
+from headrace.torch.tensors import as_bytes
 from headrace.volume import Parts
 
 
@@ -196,10 +197,3 @@ def _copy(place: torch.Tensor, tensor: torch.Tensor) -> bool:
     accelerated = tensor.device.type != "cpu" and place.is_pinned()
     place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=accelerated)
     return accelerated
-
-
-def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any dtype, writable, no copy: memoryview of uint8[nbytes]."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise CheckpointFailed("only a contiguous tensor in host memory can be read into or written from directly")
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

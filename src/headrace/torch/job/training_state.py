@@ -34,8 +34,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from headrace.errors import CheckpointFailed, HeadraceError, UsageError
-from headrace.torch.agreement import Ranks
 from headrace.torch.metadata import decode_plain, encode_plain
+from headrace.torch.ranks.agreement import Ranks
 
 Optimizers: TypeAlias = "torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None"
 

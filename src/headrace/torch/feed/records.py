@@ -25,9 +25,9 @@ from headrace.dataset.order.mixture import Mixture
 from headrace.dataset.order.records import RecordState
 from headrace.dataset.records.records import Records
 from headrace.errors import HeadraceError, UsageError
-from headrace.torch.loader import OrderOptions
-from headrace.torch.ordered import Ordered
-from headrace.torch.parallel import data_rank
+from headrace.torch.feed.loader import OrderOptions
+from headrace.torch.feed.ordered import Ordered
+from headrace.torch.feed.parallel import data_rank
 from headrace.volume import Volume
 
 if TYPE_CHECKING:

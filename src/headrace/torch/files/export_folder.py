@@ -26,7 +26,7 @@ from headrace.checkpoint.foreign import METADATA_NAME
 from headrace.checkpoint.ranges import pieces_of, read_ahead
 from headrace.errors import ChecksumMismatch
 from headrace.model.header import build
-from headrace.torch.export import (
+from headrace.torch.files.export import (
     INDEX_NAME,
     SAFETENSORS_NAMES,
     SHARD_BYTES,
@@ -38,7 +38,7 @@ from headrace.torch.export import (
     tensors_of,
 )
 from headrace.torch.metadata import Place, from_manifest
-from headrace.torch.staging import as_bytes
+from headrace.torch.tensors import as_bytes
 from headrace.volume import ObjectInfo, Volume
 
 #: Of the layout that `FileSystemReader` reads.

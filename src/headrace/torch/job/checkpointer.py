@@ -32,14 +32,14 @@ import torch.distributed as dist
 from headrace.checkpoint import CheckpointId
 from headrace.checkpoint.retention import find
 from headrace.errors import CheckpointFailed, HeadraceError, UsageError
-from headrace.torch.agreement import Ranks
-from headrace.torch.attachment import Attachment, VolumeLike
-from headrace.torch.certificate import RestartCertificate
-from headrace.torch.preemption import Preemption, SignalWatch
-from headrace.torch.restoring import OnDamage, restore
-from headrace.torch.saving import Costs, Every, SaveUnderWay, Schedule, say_what_became
-from headrace.torch.training_state import Optimizers, Parts, collect
-from headrace.torch.writer import SaveReport, VolumeWriter, WriterOptions
+from headrace.torch.job.certificate import RestartCertificate
+from headrace.torch.job.preemption import Preemption, SignalWatch
+from headrace.torch.job.restoring import OnDamage, restore
+from headrace.torch.job.saving import Costs, Every, SaveUnderWay, Schedule, say_what_became
+from headrace.torch.job.training_state import Optimizers, Parts, collect
+from headrace.torch.ranks.agreement import Ranks
+from headrace.torch.ranks.attachment import Attachment, VolumeLike
+from headrace.torch.save.writer import SaveReport, VolumeWriter, WriterOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from headrace.checkpoint.shares import Share
-from headrace.torch.coordination import PeerFailed
-from headrace.torch.together import Together
+from headrace.torch.load.together import Together
+from headrace.torch.ranks.coordination import PeerFailed
 from headrace.units import MIB
 
 #: Of buffers under way on a rank.

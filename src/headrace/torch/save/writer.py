@@ -44,23 +44,23 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from headrace.checkpoint import CheckpointId, parse_checkpoint_id
-from headrace.checkpoint.names import check_run
+from headrace.checkpoint import parse_checkpoint_id
+from headrace.checkpoint.names import parse_path
 from headrace.errors import CheckpointBusy, CheckpointFailed, DeviceError, HeadraceError, SessionLost, UsageError
-from headrace.torch.attachment import Attachment, VolumeLike
-from headrace.torch.coordination import Exchange, SoloExchange
-from headrace.torch.failures import translated
-from headrace.torch.one_save import OneSave
-from headrace.torch.options import SaveReport, WriterOptions
-from headrace.torch.ranks import (
+from headrace.torch.ranks.attachment import Attachment, VolumeLike
+from headrace.torch.ranks.coordination import Exchange, SoloExchange
+from headrace.torch.ranks.failures import translated
+from headrace.torch.save.group import (
     Turns,
     join,
     join_checkpoint_process,
 )
-from headrace.torch.room import reserve_room
-from headrace.torch.skeleton import Survey
-from headrace.torch.stager import Copy, MemoryNeed, Stager
-from headrace.torch.staging import Staging
+from headrace.torch.save.one_save import OneSave
+from headrace.torch.save.options import SaveReport, WriterOptions
+from headrace.torch.save.room import reserve_room
+from headrace.torch.save.skeleton import Survey
+from headrace.torch.save.stager import Copy, MemoryNeed, Stager
+from headrace.torch.save.staging import Staging
 from headrace.volume import Session
 from headrace.volume.writing.parts import PEAK_BYTES
 
@@ -96,7 +96,7 @@ class VolumeWriter(StorageWriter):
         super().__init__()
         self.options = options or WriterOptions()
         self.last_save: SaveReport | None = None
-        self._run, self._id = _parse_path(path)
+        self._run, self._id = parse_path(path)
         #: The one checkpoint that this writer may save, where it was constructed with more than a run.
         self._only = self._id
         self._attachment = Attachment(
@@ -441,14 +441,6 @@ class VolumeWriter(StorageWriter):
         self.process_group = None
         self._turns = Turns("", 0, 1, self.options.stall_s)
         self._exchange = SoloExchange() if state["solo"] else None
-
-
-def _parse_path(path: str) -> tuple[str, CheckpointId | None]:
-    try:
-        id = parse_checkpoint_id(path)
-    except UsageError:
-        return check_run(path.removesuffix("/")), None
-    return id.run, id
 
 
 def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A saved chunk is row-major bytes, so what a rank wants of it is byte ranges. Where the destination is contiguous host
 memory of the same dtype, ranges are read into it directly; otherwise (accelerator memory, other dtype, a column slice)
 through a bounce buffer. Blocks that several ranges touch (small tensors, and where one tensor ends and the next begins)
-are read once, and their bytes copied. What other ranks want as well comes as messages (`headrace.torch.sharing`).
+are read once, and their bytes copied. What other ranks want as well comes as messages (`headrace.torch.load.sharing`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.checkpoint.save import CHECKSUM_BLOCK_BYTES
 from headrace.checkpoint.shares import Share, cut, met_twice
 from headrace.errors import CheckpointFailed, ChecksumMismatch, HeadraceError
 from headrace.torch.metadata import Place
-from headrace.torch.staging import as_bytes
+from headrace.torch.tensors import as_bytes
 from headrace.units import MIB
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 

@@ -16,11 +16,11 @@ from headrace.checkpoint import CheckpointId
 from headrace.checkpoint.listing import read_info
 from headrace.checkpoint.retention import find
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
-from headrace.torch.agreement import Ranks
-from headrace.torch.attachment import Attachment, VolumeLike
-from headrace.torch.certificate import Damage, RestartCertificate, process_age_s, slowest_path
-from headrace.torch.reader import VolumeReader
-from headrace.torch.training_state import Parts, Planner, put_back, tensors_of
+from headrace.torch.job.certificate import Damage, RestartCertificate, process_age_s, slowest_path
+from headrace.torch.job.training_state import Parts, Planner, put_back, tensors_of
+from headrace.torch.load.reader import VolumeReader
+from headrace.torch.ranks.agreement import Ranks
+from headrace.torch.ranks.attachment import Attachment, VolumeLike
 from headrace.volume import Volume
 
 OnDamage = Literal["raise", "previous"]

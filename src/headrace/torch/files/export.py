@@ -24,9 +24,9 @@ from headrace.checkpoint import parse_checkpoint_id, read_manifest
 from headrace.device.protocol import Buffer
 from headrace.errors import CheckpointFailed, UsageError
 from headrace.model import Composed, NewTensor, StoredTensor, compose_safetensors
+from headrace.torch.files.model import _KEYS
 from headrace.torch.metadata import Place, from_manifest
-from headrace.torch.model import _KEYS
-from headrace.torch.staging import as_bytes
+from headrace.torch.tensors import as_bytes
 from headrace.volume import ObjectInfo, Session, Transaction, Volume
 
 #: What the tools of Hugging Face cut files at, by default.

@@ -31,16 +31,16 @@ from torch.futures import Future
 
 from headrace.checkpoint import CheckpointId, Manifest, latest, parse_checkpoint_id, read_manifest
 from headrace.checkpoint.manifest import decode, encode
+from headrace.checkpoint.names import parse_path
 from headrace.checkpoint.save import CHECKSUM_BLOCK_BYTES
 from headrace.checkpoint.shares import U64, blocks_of, decode_share, share
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
-from headrace.torch.attachment import Attachment, VolumeLike
-from headrace.torch.failures import translated
+from headrace.torch.load.reading import Reading, Wanted, rows_of_items, wanted
+from headrace.torch.load.sharing import Exchange
+from headrace.torch.load.together import Alone, Together
 from headrace.torch.metadata import Place, from_manifest
-from headrace.torch.reading import Reading, Wanted, rows_of_items, wanted
-from headrace.torch.sharing import Exchange
-from headrace.torch.together import Alone, Together
-from headrace.torch.writer import _parse_path
+from headrace.torch.ranks.attachment import Attachment, VolumeLike
+from headrace.torch.ranks.failures import translated
 from headrace.volume import ObjectInfo
 
 
@@ -104,7 +104,7 @@ class VolumeReader(StorageReader):
             if not value > 0:
                 raise UsageError(name, expected="above 0", found=str(value))
         self._attachment = Attachment(volume)
-        self._run, self._id = _parse_path(path)
+        self._run, self._id = parse_path(path)
         self._timeout_s = timeout_s
         self._stall_s = min(stall_s, timeout_s)
         self._metadata: Metadata | None = None
@@ -266,7 +266,7 @@ class VolumeReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._metadata, self._places = None, {}
         if checkpoint_id:
-            self._run, self._id = _parse_path(os.fspath(checkpoint_id))
+            self._run, self._id = parse_path(os.fspath(checkpoint_id))
 
     # Not `**kwargs`: DCP looks for that very name, and would come again for metadata of one rank, which we never have.
     def read_metadata(self, *args: Any, **unused: Any) -> Metadata:

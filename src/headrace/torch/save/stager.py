@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 
 from headrace.device import crc32c
 from headrace.errors import CheckpointFailed
-from headrace.torch.skeleton import Survey, View, build
+from headrace.torch.save.skeleton import Survey, View, build
 
 _PAGE = 4096
 

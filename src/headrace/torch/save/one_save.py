@@ -13,13 +13,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from headrace.checkpoint import CheckpointId, Save, Summary
 from headrace.errors import CheckpointFailed, HeadraceError
-from headrace.torch.attachment import Attachment
-from headrace.torch.coordination import Exchange
 from headrace.torch.metadata import Place, to_manifest
-from headrace.torch.options import SaveReport, WriterOptions
-from headrace.torch.ranks import decode_grant, decode_receipt, encode_grant, encode_receipt
-from headrace.torch.stager import Stager
-from headrace.torch.staging import StagedPlan, Staging, lay_out
+from headrace.torch.ranks.attachment import Attachment
+from headrace.torch.ranks.coordination import Exchange
+from headrace.torch.save.group import decode_grant, decode_receipt, encode_grant, encode_receipt
+from headrace.torch.save.options import SaveReport, WriterOptions
+from headrace.torch.save.stager import Stager
+from headrace.torch.save.staging import StagedPlan, Staging, lay_out
 from headrace.volume import Grant, Volume
 
 

@@ -1,6 +1,6 @@
 """The ranks of one load: who they are, rounds with deadlines and names, and a private gloo group for bytes.
 
-Words go through the store of the rendezvous (`headrace.torch.coordination`), so that a rank that is dead or late is
+Words go through the store of the rendezvous (`coordination`), so that a rank that is dead or late is
 named; bytes go over a gloo group of the reader's own. No message of a load goes over the training group, and none
 touches accelerator memory: what NCCL once took for an object it keeps.
 """
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.errors import UsageError
-from headrace.torch.coordination import Exchange, PeerFailed, SoloExchange, StoreExchange
+from headrace.torch.ranks.coordination import Exchange, PeerFailed, SoloExchange, StoreExchange
 from headrace.units import format_seconds
 
 

@@ -32,9 +32,9 @@ from headrace.dataset.tokens.samples import WINDOWS, Samples, open_samples
 from headrace.dataset.tokens.segments import IGNORED
 from headrace.dataset.tokens.stream import TokenStream
 from headrace.errors import HeadraceError, UsageError
-from headrace.torch.ordered import Ordered
-from headrace.torch.parallel import data_rank
-from headrace.torch.reused import Reused
+from headrace.torch.feed.ordered import Ordered
+from headrace.torch.feed.parallel import data_rank
+from headrace.torch.feed.reused import Reused
 from headrace.volume import Volume
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from headrace.errors import CheckpointFailed, UsageError
-from headrace.torch.coordination import Exchange, SoloExchange, StoreExchange
-from headrace.torch.options import WriterOptions
+from headrace.torch.ranks.coordination import Exchange, SoloExchange, StoreExchange
+from headrace.torch.save.options import WriterOptions
 from headrace.volume import Grant, Receipt
 
 

@@ -11,8 +11,8 @@ from headrace.checkpoint import Retention
 from headrace.checkpoint.layout import ITEM_ALIGNMENT
 from headrace.checkpoint.retention import reserve
 from headrace.errors import CheckpointFailed, HeadraceError
-from headrace.torch.attachment import Attachment
-from headrace.torch.staging import lay_out
+from headrace.torch.ranks.attachment import Attachment
+from headrace.torch.save.staging import lay_out
 from headrace.units import KIB
 
 #: What the object of a rank takes beside its items, at most: it ends at a whole block, and has a table of checksums.

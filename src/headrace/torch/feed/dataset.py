@@ -25,7 +25,7 @@ from headrace.dataset.order.mixture import Mixture
 from headrace.dataset.tokens.samples import WINDOWS
 from headrace.dataset.tokens.segments import IGNORED
 from headrace.errors import UsageError
-from headrace.torch.loader import open_sources
+from headrace.torch.feed.loader import open_sources
 from headrace.volume import Volume
 
 Form: TypeAlias = Literal["tokens", "causal"]

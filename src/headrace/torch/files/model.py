@@ -9,7 +9,7 @@ import torch
 
 from headrace.errors import ModelError, UsageError
 from headrace.model import Header, ModelFile, RawTensor, open_safetensors, write_safetensors
-from headrace.torch.staging import as_bytes
+from headrace.torch.tensors import as_bytes
 from headrace.volume import Session, Transaction, Volume
 
 _NAMES = {

@@ -25,7 +25,7 @@ from headrace.checkpoint.save import CHECKSUM_BLOCK_BYTES
 from headrace.device.protocol import Buffer
 from headrace.errors import CheckpointFailed, ObjectExists
 from headrace.torch.metadata import dtype_of, encode_plain
-from headrace.torch.staging import as_bytes
+from headrace.torch.tensors import as_bytes
 from headrace.units import MIB
 from headrace.volume import Session
 
