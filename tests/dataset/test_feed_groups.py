@@ -11,7 +11,7 @@ import pytest
 from headrace.dataset import Feed, FeedBatch, FeedOptions, TokenStream, open_samples
 from headrace.dataset.feed.flight import group_size
 from headrace.dataset.tokens.stream import CHECKSUM_BLOCK_BYTES
-from headrace.errors import ChecksumMismatch, UsageError
+from headrace.errors import ChecksumMismatch, DeviceTimeout, UsageError
 from headrace.testing.devices import MemoryDevice
 from headrace.volume import Volume
 from tests.dataset.corpora import native_volume, put_stream
@@ -156,3 +156,69 @@ def test_memory_that_is_given_is_read_into_slot_by_slot(volume: Volume) -> None:
             running.release(last)
         last = batch
     assert running.acquire() is None
+
+
+class Late:
+    """A read whose bytes come when they are let through."""
+
+    def __init__(self, read: Any) -> None:
+        self._read, self.through = read, False
+
+    def done(self) -> bool:
+        return self.through
+
+    def waiting(self) -> str | None:
+        return None if self.through else "a slow path"
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if not self.through:
+            raise DeviceTimeout("not yet")
+
+    def let_through(self) -> None:
+        self.through = True
+        self._read().wait()
+
+
+def test_a_read_that_comes_late_does_not_write_to_the_slot_of_another_batch(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one dataset of a mixture could not be looked up in time, and the read of another is on its way."""
+    with volume.session() as session, session.transaction() as transaction:
+        for end in ("bin", "idx"):
+            transaction.compose(f"second.{end}", [(f"corpus.{end}", 0, volume.stat(f"corpus.{end}").length_bytes)])
+
+    def mixture() -> Feed:
+        sources = {n: open_samples(TokenStream.open(volume, n), "windows", LENGTH) for n in ("corpus", "second")}
+        options = FeedOptions(sequence_length=LENGTH, global_batch=2, seed=3, prefetch=1, stall_timeout_s=0.1)
+        return Feed(sources, options, shares=[1, 1])
+
+    expected, running = mixture(), mixture()
+    streams = [running.sources[name].stream for name in ("corpus", "second")]
+    with monkeypatch.context() as patch:
+        submit = streams[0].submit_pieces
+        late: list[Late] = []
+
+        def slow(*arguments: Any, **more: Any) -> Late:
+            late.append(Late(lambda: submit(*arguments, **more)))
+            return late[-1]
+
+        def refused(*_: Any, **__: Any) -> Any:
+            raise DeviceTimeout("what is looked up in the volume did not come in time")
+
+        patch.setattr(streams[0], "submit_pieces", slow)
+        patch.setattr(streams[1], "submit_pieces", refused)
+        running.begin()
+    for number in range(4):
+        try:
+            batch = take(running)
+        except DeviceTimeout:
+            # What is on its way is waited for.
+            late[0].let_through()
+            batch = take(running)
+        if number == 1 and not late[0].through:
+            late[0].let_through()
+        wanted = take(expected)
+        assert np.array_equal(batch.tokens, wanted.tokens), number
+        running.release(batch)
+        expected.release(wanted)
+    assert late[0].through and len(late) == 1

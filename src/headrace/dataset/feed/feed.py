@@ -370,7 +370,13 @@ class Feed:
             if flight.arrived:
                 return
             if flight.failed or isinstance(flight.error, DeviceTimeout):
-                # What had to be looked up for it took too long then; now it is waited for.
+                # What had to be looked up for it took too long then; now it is waited for. What could be asked for
+                # by then still reads, into these very slots.
+                try:
+                    self._wait(flight.transfers, end_s)
+                except HeadraceError:
+                    if not flight.done():
+                        raise
                 self._submit(flight)
             wrong = flight.error
             try:
