@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from headrace.dataset import Mixture, PackOptions, pack_stream
-from headrace.errors import DatasetError, UsageError
+from headrace.dataset.feed.chosen import ChosenRead
+from headrace.errors import DatasetError, DeviceError, UsageError
 from headrace.torch import DocumentLoader, OrderSampler, TokenDataset, TokenIterable, TokenLoader
 from headrace.torch.megatron import AheadSampler
 from headrace.units import MIB
@@ -198,6 +199,28 @@ def test_a_change_of_the_global_batch_leaves_nothing_out(volume: Volume, accumul
         assert epoch == 0 or len(places) == 2 * len(samplers[0])
         at += len(places)
         assert at // 12 == (epoch + 1) * (len(data) // 12) and samplers[0].state_after(len(deals[0]))["consumed"] == at
+
+
+def test_a_batch_that_could_not_be_asked_for_is_asked_for_again(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known by then where its documents lie."""
+    data = dataset(volume, samples="packed")
+    wanted = data.submit(range(4)).wait()
+    stream = data.sources["corpus"].stream
+    with monkeypatch.context() as patch:
+        patch.setattr(ChosenRead, "advance", lambda read: None)
+        read = data.submit(range(4))
+        patch.setattr(stream, "submit_pieces", _refuse)
+        with pytest.raises(DeviceError, match="no way there"):
+            read.wait()
+    found = read.wait()
+    assert found.tokens.tolist() == wanted.tokens.tolist()
+    assert found.segments().begins.tolist() == wanted.segments().begins.tolist()
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise DeviceError("no way there")
 
 
 def test_what_is_dealt_out_twice_is_refused(volume: Volume) -> None:

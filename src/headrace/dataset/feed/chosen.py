@@ -80,8 +80,11 @@ class ChosenRead:
     def _read(self) -> None:
         first = self._chosen.samples[0]
         width = first.sequence_length + 1
-        self._batch.find()
+        if not self._batch.parts:
+            self._batch.find()
         tokens = np.empty((self._batch.rows, width), first.stream.dtype)
+        # Those of an attempt that failed read into memory that nobody has.
+        self._transfers = []
         for part in self._batch.parts:
             stream = self._chosen.samples[part.source].stream
             places = part.rows * width + part.places
