@@ -410,6 +410,8 @@ def test_clients_that_say_nothing_take_no_threads_and_keep_nobody_out(folder: Pa
             client.settimeout(30)
             hung_up += client.recv(1) == b""
         assert hung_up == 50 - MOST_CLIENTS
+        # Nobody but the oldest: as many as there may be stay beside the one that asks.
+        assert select.select(silent[1 - MOST_CLIENTS :], [], [], 0)[0] == []
     assert not clients()
 
 

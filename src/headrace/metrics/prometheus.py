@@ -118,7 +118,7 @@ class _Http(http.server.ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             clients = list(self._clients.items())
-        for client, thread in clients[: len(clients) + 1 - MOST_CLIENTS]:
+        for client, thread in clients[: max(0, len(clients) + 1 - MOST_CLIENTS)]:
             _hang_up(client)
             # It may be asking the ranks, which ends, or hold its answer, which it cannot send any more.
             thread.join(CLIENT_TIMEOUT_S)
