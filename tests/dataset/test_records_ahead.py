@@ -20,10 +20,11 @@ from headrace.dataset.ingestion.records import ingest_records, open_records
 from headrace.dataset.records.npz import npz_array
 from headrace.dataset.records.records import Records
 from headrace.device.protocol import Buffer
-from headrace.errors import DatasetError, DeviceError, DeviceTimeout, UsageError
+from headrace.errors import ChecksumMismatch, DatasetError, DeviceError, DeviceTimeout, UsageError
 from headrace.testing.devices import MemoryDevice
 from headrace.testing.serve import serving
 from headrace.volume import ObjectInfo, Volume, VolumeTransfer
+from headrace.volume.data import patience
 from tests.dataset.corpora import memory_volume, native_volume
 from tests.stopping import stopped
 
@@ -185,17 +186,60 @@ def test_an_error_of_decoding_is_the_callers_own(files: Path, threads: int) -> N
             assert list(ahead) == [[len(content(record)) for record in batch] for batch in wanted[1:]]
 
 
-def test_a_number_that_no_record_has_is_told_in_its_turn(files: Path) -> None:
+@pytest.mark.parametrize("prefetch", [1, 2, 8])
+def test_a_number_that_no_record_has_is_told_in_its_turn(files: Path, prefetch: int) -> None:
+    """Also where it is looked up together with others."""
     with native_volume() as volume:
         records = fill(volume, files)
-        with RecordsAhead(records, [[1], [2], [COUNT]], options=AheadOptions(prefetch=1)) as ahead:
+        with RecordsAhead(records, [[1], [2], [COUNT], [3]], options=AheadOptions(prefetch=prefetch)) as ahead:
             assert next(ahead) and next(ahead)
-            with pytest.raises(UsageError, match="no such record"):
-                next(ahead)
+            for _ in range(2):
+                with pytest.raises(UsageError, match="no such record"):
+                    next(ahead)
         with pytest.raises(UsageError, match="is closed"):
             next(ahead)
         with pytest.raises(UsageError, match="prefetch is out of range"):
             AheadOptions(prefetch=0)
+
+
+def test_a_look_up_that_fails_keeps_nothing_back_that_was_found(files: Path) -> None:
+    with native_volume() as volume:
+        records = fill(volume, files)
+        # The second batch waits, found, until the first one is handed out.
+        options = AheadOptions(prefetch=2, ahead_bytes=1)
+        with RecordsAhead(records, [[2], [3], [COUNT], [6]], kinds=["bin"], options=options) as ahead:
+            assert [next(ahead)[0]["bin"] for _ in range(2)] == [content(2), content(3)]
+            with pytest.raises(UsageError, match="no such record"):
+                next(ahead)
+
+
+def test_nothing_is_looked_up_for_longer_than_a_step_may_wait(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when it begins, and not after a read of a later batch that failed."""
+    left: dict[str, float] = {}
+
+    def timed(where: type, name: str) -> None:
+        real = getattr(where, name)
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            left[name] = patience.left_s()
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(where, name, call)
+
+    device = MemoryDevice(16 << 20)
+    with Volume.create(devices=[device]) as volume:
+        records = fill(volume, files)
+        for where, name in ((Records, "hold_index"), (Records, "submit_locate"), (VolumeTransfer, "_mismatch")):
+            timed(where, name)
+        device.data[device.data.index(content(3))] ^= 1
+        options = AheadOptions(threads=1, stall_timeout_s=60)
+        with RecordsAhead(records, [[1], [3]], kinds=["bin"], decode=len, options=options) as ahead:
+            assert next(iter(ahead)) == [1]
+            # A second look at another batch than the one in hand.
+            assert 0 <= left["_mismatch"] <= 1
+            with pytest.raises(ChecksumMismatch):
+                next(ahead)
+    assert 0 <= left["hold_index"] <= 1 and 0 <= left["submit_locate"] <= 1
 
 
 def test_a_target_that_stands_still_is_an_error_and_not_for_ever(files: Path) -> None:

@@ -167,9 +167,12 @@ class RecordsAhead(Generic[T]):
         self._kinds = kinds
         self._decode = decode
         self._located: deque[tuple[I64, Any]] = deque()
-        #: Taken from `batches`, and being looked up (None: that failed, and is to be tried again).
+        #: Taken from `batches`, and being looked up (None: that failed, and is to be tried again) together; of so many
+        #: that could not be, the first one alone.
         self._sought: list[I64] = []
         self._lookup: Any = None
+        self._singly = 0
+        self._indexed = False
         self._flights: deque[_Flight[T]] = deque()
         self._memory = KeptMemory(self.options.kept_bytes)
         #: Made here, and so closed here.
@@ -211,7 +214,7 @@ class RecordsAhead(Generic[T]):
         # What is wrong with a read that comes later must not cost the caller the batch in hand: the next call tries
         # again, and raises what is then wrong.
         with contextlib.suppress(HeadraceError):
-            patience.by(time.monotonic() + _AHEAD_S, self._fill)
+            self._fill_ahead()
             self._hand_on()
         return made
 
@@ -287,14 +290,16 @@ class RecordsAhead(Generic[T]):
         """What is wrong is told by the batch that it is wrong with."""
         self._begun = True
         with contextlib.suppress(HeadraceError):
-            self.records.hold_index(self.options.index_bytes)
-            self._fill()
+            self._fill_ahead()
 
     def _ahead_bytes(self) -> int:
         return sum(flight.places.total_bytes for flight in self._flights)
 
+    def _fill_ahead(self) -> None:
+        patience.by(time.monotonic() + _AHEAD_S, self._fill)
+
     def _fill(self) -> None:
-        """Begin what there is room for. Waits for nothing."""
+        """Begin what there is room for. Waits for nothing that was asked for."""
         ahead = self._ahead_bytes()
         while len(self._flights) < self.options.prefetch:
             self._seek()
@@ -314,6 +319,14 @@ class RecordsAhead(Generic[T]):
 
     def _seek(self) -> None:
         """Look up the next batches, as many at a time as are read ahead, while others are on their way."""
+        try:
+            self._seek_now()
+        except HeadraceError:
+            # It is told when all that was found is handed out.
+            if not self._located and not self._flights:
+                raise
+
+    def _seek_now(self) -> None:
         if self._lookup is not None:
             if not self._lookup.done():
                 return
@@ -328,13 +341,33 @@ class RecordsAhead(Generic[T]):
                 self._batches_error = error
                 if not isinstance(error, Exception):
                     raise
-        if self._sought:
-            self._lookup = self.records.submit_locate(self._sought, self._kinds)
+        if self._sought and self._lookup is None:
+            self._look_up()
+
+    def _look_up(self) -> None:
+        if not self._indexed:
+            self.records.hold_index(self.options.index_bytes)
+            self._indexed = True
+        batches = self._sought[:1] if self._singly else self._sought
+        try:
+            self._lookup = self.records.submit_locate(batches, self._kinds)
+        except HeadraceError:
+            if not self._apart():
+                raise
+            self._lookup = self.records.submit_locate(self._sought[:1], self._kinds)
+
+    def _apart(self) -> bool:
+        """What is wrong with a look-up of several batches may be wrong with one of them: from now on each has its
+        own. False: it was of one."""
+        if self._singly or len(self._sought) == 1:
+            return False
+        self._singly = len(self._sought)
+        return True
 
     def _take_located(self, end_s: float | None) -> None:
         """What was looked up, when it is there."""
         if self._lookup is None:
-            self._lookup = self.records.submit_locate(self._sought, self._kinds)
+            self._look_up()
         lookup = self._lookup
         try:
             places = lookup.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
@@ -342,9 +375,12 @@ class RecordsAhead(Generic[T]):
             if isinstance(error, DeviceTimeout) and not lookup.done():
                 raise self._stalled("was not found", lookup.waiting()) from error
             self._lookup = None
+            if self._apart():
+                return
             raise
-        self._located.extend(zip(self._sought, places, strict=True))
-        self._sought, self._lookup = [], None
+        self._located.extend(zip(self._sought[: len(places)], places, strict=True))
+        del self._sought[: len(places)]
+        self._singly, self._lookup = max(0, self._singly - 1), None
 
     def _arrive(self, flight: _Flight[T], end_s: float) -> list[T]:
         """The records of the first batch, when their bytes are here and decoded."""
@@ -386,7 +422,8 @@ class RecordsAhead(Generic[T]):
                 if flight.failed or not flight.batch.done():
                     return
                 try:
-                    flight.found = flight.batch.wait(0)
+                    # A look at what is wrong with it is not to hold up the batch in hand.
+                    flight.found = patience.by(time.monotonic() + _AHEAD_S, flight.batch.wait, 0)
                 except HeadraceError:
                     # Raised when it is this batch's turn.
                     return
