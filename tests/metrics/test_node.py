@@ -435,6 +435,22 @@ def test_a_device_that_is_open_twice_is_one(target: ServeProcess, folder: Path) 
             loader.close()
 
 
+def test_what_was_read_still_counts_when_one_of_two_is_closed(target: ServeProcess, folder: Path) -> None:
+    """As a staging closes what it reads from when it has ended: counters only grow."""
+    with Volume.open(target.uri()) as one, Volume.open(target.uri()) as two:
+        loaders = [TokenLoader(volume, "corpus", **OPTIONS) for volume in (one, two)]
+        with NodeMetrics(loaders, folder=folder) as metrics:
+            for loader in loaders:
+                list(islice(loader, 3))
+                loader.close()
+            (before,) = metrics.node()["paths"]
+            two.close()
+            (after,) = metrics.node()["paths"]
+            for name in ("reads", "read_bytes"):
+                assert after[name] >= before[name]
+            assert after["usable_ranks"] == 1 and after["under_way"] == 0
+
+
 def test_percentiles_of_several_ranks_are_those_of_all_that_was_counted() -> None:
     quick = {"buckets": [[1_000_000, 97]], "max_s": 0.001}
     slow = {"buckets": [[1_000_000, 1], [2_000_000_000, 2]], "max_s": 1.9}

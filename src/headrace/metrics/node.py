@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import UsageError
 from headrace.metrics.answers import PATIENCE_S, Answers, ask_all
 from headrace.metrics.folder import make_folder, run_folder
-from headrace.metrics.report import Source, node_report, rank_report
+from headrace.metrics.report import Devices, Source, node_report, rank_report
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,6 +49,7 @@ class NodeMetrics:
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self._sources = _named(sources)
+        self._devices = Devices()
         self.rank = _number("rank", rank, "RANK")
         self.local_rank = _number("local_rank", local_rank, "LOCAL_RANK")
         if port is not None and not 0 <= port <= 65535:
@@ -87,7 +88,7 @@ class NodeMetrics:
 
     def rank_report(self) -> dict[str, Any]:
         """What this process says of its loaders and their devices."""
-        return rank_report(self._sources, self.rank, self.local_rank, os.getpid())
+        return rank_report(self._sources, self.rank, self.local_rank, os.getpid(), self._devices)
 
     def node(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """All ranks of this node: `ranks`, what each says; `feeds`, their sums; `paths`, what they say of each path

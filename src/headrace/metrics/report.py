@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -30,7 +31,49 @@ class Source(Protocol):
         """A dataclass of numbers. Called by other threads, too."""
 
 
-def rank_report(sources: Mapping[str, Source], rank: int, local_rank: int, pid: int) -> dict[str, Any]:
+class Devices:
+    """Those that sources read from, and what their paths said last: what was read through one that was closed still
+    counts, where another one is open by the same path."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By id, which is that of no other one as long as the device is here.
+        self._last: dict[int, tuple[BlockDevice, list[dict[str, Any]]]] = {}
+
+    def report(self, devices: Iterable[BlockDevice]) -> list[dict[str, Any]]:
+        """What is open twice, over connections of its own each time, is one device to whoever looks."""
+        found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        closed: list[tuple[BlockDevice, list[dict[str, Any]]]] = []
+        with self._lock:
+            last, self._last = self._last, {}
+            for device in devices:
+                paths: list[dict[str, Any]] = []
+                with contextlib.suppress(HeadraceError):
+                    paths = [asdict(path) for path in paths_of(device)]
+                for path in paths:
+                    found.setdefault(device.uri, {}).setdefault(path["portal"], []).append(path)
+                known = (device, paths) if paths else last.get(id(device), (device, []))
+                if known[1]:
+                    self._last[id(device)] = known
+                if not paths:
+                    closed.append(known)
+        without = []
+        for device, paths in closed:
+            portals = found.get(device.uri, {})
+            if not portals:
+                without.append({"device": device.uri, "paths": []})
+            for path in paths:
+                if path["portal"] in portals:
+                    # Before those that are there, so that the state is one of theirs.
+                    counts = {**path, "usable": True, "slow": False, "under_way": 0}
+                    portals[path["portal"]].insert(0, counts)
+        return [
+            *({"device": uri, "paths": list(map(_as_one, portals.values()))} for uri, portals in found.items()),
+            *without,
+        ]
+
+
+def rank_report(sources: Mapping[str, Source], rank: int, local_rank: int, pid: int, known: Devices) -> dict[str, Any]:
     """`feeds`: of each loader; `stagings`: of what stages; `devices`: of all of them, each once, with its paths."""
     devices = {id(device): device for source in sources.values() for device in source.devices}
     said: dict[str, list[dict[str, Any]]] = {"feeds": [], "stagings": []}
@@ -43,26 +86,8 @@ def rank_report(sources: Mapping[str, Source], rank: int, local_rank: int, pid: 
         "up": True,
         "time_s": time.time(),
         **said,
-        "devices": _by_address(devices.values()),
+        "devices": known.report(devices.values()),
     }
-
-
-def _by_address(devices: Iterable[BlockDevice]) -> list[dict[str, Any]]:
-    """What is open twice, over connections of its own each time, is one device to whoever looks."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    without: list[dict[str, Any]] = []
-    for device in devices:
-        paths: Sequence[Any] = ()
-        with contextlib.suppress(HeadraceError):
-            # One that was closed has none any more; what was read through it still counts.
-            paths = paths_of(device)
-        if not paths:
-            without.append({"device": device.uri, "paths": []})
-        for path in paths:
-            found.setdefault(device.uri, {}).setdefault(path.portal, []).append(asdict(path))
-    return [
-        *({"device": uri, "paths": list(map(_as_one, portals.values()))} for uri, portals in found.items()), *without
-    ]  # fmt: skip
 
 
 def _as_one(paths: Sequence[dict[str, Any]]) -> dict[str, Any]:
