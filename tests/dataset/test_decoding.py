@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -217,6 +218,37 @@ def test_close_ends_what_hangs(volume: Volume, tmp_path: Path) -> None:
     assert not any(map(is_there, before))
     with pytest.raises(UsageError, match="is closed"):
         running.acquire()
+
+
+def test_a_fork_closes_nothing_of_its_parents_and_waits_for_nobody(volume: Volume) -> None:
+    running = feed(volume)
+    first = step(running)
+    assert isinstance(running._decoder, Processes)
+    (hand,) = running._decoder._hands
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        # As the thread that starts a process, or sees one end.
+        with hand._lock:
+            held.set()
+            over.wait(LONG_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        # It waits for a thread that it has not, or it does not.
+        signal.setitimer(signal.ITIMER_REAL, 10)
+        running.close()
+        os._exit(0)
+    over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    # What is between the parent and its process is as it was.
+    before, second = pids(running), step(running)
+    assert second.position == first.position + 12 and pids(running) == before
+    running.close()
 
 
 def test_what_no_process_can_import_is_refused(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,8 @@ class Processes(Decoder[T]):
         self._hands = [_Hand(program, patience_s) for _ in range(count)]
         # Also when nobody closes it, or the program ends: daemons, as Python would wait for others until they have
         # decoded what they are at, and that may never end.
-        self._finish = weakref.finalize(self, _finish, self._parts, self._hands, os.getpid())
+        self._pid = os.getpid()
+        self._finish = weakref.finalize(self, _finish, self._parts, self._hands, self._pid)
         self._threads = [
             threading.Thread(target=hand.work, args=(self._parts,), name="headrace-decode", daemon=True)
             for hand in self._hands
@@ -123,6 +124,8 @@ class Processes(Decoder[T]):
     def close(self) -> None:
         """At once: what is being decoded is given up."""
         self._finish()
+        if os.getpid() != self._pid:
+            return  # A fork: they are its parent's, and so are the threads that may hold what is locked.
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
