@@ -56,11 +56,13 @@ def forever(make: Callable[[int], Iterable[Any]]) -> Iterator[Any]:
 
 
 def _cpu_s() -> float:
-    """Of this process and of those it started: workers that live are in neither sum of the kernel's."""
+    """Of this process and of those it started: workers that live are in neither sum of the kernel's, and those that
+    have ended, as some do with each epoch, in the second one only."""
     import psutil
 
-    me = psutil.Process()
-    return time.process_time() + sum(sum(child.cpu_times()[:2]) for child in me.children(recursive=True))
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
+    return time.process_time() + ended.ru_utime + ended.ru_stime + living
 
 
 @dataclass

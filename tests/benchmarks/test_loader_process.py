@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,16 @@ def test_who_has_none_says_so(folder: Path) -> None:
     got = work.make(None).batches
     read = sum(weigh(next(got))[1] for _ in range(COUNT // BATCH))
     assert read == sum(path.stat().st_size for path in (folder / "files").iterdir())
+
+
+def test_workers_that_end_within_a_turn_have_used_what_they_have_used() -> None:
+    burn = "import time\nwhile time.process_time() < 0.2: pass"
+
+    def batches() -> Iterator[list[bytes]]:
+        subprocess.run([sys.executable, "-c", burn], check=True)
+        yield [b"x"] * BATCH
+
+    assert Work(lambda _: Loader(batches()), weigh, same, half=1).turn(Loader(batches()), 0.0)["cpu_s"] >= 0.2
 
 
 def test_an_epoch_without_a_batch_is_an_error_and_not_for_ever() -> None:
