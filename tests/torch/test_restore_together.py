@@ -150,6 +150,32 @@ def test_a_rank_that_does_not_come_is_named(saved: list[str]) -> None:
     assert "rank 1 did not finish within 1.0 s" in crew.join()[0]
 
 
+def some_and_then_all(rank: Rank, uris: list[str]) -> list[float]:
+    """Rank 2 is in fewer groups than the others, and has made fewer."""
+    import torch
+    import torch.distributed as dist
+
+    from headrace.torch import VolumeReader
+
+    two = dist.new_group([0, 1])
+    found = []
+    for ranks in (two, None, None):
+        if ranks is two and rank.rank == 2:
+            continue
+        with VolumeReader(uris, "run", timeout_s=TIMEOUT_S, stall_s=STALL_S) as reader:
+            into = {"norm.1": torch.zeros(1000)}
+            reader.load(into, process_group=ranks)
+            found.append(float(into["norm.1"].sum()))
+    # Nor do the job's own groups notice.
+    assert dist.get_world_size(dist.new_group(backend="gloo")) == WORLD
+    return found
+
+
+def test_ranks_load_together_though_some_of_them_have_before(saved: list[str]) -> None:
+    expected = pytest.approx(float(values()["norm.1"].sum()), rel=1e-3, abs=1e-3)
+    assert run(WORLD, some_and_then_all, saved) == [[expected] * 3, [expected] * 3, [expected] * 2]
+
+
 def damaged(rank: Rank, uris: list[str]) -> tuple[str, str]:
     import torch
 

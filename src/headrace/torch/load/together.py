@@ -37,25 +37,27 @@ class Together:
         self.rank, self.world = self.ranks.index(dist.get_rank()), len(self.ranks)
         self._timeout_s = timeout_s
         self._group: Any = None
+        self._store: Any = dist.distributed_c10d._get_default_store()
         # Equal on all ranks of the group and for no other: they meet there.
-        digest = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:32]
-        store: Any = dist.distributed_c10d._get_default_store()
+        self._prefix = f"headrace/load/{hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:32]}"
         self.exchange = StoreExchange(
-            store, f"headrace/load/{digest}", self.rank, self.world, stall_s=stall_s, deadline_s=timeout_s, doing="load"
+            self._store, self._prefix, self.rank, self.world, stall_s=stall_s, deadline_s=timeout_s, doing="load"
         )
 
     def meeting(self) -> contextlib.AbstractContextManager[None]:
         return self.exchange.meeting()
 
     def group(self) -> Any:
-        """The private group, made when first asked for: by all ranks at the same step of a load."""
+        """The private group, made when first asked for: by all ranks at the same step of a load.
+
+        Not by `dist.new_group`: that names a group by how many this process has made or is in, and ranks that differ
+        in that (a load of some of them is enough) wait for one another at two places.
+        """
         if self._group is None:
-            self._group = dist.new_group(
-                list(self.ranks),
-                backend="gloo",
-                timeout=timedelta(seconds=self._timeout_s),
-                use_local_synchronization=True,
-            )
+            # A client of its own, whose time-outs are its own.
+            name = f"{self._prefix}/{self.exchange.token}/bytes"
+            store = dist.PrefixStore(name, self._store.clone())  # type: ignore[attr-defined]
+            self._group = dist.ProcessGroupGloo(store, self.rank, self.world, timedelta(seconds=self._timeout_s))
         return self._group
 
     def broadcast(self, data: bytes | None, length: int) -> bytes:
@@ -64,16 +66,16 @@ class Together:
         if length:
             tensor = torch.frombuffer(held, dtype=torch.uint8)
             with self.owed(0):
-                dist.broadcast(tensor, src=self.ranks[0], group=self.group())
+                self.group().broadcast(tensor, 0).wait()
         return bytes(held)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         with self.owed(rank):
-            return dist.isend(tensor, group_dst=rank, group=self.group(), tag=tag)
+            return self.group().send([tensor], rank, tag)
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         with self.owed(rank):
-            return dist.irecv(tensor, group_src=rank, group=self.group(), tag=tag)
+            return self.group().recv([tensor], rank, tag)
 
     def wait(self, work: Any, rank: int) -> None:
         with self.owed(rank):
@@ -95,9 +97,8 @@ class Together:
 
     def close(self) -> None:
         """Of this process alone: the others need not come."""
-        group, self._group = self._group, None
-        if group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+        # Its connections end with it.
+        self._group = None
 
 
 class Alone:

@@ -131,6 +131,13 @@ class StoreExchange:
         self._token: str | None = None
         self._spent: str | None = None
 
+    @property
+    def token(self) -> str:
+        """Of the save or load that is under way: one for all its ranks, and of no other."""
+        if self._token is None:
+            raise CheckpointFailed("no save or load is under way")
+        return self._token
+
     def announce(self) -> None:
         # Keys of the save before the last can go: every rank that lives has moved on since.
         if self._spent is not None:
