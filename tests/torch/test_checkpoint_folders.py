@@ -20,7 +20,8 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from headrace.checkpoint import CheckpointId, list_checkpoints, read_manifest
-from headrace.checkpoint.pickled import load
+from headrace.checkpoint.foreign import read_folder
+from headrace.checkpoint.pickled import load, plain
 from headrace.cli import main
 from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectExists, UsageError, VolumeFull
 from headrace.torch import VolumeReader, VolumeWriter
@@ -270,6 +271,24 @@ def test_a_forged_folder_does_nothing_and_is_refused(uri: str, tmp_path: Path) -
         for folder, text in ((tmp_path / "nothing", "no such folder"), (tmp_path, "no checkpoint of torch")):
             with pytest.raises(UsageError, match=text):
                 import_dcp(session, folder, CheckpointId("run", 3))
+
+
+def test_a_few_bytes_of_metadata_do_not_become_many(uri: str, tmp_path: Path) -> None:
+    text = "x" * (1 << 20)
+    for value in ([text] * 300, {"a": float("nan")}, {"a": 10**5000}):
+        with pytest.raises(CheckpointFailed, match="the planner's data"):
+            plain(load(pickle.dumps(value)))
+    assert plain(load(pickle.dumps([text, (1 << 63, -0.5)])))
+    folder = tmp_path / "folder"
+    with Volume.open(uri) as volume:
+        export_dcp(volume, "run/step-1", folder)
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    entry: Any = metadata.state_dict_metadata["model.a"]
+    entry.chunks = entry.chunks * 100
+    metadata.state_dict_metadata |= {f"model.{n}": entry for n in range(100)}
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointFailed, match="as many as there are places"):
+        read_folder(folder)
 
 
 def test_metadata_of_every_protocol_is_the_same() -> None:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from headrace.checkpoint.layout import pack
-from headrace.checkpoint.manifest import DTYPE_BYTES, Json, Manifest, ObjectEntry, Summary, TensorEntry
+from headrace.checkpoint.manifest import DIMENSION_LIMIT, DTYPE_BYTES, Json, Manifest, ObjectEntry, Summary, TensorEntry
 from headrace.checkpoint.names import CheckpointId
 from headrace.checkpoint.pickled import METADATA_LIMIT, Dtype, Record, load, plain
 from headrace.errors import CheckpointFailed, UsageError
@@ -125,7 +125,7 @@ def _read_folder(folder: Path) -> ForeignFolder:
     entries, storage = metadata.get("state_dict_metadata"), metadata.get("storage_data")
     if type(entries) is not dict or type(storage) is not dict or not all(type(name) is str for name in entries):
         _refuse("it says nothing about what was saved, or where")
-    tensors, blobs, chunks = _entries(entries)
+    tensors, blobs, chunks = _entries(entries, len(storage))
     places = _places(storage)
     items: dict[str, list[ForeignItem]] = {}
     for key, (fqn, dtype, offsets, sizes) in chunks:
@@ -200,7 +200,7 @@ def _refuse(what: str, *, expected: str | None = None, found: str | None = None)
 _Chunk = tuple[int, tuple[str, "str | None", tuple[int, ...], tuple[int, ...]]]
 
 
-def _entries(entries: dict[str, Any]) -> tuple[list[TensorEntry], list[str], list[_Chunk]]:
+def _entries(entries: dict[str, Any], places: int) -> tuple[list[TensorEntry], list[str], list[_Chunk]]:
     tensors: list[TensorEntry] = []
     blobs: list[str] = []
     chunks: list[_Chunk] = []
@@ -213,8 +213,9 @@ def _entries(entries: dict[str, Any]) -> tuple[list[TensorEntry], list[str], lis
             _refuse(f"the entry of {fqn!r}", expected="a tensor, or bytes", found=type(entry).__name__)
         dtype, properties = _properties(fqn, entry.get("properties"))
         listed = entry.get("chunks")
-        if type(listed) is not list:
-            _refuse(f"the chunks of {fqn!r}")
+        # Each has a place of its own. One list may be said to be that of every tensor.
+        if type(listed) is not list or len(listed) > places - len(chunks):
+            _refuse(f"the chunks of {fqn!r}", expected=f"as many as there are places, {places} in all")
         for chunk in listed:
             if type(chunk) is not Record or chunk.kind != "ChunkStorageMetadata":
                 _refuse(f"the chunks of {fqn!r}")
@@ -230,7 +231,11 @@ def _properties(fqn: str, found: Any) -> tuple[str, dict[str, Json]]:
     if type(state) is not tuple or len(state) not in (5, 6) or type(state[0]) is not Dtype:
         _refuse(f"the properties of {fqn!r}")
     strides = state[5] if len(state) == 6 else None
-    known = type(strides) is tuple and all(type(each) is int and abs(each) < 1 << 62 for each in strides)
+    known = (
+        type(strides) is tuple
+        and len(strides) <= DIMENSION_LIMIT
+        and all(type(each) is int and abs(each) < 1 << 62 for each in strides)
+    )
     return state[0].name, {
         "requires_grad": state[2] is True,
         "memory_format": "contiguous_format",

@@ -12,6 +12,7 @@ holds another one twice, sixty times over.
 from __future__ import annotations
 
 import io
+import math
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from headrace.units import MIB
 
 #: Bytes of a `.metadata`. That of a model of a trillion parameters on thousands of ranks stays below.
 METADATA_LIMIT = 1024 * MIB
-#: Things in the planner's data, and how deep one may lie in others.
+#: Things in the planner's data, bytes of text in it, and how deep one may lie in others.
 PLAIN_LIMIT = 10_000_000
+PLAIN_BYTES = 256 * MIB
 DEPTH_LIMIT = 16
 
 
@@ -256,9 +258,10 @@ def _carry_out(m: _Machine, name: str, argument: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` itself, where it is made of None, bool, int, float, str, bytes, list, tuple and dict alone, and to walk
-    through it takes PLAIN_LIMIT steps at most; CheckpointFailed else."""
-    left = PLAIN_LIMIT
+    """`value` itself, where it is made of None, bool, int, float, str, bytes, list, tuple and dict alone, all numbers
+    are such as JSON has, and to walk through it takes PLAIN_LIMIT steps and PLAIN_BYTES at most; CheckpointFailed else.
+    """
+    left, left_bytes = PLAIN_LIMIT, PLAIN_BYTES
     waiting = [(value, 0)]
     while waiting:
         now, depth = waiting.pop()
@@ -270,6 +273,13 @@ def plain(value: Any) -> Any:
             waiting.extend((each, depth + 1) for pair in now.items() for each in pair)
         elif kind in (list, tuple):
             waiting.extend((each, depth + 1) for each in now)
-        elif kind not in (type(None), bool, int, float, str, bytes):
+        elif kind in (str, bytes):
+            # One text may be said to stand in ten million places, and would be written out in each.
+            left_bytes -= len(now)
+            if left_bytes < 0:
+                _refuse("the planner's data are too large", expected=f"at most {PLAIN_BYTES} bytes")
+        elif (kind is int and now.bit_length() > 64) or (kind is float and not math.isfinite(now)):
+            _refuse("the planner's data", expected="numbers of 64 bits", found=kind.__name__)
+        elif kind not in (type(None), bool, int, float):
             _refuse("the planner's data", expected="plain values", found=kind.__name__)
     return value
