@@ -333,12 +333,18 @@ def test_killed_in_mid_export_and_in_mid_import(uri: str, tmp_path: Path) -> Non
     killed_half_way(uri, folder, "export")
     assert not folder.exists()
     (left,) = (path for path in tmp_path.iterdir() if path.name.startswith(".out."))
+    # No export of this name left these.
+    others = [tmp_path / name for name in (".out.of my own.partial", ".out.v2.0123abcd.partial")]
+    for other in others:
+        other.mkdir()
     with Volume.open(uri) as volume:
         # One that lives is left alone; one that nobody holds goes.
         with pytest.raises(KeyboardInterrupt):
             export_dcp(volume, "run/step-1", folder, heard=_interrupt)
         assert not left.exists() and not folder.exists()
         export_dcp(volume, "run/step-1", folder)
+    for other in others:
+        other.rmdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["member", "out"]
     killed_half_way(uri, folder, "import")
     with Volume.open(uri) as volume:

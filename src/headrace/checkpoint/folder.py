@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -80,7 +81,14 @@ def _begin(target: Path) -> tuple[Path, int]:
 
 def _sweep(target: Path) -> None:
     """What killed processes left of a folder of this name."""
-    for left in target.parent.glob(f".{_literal(target.name)}.*.partial"):
+    # Nothing that only looks like one: a folder of somebody's, or of a name that begins as this one does.
+    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
+    try:
+        beside = list(target.parent.iterdir())
+    except PermissionError:
+        # One may be made there, and not looked for.
+        return
+    for left in [path for path in beside if ours.fullmatch(path.name)]:
         with suppress(OSError):
             lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -99,10 +107,6 @@ def _locked(folder: int) -> bool:
             raise
         return False
     return True
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _sync_folders(folder: Path) -> None:
