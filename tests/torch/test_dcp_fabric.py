@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,9 +18,10 @@ import torch
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import HeadraceError
 from headrace.testing import MemoryDevice
-from headrace.testing.serve import free_port
+from headrace.testing.serve import free_port, serving
 from headrace.torch import VolumeReader, VolumeWriter
-from headrace.volume import Volume
+from headrace.volume import Volume, VolumeTransfer
+from tests.stopping import stop
 from tests.torch.crew import Crew, Rank
 
 NQN = "nqn.2026-01.io.headrace:dcp"
@@ -149,3 +152,31 @@ def test_a_lost_cache_is_written_again_and_reported() -> None:
         into = {"w": torch.zeros(300_000, dtype=torch.int64)}
         VolumeReader(volume, "run").load(into)
         assert torch.equal(into["w"], state["w"])
+
+
+def test_no_read_is_left_behind_when_a_load_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would come later, over what the caller has put there since."""
+    begun: list[VolumeTransfer] = []
+    into = {"a": torch.zeros(1 << 20)}
+    with serving(NQN, "mem:64MiB") as target:
+        uri = target.uri(io_timeout=1, loss_timeout=3)
+        Volume.create([target.uri()]).close()
+        with VolumeWriter([target.uri()], "run") as writer:
+            writer.save({"a": torch.ones(1 << 20)}, "run/step-1")
+        with Volume.open([uri]) as volume, VolumeReader(volume, "run/step-1") as reader:
+            reader.load(into)
+            submit = volume.submit_read
+
+            def of_one_that_stands(*arguments: Any, **options: Any) -> VolumeTransfer:
+                stop(target.process.pid)
+                begun.append(submit(*arguments, **options))
+                return begun[-1]
+
+            monkeypatch.setattr(volume, "submit_read", of_one_that_stands)
+            late = VolumeReader(volume, "run/step-1", timeout_s=0.1)
+            try:
+                with pytest.raises(HeadraceError):
+                    late.load(into)
+                assert begun and all(transfer.done() for transfer in begun)
+            finally:
+                os.kill(target.process.pid, signal.SIGCONT)

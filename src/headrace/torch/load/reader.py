@@ -89,7 +89,8 @@ class VolumeReader(StorageReader):
     Args:
         volume: address of the volume (a URI, several of them for several members), or an open `Volume`.
         path: a checkpoint id, `"pretrain/step-100"`, or a run, `"pretrain"`: its latest committed step at that time.
-        timeout_s: the longest that one lot of reads may take, and that a rank waits for the others in `load`.
+        timeout_s: the longest that one lot of reads may take, and that a rank waits for the others in `load`. Behind it
+            a load ends when no read is under way any more: by the devices' `loss_timeout` at the latest.
         stall_s: a rank that gives no sign of life for so long in the middle of a `load` is taken for dead.
 
     Raises HeadraceError: ObjectNotFound for a step that was never committed, ChecksumMismatch with the name of the

@@ -393,10 +393,13 @@ class Reading:
                     one.close(self._planner)
 
     def _settle(self, transfers: Sequence[VolumeTransfer]) -> None:
-        """Wait until no read is under way, whatever became of it: the error that brought us here is the one to tell."""
+        """Wait until no read is under way, whatever became of it: the error that brought us here is the one to tell.
+
+        For as long as the devices wait, since nothing ends a read but they: one that is left behind comes later, and
+        over what the next load has brought."""
         for transfer in transfers:
             with contextlib.suppress(HeadraceError):
-                transfer.wait(self._timeout_s)
+                transfer.wait()
 
     def name_the_damage(self, suspects: Sequence[Wanted], error: ChecksumMismatch) -> ChecksumMismatch:
         """The batch says which object and where; people think in tensors. So read one by one and see which fails."""
