@@ -106,6 +106,22 @@ def test_both_ways_bit_for_bit(tmp_path: Path, world: int) -> None:
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("view", [torch.conj, lambda value: torch._neg_view(value.real.contiguous())])
+def test_views_that_conjugate_or_negate(tmp_path: Path, view: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    value = view(torch.complex(torch.arange(1.0, 5), torch.arange(2.0, 6)))
+    dcp.save({"a": value}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    uri = f"file:{tmp_path}/member"
+    Volume.create(f"{uri}?create=16MiB").close()
+    with Volume.open(uri, write=True) as volume, volume.session(run_id="import") as session:
+        import_dcp(session, tmp_path / "saved", ONE)
+    for into in (torch.zeros(4, dtype=value.dtype), view(torch.zeros(4, dtype=torch.complex64))):
+        with VolumeReader(uri, "run/step-1") as reader:
+            reader.load({"a": into})
+        assert torch.equal(into, value)
+
+
 WEIGHTS = {
     "a": torch.arange(3 * 70_000, dtype=torch.float32).reshape(3, 70_000),
     "b": torch.ones(9, 5, dtype=torch.bfloat16),

@@ -119,7 +119,7 @@ def _item(file: BinaryIO, item: ForeignItem, dtype: torch.dtype | None) -> Itera
             found=f"{tensor.dtype}{list(tensor.shape)}",
         )
     if tensor.numel():
-        yield as_bytes(tensor.detach().contiguous())
+        yield as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def _read(file: BinaryIO, item: ForeignItem, length: int) -> bytes:

@@ -86,7 +86,9 @@ class Wanted:
                 )
             self.target = target
         target = self.target
-        return not self.box and target.device.type == "cpu" and target.dtype == self.dtype and target.is_contiguous()
+        # The memory of a view that conjugates or negates is not what its elements are.
+        as_it_lies = target.is_contiguous() and not (target.is_conj() or target.is_neg())
+        return not self.box and target.device.type == "cpu" and target.dtype == self.dtype and as_it_lies
 
     def open(self, planner: LoadPlanner) -> U8:
         if self.buffer is None:
