@@ -105,6 +105,42 @@ def test_ranks_hear_by_name_what_one_of_them_met(saved: list[str]) -> None:
         assert "rank 1" in text and "no more memory, say" in text
 
 
+def unready(rank: Rank, uris: list[str]) -> list[str]:
+    """Rank 1 fails between the round of plans and the exchange; with a planner that sees all plans, too."""
+    import torch
+    from torch.distributed.checkpoint import DefaultLoadPlanner
+
+    from headrace.torch import VolumeReader
+
+    class Planner(DefaultLoadPlanner):
+        def finish_plan(self, new_plan: Any) -> Any:
+            if rank.rank == 1:
+                raise OSError("no plan, say")
+            return super().finish_plan(new_plan)
+
+    class Global(Planner):
+        def create_global_plan(self, global_plan: list[Any]) -> list[Any]:
+            assert len(global_plan) == WORLD
+            return super().create_global_plan(global_plan)
+
+    found = []
+    with VolumeReader(uris, "run", timeout_s=TIMEOUT_S, stall_s=STALL_S) as reader:
+        for planner in (Planner(), Global()):
+            with pytest.raises(HeadraceError) as caught:
+                reader.load({name: torch.zeros(value.shape) for name, value in values().items()}, planner=planner)
+            found.append(str(caught.value))
+        into = {"norm.1": torch.zeros(1000)}
+        reader.load(into)
+        assert np.array_equal(into["norm.1"].numpy(), values()["norm.1"])
+    return found
+
+
+def test_a_rank_that_fails_before_it_reads_keeps_nobody_waiting(saved: list[str]) -> None:
+    for texts in run(WORLD, unready, saved):
+        for text in texts:
+            assert "rank 1" in text and "no plan, say" in text
+
+
 def test_a_killed_rank_is_named(saved: list[str]) -> None:
     crew = Crew(WORLD, loading, (saved, "kill", 1))
     crew.hear(1, "kill")

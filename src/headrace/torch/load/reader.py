@@ -18,7 +18,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from headrace.checkpoint.names import parse_path
 from headrace.checkpoint.save import CHECKSUM_BLOCK_BYTES
 from headrace.checkpoint.shares import U64, blocks_of, decode_share, share
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
-from headrace.torch.load.reading import Reading, Wanted, rows_of_items, wanted
+from headrace.torch.load.reading import U8, Reading, Wanted, rows_of_items, wanted
 from headrace.torch.load.sharing import Exchange
 from headrace.torch.load.together import Alone, Together
 from headrace.torch.metadata import Place, from_manifest
@@ -170,13 +170,14 @@ class VolumeReader(StorageReader):
         return self._ranks
 
     def _load(self, state: dict[str, Any], planner: LoadPlanner, ranks: Together | Alone) -> LoadReport:
-        metadata = self._read_metadata_once(ranks)
+        found = self._read_manifest_once(ranks)
         mine: bytes | Exception
         plan = LoadPlan([])
         items: list[Wanted] = []
         # DCP's plans are gathered only for planners that do something with all of them.
         gathers = type(planner).create_global_plan is not DefaultLoadPlanner.create_global_plan
         try:
+            metadata = self._take(*found)
             planner.set_up_planner(state, metadata, ranks.rank == 0)
             self.set_up_storage_reader(metadata, ranks.rank == 0)
             plan = planner.create_local_plan()
@@ -202,23 +203,25 @@ class VolumeReader(StorageReader):
             return [pickle.dumps(pair) for pair in zip(plans, shares, strict=True)]
 
         changed, shared = pickle.loads(ranks.exchange.round("plan", mine, decide))
-        if gathers:
-            plan = pickle.loads(changed)
-        final = planner.finish_plan(plan)
-        if gathers or final is not plan:
-            items = self._items(final)
         exchange: Exchange | None = None
         began = time.perf_counter()
+        reading: Reading | _Failed
         try:
+            if gathers:
+                plan = pickle.loads(changed)
+            final = planner.finish_plan(plan)
+            if gathers or final is not plan:
+                items = self._items(final)
             reading = self._reading(items, planner)
             if isinstance(ranks, Together):
-                messages = decode_share(shared)
-                reading.leave_to(messages)
-                reading.count()
-                exchange = Exchange(ranks, messages, reading.read_message, reading.arrived)
+                reading.leave_to(decode_share(shared))
+            reading.count()
+        except Exception as error:
+            reading = _Failed(error)
+        try:
+            if isinstance(ranks, Together):
+                exchange = Exchange(ranks, decode_share(shared), reading.read_message, reading.arrived)
                 exchange.run()
-            else:
-                reading.count()
             reading.run()
             self.read_bytes = reading.read_bytes
             mine = str(self.read_bytes).encode()
@@ -245,7 +248,7 @@ class VolumeReader(StorageReader):
             seconds=0.0,
         )
 
-    def _read_metadata_once(self, ranks: Together | Alone) -> Metadata:
+    def _read_manifest_once(self, ranks: Together | Alone) -> tuple[CheckpointId, int, Manifest]:
         """The manifest as rank 0 finds it, on all ranks."""
         data = b""
 
@@ -258,7 +261,7 @@ class VolumeReader(StorageReader):
         self._failure = None
         id, sequence, length = json.loads(ranks.exchange.round("manifest", b"", find))
         data = ranks.broadcast(data or None, length)
-        return self._take(parse_checkpoint_id(id), sequence, decode(data))
+        return parse_checkpoint_id(id), sequence, decode(data)
 
     @property
     def checkpoint_id(self) -> str:
@@ -394,6 +397,25 @@ class VolumeReader(StorageReader):
     def _reading(self, items: Sequence[Wanted], planner: LoadPlanner) -> Reading:
         self.wanted_bytes += sum(one.wanted_bytes for one in items)
         return Reading(self._attachment.open(), self._info, items, planner, self._timeout_s)
+
+
+class _Failed:
+    """In the place of a `Reading` that could not be made: the others get as void what this rank owes them, and it is
+    told where the load ends. Nobody waits."""
+
+    read_bytes = 0
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def read_message(self, rows: U64, into: U8, number: int) -> NoReturn:
+        raise self._error
+
+    def arrived(self, number: int, data: U8) -> NoReturn:
+        raise self._error
+
+    def run(self) -> NoReturn:
+        raise self._error
 
 
 def _told(error: Exception, ranks: Together | Alone) -> Exception:
