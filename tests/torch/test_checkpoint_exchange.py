@@ -97,6 +97,29 @@ def test_a_rank_that_is_alive_and_slow_is_named() -> None:
         assert seconds < 15
 
 
+def meetings(rank: Rank, _: None) -> bytes:
+    """Rank 1 comes first, and gives up; then all come, rank 1 last."""
+    import torch.distributed as dist
+
+    if rank.rank:
+        with (
+            pytest.raises(CheckpointFailed, match="rank 0 did not finish"),
+            exchange_of(rank, stall_s=0.1, deadline_s=0.1).meeting(),
+        ):
+            pass
+    dist.barrier()
+    if rank.rank:
+        # For as long the other one could begin with what is left.
+        time.sleep(0.5)
+    exchange = exchange_of(rank)
+    with exchange.meeting():
+        return exchange.round("first", b"%d" % rank.rank, lambda all: [b"+".join(all)] * 2)
+
+
+def test_a_rank_that_gave_up_is_waited_for_when_it_comes_again() -> None:
+    assert run(2, meetings, None) == [b"0+1"] * 2
+
+
 def test_alone() -> None:
     exchange = SoloExchange()
     with exchange.save():

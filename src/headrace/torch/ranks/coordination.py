@@ -14,8 +14,8 @@ part begins. While a rank works on a save, a thread of it beats a key. Whoever w
 with which the job rendezvoused; each thread uses a client of its own, so that no wait here blocks anything else.
 
 Nothing comes before a load that could order its ranks. So they meet (`meeting`): each leaves a word of its own, and the
-coordinator answers each word that it finds with the token. A word that was left for a load which the others gave up is
-answered by the next one.
+coordinator answers each word that it finds with the token. A word that was left for a load which the coordinator gave
+up is answered by the next one; who gives up takes its word back.
 """
 
 from __future__ import annotations
@@ -180,7 +180,12 @@ class StoreExchange:
         if self.rank:
             with self._store_errors("meeting"):
                 self._store.set(f"here/{self.rank}", word)
-            [answer] = self._collect([0], lambda _: f"welcome/{word}", "beginning", patient=True)
+            try:
+                [answer] = self._collect([0], lambda _: f"welcome/{word}", "beginning", patient=True)
+            except BaseException:
+                # Nobody waits for its answer any more: who comes late must not begin with it.
+                self._forget(f"here/{self.rank}")
+                raise
             self._forget(f"welcome/{word}")
             return self._decode(answer).decode()
         others = range(1, self.world)
