@@ -251,6 +251,8 @@ def forged(folder: Path, flaw: str) -> bytes:
                 info.offset, info.length = place.offset, place.length
     elif flaw == "nowhere":
         metadata.storage_data = {index: info for index, info in storage.items() if index.fqn != "model.a"}
+    elif flaw == "a part":
+        entry.size = torch.Size([4, 70_000])
     elif flaw == "transformed":
         place.transform_descriptors = ["zstd"]
     return pickle.dumps(metadata)
@@ -258,7 +260,7 @@ def forged(folder: Path, flaw: str) -> bytes:
 
 FLAWS = (
     "runs", "evaluates", "protocol 0", "laughs", "laughing key", "memo", "cut off", "text", "length", "outside",
-    "absolute", "link", "pipe", "beyond", "large", "other shape", "other item", "nowhere", "transformed",
+    "absolute", "link", "pipe", "beyond", "large", "other shape", "other item", "nowhere", "a part", "transformed",
 )  # fmt: skip
 
 

@@ -139,6 +139,14 @@ def _read_folder(folder: Path) -> ForeignFolder:
         if item.length_bytes > length:
             _refuse(f"{fqn!r} is longer than what was stored of it", expected=f"{length} bytes", found=str(list(sizes)))
         items.setdefault(name, []).append(item)
+    covered = [0] * len(tensors)
+    for key, (_, dtype, _, sizes) in chunks:
+        if dtype is not None:
+            covered[key] += math.prod(sizes)
+    for tensor, elements in zip(tensors, covered, strict=True):
+        # A load would leave the rest of it as it was, and say nothing.
+        if elements != math.prod(tensor.shape):
+            _refuse(f"the shards of tensor {tensor.fqn!r} are not all of it", expected=str(list(tensor.shape)))
     for name, of_file in items.items():
         _check_inside(folder, name, of_file)
     return ForeignFolder(
