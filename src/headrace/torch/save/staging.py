@@ -145,18 +145,19 @@ class Staging:
 
 
 class Runs:
-    """Items that lie in one piece of memory as they do in the object are one part of it, gaps and all."""
+    """Items that lie in one piece of memory as they do in the object are one part of it, gaps and all, where those are
+    zeros: between two views of one tensor there is the rest of it."""
 
     def __init__(self) -> None:
         self._found: list[tuple[int, memoryview, int, int]] = []
 
     def add(self, start: int, home: memoryview, at: int = 0, length: int | None = None) -> None:
-        """Bytes `start ..` of the object are `home[at ..]`; the bytes around them there are zeros, or the object's."""
+        """Bytes `start ..` of the object are `home[at ..]`."""
         end = start + (len(home) - at if length is None else length)
         if self._found:
             first, last_home, last_at, last_end = self._found[-1]
             near = start - last_end < ITEM_ALIGNMENT and last_home is home
-            if near and at - last_at == start - first:
+            if near and at - last_at == start - first and not any(home[last_at + last_end - first : at]):
                 self._found[-1] = (first, last_home, last_at, end)
                 return
         self._found.append((start, home, at, end))
