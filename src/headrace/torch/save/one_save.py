@@ -61,14 +61,16 @@ class OneSave:
 
         def allocate(messages: list[bytes]) -> list[bytes]:
             """Coordinator: byte counts of all ranks to grants."""
-            lengths = [json.loads(message) for message in messages]
+            asked = [json.loads(message) for message in messages]
+            _refuse_others(id, [name for name, _ in asked])
+            lengths = [length for _, length in asked]
             if not all(isinstance(length, int) and length >= 0 for length in lengths):
                 raise CheckpointFailed("a rank asked for an impossible number of bytes", found=str(lengths)[:80])
             self._save = Save(attachment.session(), id, overwrite=options.overwrite, retention=options.retention)
             return [encode_grant(grant) for grant in self._save.allocate(lengths)]
 
         with exchange.save():
-            staged, mine = _lay_out(plan, planner, attachment)
+            staged, mine = _lay_out(plan, planner, attachment, id)
             began = time.perf_counter()
             grant = decode_grant(exchange.round("grant", mine, allocate))
             granted = time.perf_counter()
@@ -143,7 +145,7 @@ class OneSave:
 
 
 def _lay_out(
-    plan: SavePlan, planner: SavePlanner, attachment: Attachment
+    plan: SavePlan, planner: SavePlanner, attachment: Attachment, id: CheckpointId
 ) -> tuple[StagedPlan | None, bytes | Exception]:
     # An error of this rank must reach the others through the round: they wait for its byte count.
     try:
@@ -151,7 +153,20 @@ def _lay_out(
         staged = lay_out(plan, planner)
     except Exception as error:
         return None, error
-    return staged, json.dumps(staged.total_bytes).encode()
+    return staged, json.dumps([str(id), staged.total_bytes]).encode()
+
+
+def _refuse_others(id: CheckpointId, names: list[str]) -> None:
+    # Their bytes would stand in one checkpoint.
+    for rank, name in enumerate(names):
+        if name != str(id):
+            raise CheckpointFailed(
+                "the ranks save different checkpoints",
+                where=f"rank {rank}",
+                expected=f"{id}, as rank 0",
+                found=name,
+                next_step="all ranks must save the same steps, in the same order",
+            )
 
 
 def _write_grant(

@@ -27,6 +27,7 @@ volume has one writing session, so the trainer itself must not save (or publish)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -158,14 +161,18 @@ class VolumeWriter(StorageWriter):
             return self._skipped(checkpoint_id)
         self._wait_for_async()
         with translated("save", self._failure):
-            response = async_save(
-                state_dict,
-                checkpoint_id=checkpoint_id,
-                storage_writer=self,
-                planner=planner,
-                async_stager=self.stager,
-                **self._where(),
-            )
+            try:
+                response = async_save(
+                    state_dict,
+                    checkpoint_id=checkpoint_id,
+                    storage_writer=self,
+                    planner=planner,
+                    async_stager=self.stager,
+                    **self._where(),
+                )
+            except Exception as error:
+                self._fail_together(checkpoint_id, error)
+                raise
         # Where the copy is not made yet there are two futures.
         inner = getattr(response, "upload_completion", response)
         copy = self.stager.copy
@@ -189,6 +196,19 @@ class VolumeWriter(StorageWriter):
         self._under_way = outer
         inner.add_done_callback(done)
         return outer
+
+    def _fail_together(self, checkpoint_id: str, error: Exception) -> None:
+        """This rank could not copy its state. The others plan this save already: they would wait for this rank, and
+        meet it in its next one. So it comes, with its reason."""
+        if self.process_group is None:
+            return
+        told = CheckpointFailed(
+            f"rank {dist.get_rank(self.process_group)} could not copy its state",
+            found=f"{type(error).__name__}: {error}",
+        )
+        # What it failed with is told by who calls; that the others heard of it comes as an error, too.
+        with contextlib.suppress(Exception, CheckpointException):
+            save({}, checkpoint_id=checkpoint_id, storage_writer=self, planner=_Failed(told), **self._where())
 
     def wait_for_staging(self) -> None:
         """Until the state of the last `async_save` is copied: before the optimizer's step. At once where all of it was
@@ -441,6 +461,19 @@ class VolumeWriter(StorageWriter):
         self.process_group = None
         self._turns = Turns("", 0, 1, self.options.stall_s)
         self._exchange = SoloExchange() if state["solo"] else None
+
+
+class _Failed(DefaultSavePlanner):
+    """The plan of a rank that has none."""
+
+    def __init__(self, error: HeadraceError) -> None:
+        super().__init__()
+        self._error = error
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        raise self._error
 
 
 def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
