@@ -88,9 +88,11 @@ class Survey:
     def layout(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(self.offsets), tuple(self.lengths)
 
-    def copy_into(self, memory: torch.Tensor, *, non_blocking: bool) -> None:
-        """Every place into uint8[total_bytes]; the gaps between them stay as they are."""
+    def copy_into(self, memory: torch.Tensor, device: torch.device, *, non_blocking: bool) -> None:
+        """Every place of this device into uint8[total_bytes]; the gaps between them stay as they are."""
         for source, offset, length in zip(self.sources, self.offsets, self.lengths, strict=True):
+            if source.device != device:
+                continue
             place = memory[offset : offset + length]
             if source.dtype != torch.uint8 or source.dim() != 1:
                 place = place.view(source.dtype).view(source.shape)
@@ -119,6 +121,11 @@ class Survey:
         return DefaultStager(_IN_HOST_MEMORY).stage({"value": value})["value"]  # type: ignore[index]
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> Any:
+        # What a collective is under way into (`AsyncCollectiveTensor`, also within a DTensor): its memory has its
+        # content only when that was waited for, and what it wraps does not wait.
+        arrive = getattr(tensor, "trigger_wait", None)
+        if arrive is not None:
+            return self._tensor(arrive(), path)
         if type(tensor) not in _PLAIN:
             flatten = getattr(tensor, "__tensor_flatten__", None)
             if flatten is None:
@@ -130,11 +137,14 @@ class Survey:
                 for name, part in inner.items()
             }
             return _Wrapped(type(tensor), found, context, tuple(tensor.shape), tuple(tensor.stride()))
-        if tensor.layout != torch.strided or tensor.device.type == "meta":
+        strided = tensor.layout == torch.strided and tensor.device.type != "meta"
+        # Memory that was let go (`resize_(0)`) would be made again by whoever looks at it, with anything in it.
+        freed = strided and tensor.numel() and not tensor.untyped_storage().nbytes()
+        if not strided or freed:
             raise CheckpointFailed(
                 f"{'.'.join(map(str, path))!r} is not a dense tensor",
                 expected="torch.strided, with memory",
-                found=f"{tensor.layout} on {tensor.device}",
+                found=f"{tensor.layout} on {tensor.device}{', its memory let go' if freed else ''}",
             )
         tensor = tensor.detach()
         storage = tensor.untyped_storage().data_ptr()
@@ -179,7 +189,8 @@ class Survey:
                 result.append(_Place(tensor, [number], tensor.nbytes, start))
                 end = start + tensor.nbytes
         for place in result:
-            first = place.source
+            # One address may be that of several storages, as where numpy stands between: the longest holds all.
+            first = max((self._tensors[n] for n in place.leaves), key=lambda tensor: tensor.untyped_storage().nbytes())
             place.source = torch.empty(0, dtype=torch.uint8, device=first.device).set_(
                 first.untyped_storage(), place.start, (place.length,), (1,)
             )

@@ -2,8 +2,9 @@
 
     stage(state)                 on the trainer's thread: waits until nobody reads the copy before, and copies
       host memory                copied when it returns
-      accelerators               begun when it returns, on a stream of the stager's own, behind what the current stream
-                                 has been given so far; `synchronize_staging()`, before the parameters change
+      accelerators               begun when it returns, on a stream of the stager's own for each, behind what the
+                                 current stream there has been given so far; `synchronize_staging()`, before the
+                                 parameters change
     a thread behind it           checksums the copy, place by place
     the writer                   writes straight from the copy, and compares
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +110,8 @@ class Copy:
         self._handle: weakref.ref[StagedState] | None = None
         self._behind: threading.Thread | None = None
         self._failed: BaseException | None = None
-        _copies.add(self)
+        with _copies_lock:
+            _copies.add(self)
 
     # ---- its content ----
 
@@ -118,12 +121,12 @@ class Copy:
         self._handle = weakref.ref(state)
         return state
 
-    def begin(self, event: Any, future: Future[Any], state: StagedState, *, seal: bool) -> None:
-        """On a thread of its own: wait for the accelerator where there is an event of it, then checksum."""
+    def begin(self, events: Sequence[Any], future: Future[Any], state: StagedState, *, seal: bool) -> None:
+        """On a thread of its own: wait for the accelerators that there is an event of, then checksum."""
 
         def behind() -> None:
             try:
-                if event is not None:
+                for event in events:
                     event.synchronize()
                 self.copied.set()
                 future.set_result(state)
@@ -177,12 +180,16 @@ class Copy:
 
 
 _copies: weakref.WeakSet[Copy] = weakref.WeakSet()
+#: Writers of one process stage and save in threads of their own: a set that grows is not to be gone through.
+_copies_lock = threading.Lock()
 
 
 def find_copy(tensor: torch.Tensor) -> tuple[Copy, int] | None:
     """The copy in whose memory the bytes of a contiguous host tensor lie, and where in it."""
     start = tensor.data_ptr()
-    for copy in _copies:
+    with _copies_lock:
+        copies = list(_copies)
+    for copy in copies:
         at = start - copy.memory.data_ptr()
         if copy.valid and 0 <= at <= copy.memory.numel() - tensor.nbytes:
             return copy, at
@@ -227,7 +234,7 @@ class Stager(AsyncStager):
         self._arena: Arena | None = None
         self._layout: object = None
         self._copy: Copy | None = None
-        self._stream: Any = None
+        self._streams: dict[torch.device, Any] = {}
 
     # ---- torch's protocol ----
 
@@ -235,25 +242,31 @@ class Stager(AsyncStager):
         """Copy; the copied state, or where accelerators are involved a future of it. CheckpointFailed."""
         self.wait_until_free()
         survey = Survey(state_dict)
-        accelerated = any(source.device.type != "cpu" for source in survey.sources)
         arena = self._reserve(survey)
         copy = self._copy = Copy(arena.memory[: survey.total_bytes], survey.views, survey.skeleton, arena)
-        event = None
-        with torch.no_grad():
-            if accelerated:
-                event = self._accelerated(survey, copy)
-            else:
-                survey.copy_into(copy.memory, non_blocking=False)
-                copy.copied.set()
+        events: list[Any] = []
+        try:
+            with torch.no_grad():
+                for device in dict.fromkeys(source.device for source in survey.sources):
+                    if device.type != "cpu":
+                        events.append(self._accelerated(survey, copy, device))
+                # Meanwhile.
+                survey.copy_into(copy.memory, torch.device("cpu"), non_blocking=False)
+                if not events:
+                    copy.copied.set()
+        except BaseException:
+            # Who waits for the copy waits for none.
+            copy.copied.set()
+            raise
         state = copy.state()
         future: Future[Any] = Future()
-        if accelerated:
-            copy.begin(event, future, state, seal=self._seal != "off")
+        if events:
+            copy.begin(events, future, state, seal=self._seal != "off")
             return future
         if self._seal == "copy":
             copy.seal()
         elif self._seal == "behind":
-            copy.begin(None, future, state, seal=True)
+            copy.begin([], future, state, seal=True)
         return state
 
     def synchronize_staging(self) -> None:
@@ -304,13 +317,15 @@ class Stager(AsyncStager):
 
     def describe(self) -> dict[str, Any]:
         """What the copy lies in: bytes, and why it is not page-locked where it is not."""
-        if self._arena is None:
+        # Once: the thread of a save asks, while that of the trainer may take another one.
+        arena = self._arena
+        if arena is None:
             return {"bytes": 0}
         return {
-            "bytes": self._arena.length,
-            "pinned": not self._arena.not_pinned,
-            "why_not_pinned": self._arena.not_pinned,
-            "shared": self._arena.shared,
+            "bytes": arena.length,
+            "pinned": not arena.not_pinned,
+            "why_not_pinned": arena.not_pinned,
+            "shared": arena.shared,
         }
 
     def _reserve(self, survey: Survey) -> Arena:
@@ -327,15 +342,16 @@ class Stager(AsyncStager):
             self._layout = survey.layout
         return self._arena
 
-    def _accelerated(self, survey: Survey, copy: Copy) -> Any:
-        """The copy, begun on a stream of the stager's own; the event behind it."""
-        if self._stream is None:
-            self._stream = torch.Stream()
-        self._stream.wait_event(torch.accelerator.current_stream().record_event())
-        with self._stream:
-            survey.copy_into(copy.memory, non_blocking=True)
+    def _accelerated(self, survey: Survey, copy: Copy, device: torch.device) -> Any:
+        """The copy from this device, begun on a stream of the stager's own there; the event behind it."""
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.Stream(device)
+        stream.wait_event(torch.accelerator.current_stream(device).record_event())
+        with stream:
+            survey.copy_into(copy.memory, device, non_blocking=True)
         for source in survey.sources:
-            if source.device.type != "cpu":
+            if source.device == device:
                 # The memory is not handed out again before the copy has read it.
-                source.record_stream(self._stream)
-        return self._stream.record_event()
+                source.record_stream(stream)
+        return stream.record_event()

@@ -92,7 +92,8 @@ class Staging:
         copied: dict[str, int] = {}
         memory_of: dict[int, memoryview] = {}
         end = 0
-        live = to_wait_for = False
+        live = False
+        to_wait_for: set[torch.device] = set()
         for position, item in enumerate(staged.items):
             start, length = staged.offsets[position], staged.lengths[position]
             name = item.index.fqn
@@ -122,13 +123,14 @@ class Staging:
             # Gaps are written too: what was here before belongs to nobody else's checkpoint.
             buffer[max(end, start - ITEM_ALIGNMENT) : start].zero_()
             end = start + length
-            to_wait_for |= _copy(buffer[start:end], tensor)
+            if _copy(buffer[start:end], tensor):
+                to_wait_for.add(tensor.device)
             copied[why] = copied.get(why, 0) + length
             home = memory_of.setdefault(id(self), as_bytes(buffer))
             runs.add(start, home, start, length)
             seals.add(name, start, home[start:end], None)
-        if to_wait_for:
-            torch.accelerator.synchronize()
+        for device in to_wait_for:
+            torch.accelerator.synchronize(device)
         if seal == "copy" or (seal == "behind" and not live):
             seals.take()
         return Gathered(parts=runs.parts(staged.total_bytes), seals=seals, copied=copied)
@@ -190,6 +192,8 @@ def _checked(tensor: object, item: WriteItem) -> torch.Tensor:
             expected=f"{dtype}{list(chunk.sizes)}",
             found=f"{tensor.dtype}{list(tensor.shape)}",
         )
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise CheckpointFailed(f"tensor {item.index.fqn!r} has its memory let go", expected=f"{tensor.nbytes} bytes")
     return tensor.detach()
 
 
