@@ -145,6 +145,10 @@ def test_the_certificate_says_what_was_done(
     assert not capsys.readouterr().err, "it is told once"
     said = json.loads((tmp_path / "restart.json").read_text())
     assert said == json.loads(certificate.to_json())
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        certificate.write(tmp_path / "folder")
+    assert not list(tmp_path.glob("*.part")), "every restart would leave one"
     with Volume.open(uris) as volume:
         [info] = list_checkpoints(volume, "run")
     assert (said["checkpoint"], said["step"], said["commit"]) == ("run/step-00000007", 7, info.sequence)

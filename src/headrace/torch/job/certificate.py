@@ -81,8 +81,13 @@ class RestartCertificate:
         """To a file, whole or not at all."""
         whole = Path(path)
         part = whole.with_name(f"{whole.name}.{os.getpid()}.part")
-        part.write_text(self.to_json() + "\n", encoding="utf-8")
-        part.replace(whole)
+        try:
+            part.write_text(self.to_json() + "\n", encoding="utf-8")
+            part.replace(whole)
+        except OSError:
+            # Every restart has a name of its own for it: on a full disk they would gather.
+            part.unlink(missing_ok=True)
+            raise
 
 
 def _ranks(count: int) -> str:
