@@ -16,8 +16,8 @@ from tests.stopping import stopped
 from tests.torch.crew import Crew, Rank, run
 
 MIB = 1 << 20
-STALL_S = 6.0
-TIMEOUT_S = 8.0
+STALL_S = 10.0
+TIMEOUT_S = 15.0
 WORLD = 3
 
 
