@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,7 @@ def test_a_save_that_comes_while_another_is_under_way(volume: list[str], monkeyp
 MEASURE = """
 import sys
 import torch
+from concurrent.futures import Future
 from pathlib import Path
 from headrace.torch import VolumeWriter
 from headrace.volume import Volume
@@ -246,3 +248,15 @@ def test_a_save_takes_the_state_once_and_says_so_before(tmp_path: Path) -> None:
     # Beyond the model: nothing but a window for a synchronous save, and one copy for an asynchronous one.
     assert synchronous <= 0.3 * state
     assert 0.9 * state <= asynchronous <= 1.1 * state
+
+
+def test_whatever_ends_the_thread_of_a_save_is_heard_by_who_waits_for_it(
+    volume: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: Future[Any] = Future()
+    monkeypatch.setattr("headrace.torch.save.writer.async_save", lambda *_, **__: ended)
+    with VolumeWriter(volume, "run") as writer:
+        future = writer.async_save({"a": torch.ones(3)}, "run/step-1")
+        ended.set_exception(SystemExit(3))
+        with pytest.raises(SystemExit):
+            future.result(30)

@@ -186,10 +186,11 @@ class VolumeWriter(StorageWriter):
             try:
                 with translated("save", self._failure):
                     finished.result()
-            except Exception as error:
+                assert self.last_save is not None
+            except BaseException as error:
+                # Whatever ended the thread of the save: who holds the future must not wait for ever.
                 outer.set_exception(error)
             else:
-                assert self.last_save is not None
                 outer.set_result(self.last_save)
 
         assert isinstance(inner, ConcurrentFuture)
