@@ -6,7 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,13 +95,6 @@ def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.returncode == 0, err
     report: dict[str, Any] = json.loads(out)
     return report
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def there(where: Path) -> int:

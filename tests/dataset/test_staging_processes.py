@@ -26,7 +26,8 @@ from headrace.testing.serve import serving
 from headrace.volume import Volume
 from headrace.volume.stage.store import address_of, hold
 from tests.dataset.corpora import put_stream, some_lengths
-from tests.dataset.staged import WAIT_S, epoch, feed, report_of, stager, there, wait_until
+from tests.dataset.staged import WAIT_S, epoch, feed, report_of, stager, there
+from tests.waiting import until
 
 NQN = "nqn.2026-01.io.headrace:test-staging"
 #: A chunk of 4 MiB takes so long that nobody is through before he is killed.
@@ -62,7 +63,7 @@ def found(source: Source, where: Path) -> float:
 def test_a_stager_that_is_killed_goes_on_where_it_was(source: Source, tmp_path: Path) -> None:
     where = tmp_path / "nvme"
     with stager(source.uri, "corpus", where, *SLOWLY) as process:
-        wait_until(lambda: there(where) >= 1, "nothing was staged")
+        until(lambda: there(where) >= 1, "nothing was staged")
         assert next(stages(where)).busy
         os.kill(process.pid, signal.SIGKILL)
         process.wait(WAIT_S)
@@ -79,7 +80,7 @@ def test_a_stager_that_is_killed_goes_on_where_it_was(source: Source, tmp_path: 
 def test_ctrl_c_keeps_what_is_there(source: Source, tmp_path: Path) -> None:
     where = tmp_path / "nvme"
     with stager(source.uri, "corpus", where, *SLOWLY) as process:
-        wait_until(lambda: there(where) >= 1, "nothing was staged")
+        until(lambda: there(where) >= 1, "nothing was staged")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=WAIT_S)
         assert process.returncode == 130 and "Traceback" not in err
@@ -89,7 +90,7 @@ def test_ctrl_c_keeps_what_is_there(source: Source, tmp_path: Path) -> None:
 def test_who_waits_takes_over_from_one_that_is_killed(source: Source, tmp_path: Path) -> None:
     where = tmp_path / "nvme"
     with stager(source.uri, "corpus", where, *SLOWLY) as first:
-        wait_until(lambda: there(where) >= 1, "nothing was staged")
+        until(lambda: there(where) >= 1, "nothing was staged")
         waited = threading.Event()
 
         def seen(now: StageProgress) -> None:
@@ -115,7 +116,7 @@ def test_who_waits_is_done_with_the_other(source: Source, tmp_path: Path) -> Non
 
     first = threading.Thread(target=run, args=("first", hold_on))
     first.start()
-    wait_until(lambda: where.is_dir() and any(each.busy for each in stages(where)), "nobody holds it")
+    until(lambda: where.is_dir() and any(each.busy for each in stages(where)), "nobody holds it")
     second = threading.Thread(target=run, args=("second", lambda now: now.doing == "waiting" and waiting.set()))
     second.start()
     for thread in (first, second):
@@ -145,7 +146,7 @@ def test_a_part_that_another_stages_is_not_taken_for_the_whole(
         target=lambda: reports.update(first=stage(source.volume, "corpus", where, part, progress=hold_on))
     )
     first.start()
-    wait_until(part_is_there, "nobody holds it")
+    until(part_is_there, "nobody holds it")
     options = part if partial else StageOptions()
     report = stage(source.volume, "corpus", where, options, progress=lambda now: waiting.set())
     first.join(WAIT_S)
@@ -203,7 +204,7 @@ def test_a_rank_that_stages_behind_itself_is_killed(source: Source, tmp_path: Pa
     rank = subprocess.Popen([sys.executable, "-c", RANK, source.uri, str(where)], stdout=subprocess.PIPE)
     try:
         assert rank.stdout is not None and rank.stdout.readline()
-        wait_until(lambda: there(where) >= 1, "nothing was staged")
+        until(lambda: there(where) >= 1, "nothing was staged")
     finally:
         rank.kill()
         rank.communicate()
@@ -294,7 +295,7 @@ def test_a_file_in_which_another_dataset_is_being_staged_is_not_waited_for(sourc
         Volume.create(f"file:{tmp_path}/other.img?create=16MiB") as other,
     ):
         put_stream(other, "corpus", some_lengths(100, 200))
-        wait_until(lambda: any(each.dataset for each in stages(where)), "nothing was staged")
+        until(lambda: any(each.dataset for each in stages(where)), "nothing was staged")
         with pytest.raises(UsageError, match=f"another dataset is there.*{source.volume.id}"):
             stage(other, "corpus", where)
         assert process.poll() is None and next(stages(where)).busy

@@ -8,8 +8,6 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,7 @@ from headrace.fabric import (
     TargetOptions,
     discover,
 )
+from tests.waiting import until
 
 NQNS = ["nqn.2026-01.io.example:one", "nqn.2026-01.io.example:two"]
 
@@ -187,13 +186,6 @@ def test_a_forked_child_leaves_the_target_alone() -> None:
             device.flush()
 
 
-def eventually(what: str, condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def test_a_device_follows_what_is_changed() -> None:
     """Our host at our target: ANA states choose its path, a larger namespace makes a larger device."""
     two = [ListenOptions(name="a"), ListenOptions(name="b")]
@@ -209,5 +201,5 @@ def test_a_device_follows_what_is_changed() -> None:
                 assert data == b"w" * 4096
             target.set_ana_state(NQNS[0], 1, "optimized")
             target.resize_namespace(NQNS[0], 1, 2 << 20)
-            eventually("the device stays as small as it was", lambda: device.size_bytes == 2 << 20)
+            until(lambda: device.size_bytes == 2 << 20, "the device stays as small as it was")
             device.write(1 << 20, b"n" * 4096)

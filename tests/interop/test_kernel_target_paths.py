@@ -6,8 +6,7 @@ A writer and verifier runs throughout; none of its calls may fail.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from headrace.testing.serve import free_port
 from headrace.units import KIB
 from tests.interop.kernel import KernelTarget, kernel_target
 from tests.interop.relay import Relay
+from tests.waiting import until
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -77,13 +77,6 @@ def progress(verifier: _Verifier, rounds: int = 5) -> None:
     """So many more rounds, on whatever path."""
     goal = verifier.rounds + rounds
     until(lambda: verifier.rounds >= goal or verifier.error is not None)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 def paths(device: BlockDevice) -> list[dict[str, Any]]:

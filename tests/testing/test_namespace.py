@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -25,6 +24,7 @@ from headrace.errors import (
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
 from headrace.testing.serve import ServeProcess, free_port, serving
 from tests.interop.relay import Relay
+from tests.waiting import until
 
 NQN = "nqn.2026-01.io.headrace:shared"
 SIZE = 4 << 20
@@ -97,13 +97,6 @@ class TargetRig:
 
 
 Rig = ModelRig | TargetRig
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["model", "target"])

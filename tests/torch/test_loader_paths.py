@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ from headrace.torch import TokenLoader
 from headrace.volume import Volume
 from tests.dataset.corpora import ingest_texts
 from tests.torch.way import Way
+from tests.waiting import until
 
 NQN = "nqn.2026-01.io.headrace:test-loader-paths"
 OPTIONS: dict[str, Any] = {"sequence_length": 64, "global_batch": 4, "rank": 0, "world": 1, "seed": 5}
@@ -45,7 +46,7 @@ def two_ways(target: ServeProcess, **options: object) -> Iterator[tuple[list[Way
         portals = ",".join(f"127.0.0.1:{way.port}" for way in ways)
         query = "&".join(f"{name}={value}" for name, value in {"nsid": 1, **options}.items())
         volume = stack.enter_context(Volume.open(f"nvme+tcp://{portals}/{NQN}?{query}"))
-        until("both paths", lambda: all(path.usable for path in paths(volume)))
+        until(lambda: all(path.usable for path in paths(volume)), "both paths")
         yield ways, volume
 
 
@@ -53,13 +54,6 @@ def paths(volume: Volume) -> list[PathInfo]:
     device = volume.devices[0]
     assert isinstance(device, NativeDevice)
     return device.paths()
-
-
-def until(what: str, condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not in time"
-        time.sleep(0.01)
 
 
 def same(seen: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
@@ -105,11 +99,11 @@ def test_one_of_two_paths_dies_under_way(target: ServeProcess, expected: list[to
         seen = list(islice(each, 20))
         getattr(ways[0], how)()
         seen += islice(each, 100)
-        until("the path is given up", lambda: not paths(volume)[0].usable)
+        until(lambda: not paths(volume)[0].usable, "the path is given up")
         seen += islice(each, 50)
         assert paths(volume)[0].losses >= 1
         {"cut": ways[0].heal, "freeze": ways[0].thaw}[how]()
-        until("the path is back", lambda: paths(volume)[0].usable)
+        until(lambda: paths(volume)[0].usable, "the path is back")
         seen += islice(each, 50)
     assert len(seen) == 220 and same(seen, expected)
 
@@ -133,6 +127,6 @@ def test_without_any_path_the_step_that_needs_the_data_is_told(
         for way in ways:
             assert f"127.0.0.1:{way.port} is " in message
             way.heal()
-        until("a path is back", lambda: any(path.usable for path in paths(volume)))
+        until(lambda: any(path.usable for path in paths(volume)), "a path is back")
         seen += islice(each, 30)
     assert len(seen) < 60 and same(seen, expected)

@@ -22,6 +22,7 @@ from headrace.volume import Volume, contents
 from headrace.volume.catalog.tables.table import Table
 from tests.dataset.corpora import ingest_texts
 from tests.stopping import stop, stopped
+from tests.waiting import until
 
 NQN = "nqn.2026-01.io.headrace:test-loader"
 
@@ -98,6 +99,8 @@ def test_what_has_to_be_looked_up_is_not_waited_for_beyond_the_step(
             volume.log.nodes._cache_bytes = 0
             with TokenLoader(volume, "corpus", **options, prefetch=1, stall_timeout_s=2.0) as each:
                 seen = list(islice(each, 3))
+                # What is on its way already would be what is waited for.
+                until(lambda: each.metrics().ready == each.metrics().in_flight)
                 began = time.monotonic()
                 with stopped(target.process.pid) if "target" in who else held(volume):
                     with pytest.raises(DeviceTimeout, match="a batch did not come in time") as caught:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.volume import Volume
 from tests.interop.relay import Relay
 from tests.volume.support import KIB, STRIPE, content, state_of
+from tests.waiting import until
 
 NQN = "nqn.2026-01.io.headrace:volume-paths"
 
@@ -53,13 +52,6 @@ def test_writes_and_the_log_have_queues_of_their_own(tmp_path: Path) -> None:
         with Volume.open(target.uri()) as volume:
             volume.read("object")
             assert len(queues(target)) == 1, "a reader needs one"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def queues(target: ServeProcess) -> list[int]:

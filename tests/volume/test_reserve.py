@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from headrace.volume.writing import reserve
 from headrace.volume.writing.allocation import Allocation
 from headrace.volume.writing.holdings import window_ranges
 from tests.volume.support import KIB, STRIPE, content, writing
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("nobody_else", "quick")
 
@@ -174,13 +174,6 @@ def test_reservations_that_cannot_be() -> None:
 # ---- deallocation ----------------------------------------------------------------------------------------------------
 
 
-def wait_until(what: Any) -> None:
-    end = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
-
-
 def test_deleted_space_is_deallocated_once_readers_had_time(monkeypatch: pytest.MonkeyPatch) -> None:
     volume = small()
     with writing(volume) as session:
@@ -199,8 +192,8 @@ def test_deleted_space_is_deallocated_once_readers_had_time(monkeypatch: pytest.
         place = volume.stored("b").blobs[0].data.used()
         with session.transaction() as tx:
             tx.delete("b")
-        wait_until(lambda: session.deallocation.deallocated_bytes == 300 * KIB)
-        wait_until(lambda: session.free_bytes == free + 600 * KIB)
+        until(lambda: session.deallocation.deallocated_bytes == 300 * KIB)
+        until(lambda: session.free_bytes == free + 600 * KIB)
         # The log said, before, that commands go there.
         assert len(volume._catalog.windows[session.number]) > windows
         forgotten = [(m, *one) for m, device in enumerate(volume.devices) for one in device.forgotten]  # type: ignore[attr-defined]
@@ -252,8 +245,8 @@ def test_a_deallocation_that_failed_is_quarantined(
             device.fail = failure  # type: ignore[attr-defined]
         with session.transaction() as tx:
             tx.delete("a")
-        wait_until(lambda: session.deallocation.failed)
-        wait_until(lambda: session.quarantined_bytes == 300 * KIB)
+        until(lambda: session.deallocation.failed)
+        until(lambda: session.quarantined_bytes == 300 * KIB)
         assert session.deallocation.failed is not None and said in session.deallocation.failed
         # Nothing is deallocated any more, and all else goes on.
         put(session, "c", 300 * KIB)
@@ -278,7 +271,7 @@ def test_space_that_is_being_given_back_is_waited_for(monkeypatch: pytest.Monkey
         put(session, "a", 4 * MIB)
         with session.transaction() as tx:
             tx.delete("a")
-        wait_until(lambda: session.free_bytes < 4 * MIB)
+        until(lambda: session.free_bytes < 4 * MIB)
         with monkeypatch.context() as patch:
             patch.setattr("headrace.volume.writing.holdings.SPACE_S", 0.05)
             with pytest.raises(VolumeFull, match=r"4.0 MiB being given back to the target, free in a moment"):
@@ -322,6 +315,6 @@ def test_a_reader_of_deallocated_bytes_hears_that_the_object_is_gone(monkeypatch
         reader = Volume.open(volume.devices)
         with session.transaction() as tx:
             tx.delete("a")
-        wait_until(lambda: session.deallocation.deallocated_bytes == 300 * KIB)
+        until(lambda: session.deallocation.deallocated_bytes == 300 * KIB)
         with pytest.raises(ObjectNotFound, match="deleted while"):
             reader.read("a")

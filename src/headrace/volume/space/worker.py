@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 from headrace.errors import HeadraceError
 
-#: A thread that has not begun after this time was never to live.
-BIRTH_S = 5.0
+#: A thread that has not begun after this time was never to live. Long: on shared cores a runnable thread has been seen
+#: to be left alone for more than five seconds.
+BIRTH_S = 30.0
 _LOOKS = 50
 
 
