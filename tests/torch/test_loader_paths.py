@@ -108,6 +108,27 @@ def test_one_of_two_paths_dies_under_way(target: ServeProcess, expected: list[to
     assert len(seen) == 220 and same(seen, expected)
 
 
+def test_reads_that_a_frozen_path_holds_come_by_the_other(target: ServeProcess, expected: list[torch.Tensor]) -> None:
+    """Long before it is given up."""
+    with (
+        two_ways(target, policy="round-robin", keepalive=240, io_timeout=240) as (ways, volume),
+        TokenLoader(volume, "corpus", **OPTIONS, stall_timeout_s=LIMIT_S) as each,
+    ):
+        seen = list(islice(each, 20))
+        ways[0].freeze()
+        seen += islice(each, 100)
+        first = paths(volume)[0]
+        assert first.usable and first.slow and first.losses == 0, first
+        ways[0].thaw()
+        end = time.monotonic() + LIMIT_S
+        while paths(volume)[0].slow and len(seen) < 4000:
+            assert time.monotonic() < end, paths(volume)
+            seen.append(next(each))
+            time.sleep(0.02)
+        assert not paths(volume)[0].slow
+    assert same(seen[: len(expected)], expected)
+
+
 def test_without_any_path_the_step_that_needs_the_data_is_told(
     target: ServeProcess, expected: list[torch.Tensor]
 ) -> None:

@@ -54,6 +54,8 @@ pub(crate) struct Tries {
     pub timeouts: u8,
     pub losses: u8,
     pub violations: u8,
+    /// Taken back from a path that was slow.
+    pub recalls: u8,
     /// Statuses that speak of the path and not of the command.
     pub paths: u8,
     /// When the first of `losses` or `paths` was.
@@ -65,7 +67,16 @@ pub(crate) struct Tries {
 impl Tries {
     /// Sendings before this one.
     pub fn total(&self) -> u32 {
-        u32::from(self.statuses) + u32::from(self.timeouts) + u32::from(self.losses) + u32::from(self.paths)
+        [
+            self.statuses,
+            self.timeouts,
+            self.losses,
+            self.paths,
+            self.recalls,
+        ]
+        .into_iter()
+        .map(u32::from)
+        .sum()
     }
 }
 

@@ -7,7 +7,7 @@ mod fake;
 use calls::{close, pattern, read, until, write};
 use fake::{Action, Fake, Media, Script, BLOCK, BLOCKS};
 use headrace_host::{NvmeTcpDevice, PathState, Policy};
-use headrace_transfer::{submit_one, Buffer, Op};
+use headrace_transfer::{submit_one, BlockDevice, Buffer, Op};
 use headrace_wire::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -99,10 +99,10 @@ fn a_path_whose_answers_are_late_is_left_alone_until_they_are_in_time() {
 #[test]
 fn a_path_with_a_command_that_is_not_answered_gets_no_others_and_says_which() {
     let on = Arc::new(AtomicBool::new(true));
-    let (mut fakes, device) = two(io::READ, || Action::Silent, &on);
-    // In turns: the next one goes the first way, and stays there.
-    let into = Buffer::zeroed(4096);
-    let stuck = submit_one(&*device, Op::Read { into }, 64 * 4096);
+    let (mut fakes, device) = two(io::WRITE, || Action::Silent, &on);
+    // In turns: the next one goes the first way, and stays there. A write is not sent twice.
+    let from = Buffer::zeroed(4096);
+    let stuck = submit_one(&*device, Op::Write { from, fua: false }, 64 * 4096);
     until("it was sent", || {
         device.under_way(0..u64::MAX).unwrap().len() == 1
     });
@@ -116,7 +116,7 @@ fn a_path_with_a_command_that_is_not_answered_gets_no_others_and_says_which() {
             waits().length,
             waits().sent
         ),
-        (Some(portal), true, 64 * 4096, 4096, 1)
+        (Some(portal), false, 64 * 4096, 4096, 1)
     );
     assert!(device.under_way(0..64 * 4096).unwrap().is_empty());
     until("it waits for long", || waits().age > Duration::from_millis(1100));
@@ -129,6 +129,61 @@ fn a_path_with_a_command_that_is_not_answered_gets_no_others_and_says_which() {
     fakes[0].stop();
     stuck.wait(Duration::from_secs(20)).unwrap().unwrap();
     assert!(device.under_way(0..u64::MAX).unwrap().is_empty());
+    close(&device);
+}
+
+#[test]
+fn reads_that_wait_on_a_frozen_path_are_sent_by_the_other_and_late_answers_touch_nothing() {
+    const LATE: Duration = Duration::from_millis(700);
+    let on = Arc::new(AtomicBool::new(false));
+    let (fakes, device) = two(io::READ, || Action::Late(LATE), &on);
+    let bytes = pattern(8 * 4096, 3);
+    write(&device, 0, &bytes).unwrap();
+    let look = || assert_eq!(read(&device, 0, 4096).unwrap(), bytes[..4096]);
+    (0..8).for_each(|_| look());
+    on.store(true, Ordering::SeqCst);
+    // In turns: half of them go the first way, which answers one after another.
+    let into: Vec<_> = (0..8).map(|_| Buffer::zeroed(4096)).collect();
+    let submit = |at: usize| {
+        let into = into[at].clone();
+        submit_one(&*device, Op::Read { into }, at as u64 * 4096)
+    };
+    let begun = Instant::now();
+    let waits: Vec<_> = (0..8).map(submit).collect();
+    for wait in waits {
+        wait.wait(Duration::from_secs(20)).unwrap().unwrap();
+    }
+    let first = &device.paths()[0];
+    // Nobody looked too late: the machine may be busy.
+    if begun.elapsed() < LATE {
+        assert_eq!(
+            (first.under_way, first.slow, first.usable),
+            (4, true, true),
+            "{first:?}"
+        );
+        assert_eq!(reads(&fakes[1]), 4 + 4 + 4);
+    }
+    assert!(device.under_way(0..u64::MAX).unwrap().is_empty());
+    for (at, into) in into.iter().enumerate() {
+        let mut found = vec![0; 4096];
+        into.copy_to(0, &mut found);
+        assert_eq!(found, bytes[at * 4096..][..4096]);
+        // The caller goes on with its memory.
+        into.copy_from(0, &[0xee; 4096]);
+    }
+    until("all is answered", || device.paths()[0].under_way == 0);
+    for into in into {
+        let mut found = vec![0; 4096];
+        into.copy_to(0, &mut found);
+        assert_eq!(found, [0xee; 4096]);
+    }
+    let said = device.describe();
+    assert!(said["counters"]["resends"].as_u64() >= Some(1), "{said}");
+    on.store(false, Ordering::SeqCst);
+    until("it is used again", || {
+        look();
+        !device.paths()[0].slow
+    });
     close(&device);
 }
 

@@ -13,7 +13,7 @@ use super::{Association, Failure, Step, Tag, ADMIN_SPARE};
 use crate::lane::LANES;
 use crate::queue::Data;
 use crate::reactor::Turn;
-use crate::work::Part;
+use crate::work::{Part, Verb};
 use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::Sqe;
 use std::time::Instant;
@@ -173,6 +173,25 @@ impl Association {
             };
         }
         Err((part, data))
+    }
+
+    /// Take back the reads that were sent at `before` or earlier and are not answered.
+    pub fn recall(&mut self, before: Instant) -> Vec<(Part, Data)> {
+        let retagged = |tag: &Tag| match tag {
+            Tag::Part(part) if part.verb == Verb::Read => {
+                let sent_at = part.trip?.sent_at;
+                (sent_at <= before).then_some(Tag::Recalled(sent_at))
+            }
+            _ => None,
+        };
+        let connections = self.connections.iter_mut();
+        let recalled = connections.flat_map(|connection| connection.queue.recall(retagged));
+        recalled
+            .filter_map(|(tag, data)| match tag {
+                Tag::Part(part) => Some((part, data)),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Put a command that is no part on the admin queue, or on a queue of the feed that has room.

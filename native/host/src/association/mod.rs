@@ -65,6 +65,8 @@ pub(crate) enum Tag {
     Event,
     Look(Look),
     Part(Part),
+    /// A read that another path was sent since; when it was sent here.
+    Recalled(Instant),
     /// Passed through.
     Call(Box<Call>),
     /// The question of the guard of this number.
@@ -253,7 +255,7 @@ impl Association {
             let result = self.connections[at].turn(turn.scratch);
             while let Some(completion) = self.connections[at].queue.completion() {
                 match completion.tag {
-                    Tag::Part(_) | Tag::Call(_) | Tag::Guard(_) => completed(completion),
+                    Tag::Part(_) | Tag::Recalled(_) | Tag::Call(_) | Tag::Guard(_) => completed(completion),
                     Tag::KeepAlive => self.kept_alive(&completion)?,
                     Tag::Event => self.heard(&completion, turn.now),
                     Tag::Look(look) => self.looked(look, completion, turn.now),

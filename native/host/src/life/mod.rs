@@ -230,6 +230,7 @@ impl Core {
         let mut again = false;
         self.ripen(turn.now);
         self.run_own(turn.now);
+        self.recall(turn);
         self.pump(turn);
         for at in 0..self.paths.len() {
             again |= self.run_path(at, turn);
@@ -472,6 +473,7 @@ impl Core {
             self.loss.as_ref().and_then(|loss| loss.deadline),
             self.closing.as_ref().map(|closing| closing.deadline),
             self.own_wake_at(),
+            self.look_due(),
         ]
         .into_iter()
         .flatten()

@@ -12,7 +12,6 @@ use crate::shared::count;
 use crate::work::{Ended, Part, Verb};
 use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::Status;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Attempts of one command, by what went wrong.
@@ -51,6 +50,8 @@ impl Core {
                 if let Some(ended) = self.settle(at, part, completion.data, completion.end, now) {
                     ended.report();
                 }
+            } else if let Tag::Recalled(sent_at) = completion.tag {
+                self.recalled_answered(at, sent_at, &completion.end, now);
             } else if let Err(error) = self.own_completed(at, completion, now) {
                 result = result.and(Err(error.into()));
             }
@@ -97,6 +98,13 @@ impl Core {
         }
     }
 
+    /// Nothing was moved for a read that was admitted.
+    pub(super) fn not_read(&self, part: &Part, turn: &Turn<'_>) {
+        let bytes = part.blocks * u64::from(self.facts.block_bytes);
+        let flow = self.flows[usize::from(part.lane)];
+        turn.governor.borrow_mut().back(flow, bytes);
+    }
+
     /// What an answer means for its part.
     fn settle(&mut self, at: usize, mut part: Part, data: Data, end: End, now: Instant) -> Option<Ended> {
         if let (Some(trip), End::Answer(_)) = (part.trip, &end) {
@@ -105,8 +113,7 @@ impl Core {
         let (counters, options) = (&self.shared.paths[at].counters, &*self.shared.options);
         let bytes = part.blocks * u64::from(self.facts.block_bytes);
         let path = &mut self.paths[at];
-        path.under_way = path.under_way.saturating_sub(1);
-        path.public().under_way.store(path.under_way, Ordering::Relaxed);
+        path.one_less();
         let result = match end {
             End::Answer(cqe) if cqe.status.is_success() => {
                 path.progress = true;
@@ -237,9 +244,7 @@ impl Core {
         let refused = association.lane_refused(&error, turn.now);
         let parts = association.end(turn);
         for (part, ..) in parts.iter().filter(|(part, ..)| part.verb == Verb::Read) {
-            let bytes = part.blocks * u64::from(self.facts.block_bytes);
-            let flow = self.flows[usize::from(part.lane)];
-            turn.governor.borrow_mut().back(flow, bytes);
+            self.not_read(part, turn);
         }
         // Whoever sees that the counter moved finds what it left behind.
         self.haunt(at, &parts, self.shared.losses() + 1, turn.now);
@@ -292,7 +297,7 @@ impl Core {
     }
 
     /// Send these again, unless I/O fails for now.
-    fn keep(&mut self, parts: Vec<(Part, Data)>) -> Vec<Ended> {
+    pub(super) fn keep(&mut self, parts: Vec<(Part, Data)>) -> Vec<Ended> {
         let mut ended = Vec::new();
         let mut lanes: Vec<Vec<(Part, Data)>> = self.works.iter().map(|_| Vec::new()).collect();
         for (part, data) in parts {

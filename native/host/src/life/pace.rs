@@ -12,13 +12,21 @@
 //!       +--------------------------- tried ---- late again: the hold doubles ----> slow
 //! ```
 //!
+//! Reads that wait for too long on a slow path are taken back, where another one is there that keeps up: that one is sent them,
+//! and what the slow path still says of them falls on nobody's memory. They count as under way there until it has answered.
+//! Writes stay where they are: nobody could tell when the first one lands.
+//!
 //! Two paths to one target that is busy are slow together, and neither is avoided. Nor is one that is only worse by its ANA
 //! state: what was never used has no pace to be beside. Only reads and writes count: a flush, or a deallocation, takes as
 //! long as the medium does.
 
 use super::path::{Path, Phase};
 use super::Core;
-use crate::work::Verb;
+use crate::association::ana_state;
+use crate::queue::End;
+use crate::reactor::Turn;
+use crate::shared::count;
+use crate::work::{Ended, Verb};
 use std::time::{Duration, Instant};
 
 /// A latency that is older than this says nothing about now.
@@ -99,13 +107,17 @@ impl Pace {
         }
     }
 
-    /// The command that waits longest has waited for `oldest`.
-    fn looked(&mut self, oldest: Duration, others: Option<Duration>, now: Instant) {
-        let limit = match others {
+    /// Whoever waits longer waits too long.
+    fn patience(&self, others: Option<Duration>) -> Duration {
+        match others {
             Some(others) => (others * FACTOR).max(WAIT_MIN),
             None => (self.recent * FACTOR).max(WAIT_ALONE),
-        };
-        if oldest <= limit {
+        }
+    }
+
+    /// The command that waits longest has waited for `oldest`.
+    fn looked(&mut self, oldest: Duration, others: Option<Duration>, now: Instant) {
+        if oldest <= self.patience(others) {
             return;
         }
         match self.slow {
@@ -152,6 +164,57 @@ impl Core {
             if let Some(sent) = oldest {
                 path.pace.looked(now.saturating_duration_since(sent), others, now);
                 path.tell_pace();
+            }
+        }
+    }
+
+    /// When a look at what waits is due; `None` where nothing does, or there is one path only.
+    pub(super) fn look_due(&self) -> Option<Instant> {
+        let paths = self.paths.iter().filter(|_| self.paths.len() > 1);
+        paths
+            .filter(|path| path.under_way > 0)
+            .map(|path| path.pace.look_at)
+            .min()
+    }
+
+    /// Reads that wait for too long on a path that is slow, to be sent by one that is not.
+    pub(super) fn recall(&mut self, turn: &Turn<'_>) {
+        let now = turn.now;
+        if self.look_due().is_none_or(|at| at > now) {
+            return;
+        }
+        self.look_at_pace(now);
+        let mut recalled = Vec::new();
+        for at in 0..self.paths.len() {
+            let keeps_up = |path: &&Path| path.tier(now).is_some() && !path.pace.avoided(path.under_way, now);
+            let others = self.paths.iter().filter(|path| path.index != at);
+            if !self.paths[at].pace.is_slow() || others.filter(keeps_up).count() == 0 {
+                continue;
+            }
+            let patience = self.paths[at].pace.patience(self.quickest_other(at, now));
+            let (Phase::Ready(association), Some(before)) =
+                (&mut self.paths[at].phase, now.checked_sub(patience))
+            else {
+                continue;
+            };
+            let found = association.recall(before);
+            count(&self.shared.paths[at].counters.resends, found.len() as u64);
+            recalled.extend(found);
+        }
+        for (part, _) in &mut recalled {
+            part.tries.recalls = part.tries.recalls.saturating_add(1);
+            self.not_read(part, turn);
+        }
+        self.keep(recalled).into_iter().for_each(Ended::report);
+    }
+
+    /// An answer to a read that was taken back.
+    pub(super) fn recalled_answered(&mut self, at: usize, sent_at: Instant, end: &End, now: Instant) {
+        self.paths[at].one_less();
+        if let End::Answer(cqe) = end {
+            self.answered(at, Verb::Read, now.saturating_duration_since(sent_at), now);
+            if let Some(state) = ana_state(cqe.status) {
+                self.paths[at].heard(state, now);
             }
         }
     }

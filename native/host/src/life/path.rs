@@ -216,6 +216,12 @@ impl Path {
         (self.under_way as u128 + 1) * latency.as_nanos().max(1) / queues.max(1) as u128
     }
 
+    /// A command is not under way any more.
+    pub fn one_less(&mut self) {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.public().under_way.store(self.under_way, Ordering::Relaxed);
+    }
+
     // Phases.
 
     /// Tell whoever looks.

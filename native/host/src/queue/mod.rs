@@ -30,6 +30,7 @@
 
 mod incoming;
 mod look;
+mod recall;
 
 use crate::memory;
 use crate::receive::Receive;

@@ -482,3 +482,45 @@ fn a_full_queue_hands_back_what_it_cannot_take() {
     assert_eq!(queue.room(), 0);
     assert_eq!(queue.abandon(Instant::now()).len(), 2);
 }
+
+#[test]
+fn a_read_that_is_taken_back_leaves_its_memory_alone_and_is_still_answered() {
+    for digests in ALL {
+        // Before its data, and at every place within them.
+        for before in [0, 1, 30, 500, 4096, 5000, usize::MAX] {
+            let mut queue = ready(4, digests, 4096);
+            let memory = Buffer::zeroed(8192);
+            let read = Sqe::rw(headrace_wire::io::READ, 0, 1, 0, 16);
+            let given = queue.submit(read, Data::Read(memory.clone()), 7, later());
+            assert!(given.is_ok());
+            sent(&mut queue, &mut Random(1));
+            let data = vec![0x5a; 8192];
+            let half = |at: usize| DataHeader {
+                cccid: 0,
+                ttag: 0,
+                datao: at as u32,
+                datal: 4096,
+                last: at > 0,
+                success: false,
+            };
+            let mut stream = encoded(Pdu::C2hData(half(0)), &data[..4096], digests);
+            stream.extend(encoded(Pdu::C2hData(half(4096)), &data[4096..], digests));
+            let (first, second) = stream.split_at(before.min(stream.len()));
+            deliver(&mut queue, first, || 300).unwrap();
+            let (mut tags, buffers): (Vec<_>, Vec<_>) =
+                queue.recall(|&tag| Some(tag + 1)).into_iter().unzip();
+            assert!(matches!((tags.pop(), &buffers[..]), (Some(7), [Data::Read(_)])));
+            memory.copy_from(0, &[0xee; 8192]);
+            deliver(&mut queue, second, || 300).unwrap();
+            let answer = Pdu::CapsuleResp(Cqe::new(0, Status::SUCCESS));
+            deliver(&mut queue, &encoded(answer, &[], digests), || 300).unwrap();
+            let completion = queue.completion().unwrap();
+            assert_eq!(completion.tag, 8);
+            assert!(matches!(completion.end, End::Answer(cqe) if cqe.status.is_success()));
+            let mut found = vec![0; 8192];
+            memory.copy_to(0, &mut found);
+            assert_eq!(found, [0xee; 8192]);
+            assert_eq!(queue.room(), 4);
+        }
+    }
+}
