@@ -111,21 +111,49 @@ class Crew:
         while word not in self.words[rank]:
             assert rank not in self._results, f"rank {rank} ended before it said {word!r}: {self._results[rank][1]}"
             assert time.monotonic() < end, f"rank {rank} did not say {word!r}"
-            self._pump(0.5)
+            self.listen(0.5)
 
-    def _pump(self, seconds: float) -> None:
+    def ended(self, rank: int) -> tuple[str, Any] | None:
+        """("returned", what), ("raised", text) or ("died", text); None: it runs, as far as was heard."""
+        return self._results.get(rank)
+
+    def listen(self, seconds: float) -> None:
+        """Hear what ranks say, and that they end, until there is something, or the time is over."""
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in self._results}
         for ready in wait(list(waiting), seconds):
             assert isinstance(ready, Connection)
-            rank = waiting[ready]
+            self._hear_all(waiting[ready], ready)
+
+    def _hear_all(self, rank: int, pipe: Connection) -> None:
+        while rank not in self._results and pipe.poll():
             try:
-                kind, value = ready.recv()
-            except (EOFError, ConnectionResetError):
+                kind, value = pipe.recv()
+            except (EOFError, OSError):
+                # Also in the middle of a word.
                 kind, value = "died", f"exit code {self._processes[rank].exitcode}"
             if kind == "said":
                 self.words[rank].append(value)
             else:
                 self._results[rank] = (kind, value)
+
+    def end(self) -> None:
+        """SIGKILL, whatever they do. What they said before that is heard."""
+        for process in self._processes:
+            process.kill()
+        end = time.monotonic() + LIMIT_S
+        while len(self._results) < len(self._pipes):
+            assert time.monotonic() < end, f"ranks do not end: {self.pids}"
+            self.listen(1.0)
+        self._part()
+
+    def _part(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
     def join(self, *, dead: tuple[int, ...] = ()) -> list[Any]:
         """What each rank returned; None for those in `dead`, which must have died."""
@@ -135,15 +163,9 @@ class Crew:
                 assert time.monotonic() < end, (
                     f"only ranks {sorted(self._results)} of {len(self._pipes)} ended: {self._results}"
                 )
-                self._pump(1.0)
+                self.listen(1.0)
         finally:
-            for pipe in self._pipes:
-                pipe.close()
-            for process in self._processes:
-                process.join(5)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+            self._part()
         failed = {r: text for r, (kind, text) in self._results.items() if kind != ("died" if r in dead else "returned")}
         assert not failed, "\n".join(f"rank {rank}: {text}" for rank, text in failed.items())
         return [None if rank in dead else self._results[rank][1] for rank in range(len(self._pipes))]

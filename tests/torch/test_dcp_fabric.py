@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,47 +16,21 @@ import torch
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import HeadraceError
 from headrace.testing import MemoryDevice
-from headrace.testing.serve import free_port, serving
+from headrace.testing.serve import serving
 from headrace.torch import VolumeReader, VolumeWriter
 from headrace.volume import Volume, VolumeTransfer
 from tests.stopping import stop
 from tests.torch.crew import Crew, Rank
+from tests.torch.target import NQN, Target
 
-NQN = "nqn.2026-01.io.headrace:dcp"
 ELEMENTS = 3_000_000
-
-
-class Target:
-    """`headrace serve` on one port, killed and started again at will. What it had not flushed is gone then."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
-        self.process: subprocess.Popen[str] | None = None
-        self.start()
-
-    @property
-    def uris(self) -> list[str]:
-        return [f"nvme+tcp://127.0.0.1:{self.port}/{NQN}?nsid={nsid}" for nsid in (1, 2)]
-
-    def start(self) -> None:
-        images = [f"{self.folder}/image{i}:256MiB" for i in (1, 2)]
-        options = ["--nqn", NQN, "--listen", f"127.0.0.1:{self.port}", "--volatile-cache", "128MiB", "--json"]
-        command = [sys.executable, "-m", "headrace.cli", "serve", *images, *options]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().startswith("{")
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
     target = Target(tmp_path)
     yield target
-    target.kill()
+    target.close()
 
 
 def value(step: int, rank: int) -> np.ndarray:
@@ -89,9 +61,9 @@ def training(rank: Rank, argument: tuple[list[str], int]) -> list[dict[str, Any]
 
 @pytest.mark.timeout(120)
 def test_the_target_is_killed_while_ranks_save(target: Target) -> None:
-    Volume.create(target.uris).close()
+    Volume.create(target.uris()).close()
     steps = 3
-    crew = Crew(2, training, (target.uris, steps))
+    crew = Crew(2, training, (target.uris(), steps))
     for step, delay_s in ((1, 0.03), (2, 0.1)):
         crew.hear(0, f"saving {step}")
         time.sleep(delay_s)
@@ -102,7 +74,7 @@ def test_the_target_is_killed_while_ranks_save(target: Target) -> None:
     # What was committed was durable: it is there when the target loses its cache once more.
     target.kill()
     target.start()
-    with Volume.open(target.uris) as volume:
+    with Volume.open(target.uris()) as volume:
         assert [c.step for c in list_checkpoints(volume, "run")] == list(range(steps))
         for step in range(steps):
             into = {"w": torch.zeros(2 * ELEMENTS), "step": -1}
@@ -112,8 +84,8 @@ def test_the_target_is_killed_while_ranks_save(target: Target) -> None:
 
 
 def test_a_target_that_was_away_for_too_long_fails_the_save_and_not_the_next(target: Target) -> None:
-    uris = [f"{uri}&loss_timeout=1" for uri in target.uris]
-    Volume.create(target.uris).close()
+    uris = target.uris(loss_timeout=1)
+    Volume.create(target.uris()).close()
     state = {"w": torch.arange(100_000)}
     with VolumeWriter(uris, "run") as writer:
         writer.save(state, "run/step-0")
@@ -123,7 +95,7 @@ def test_a_target_that_was_away_for_too_long_fails_the_save_and_not_the_next(tar
         target.start()
         report = writer.save(state, "run/step-2")
         assert report.total_bytes == 800_000
-    with Volume.open(target.uris) as volume:
+    with Volume.open(target.uris()) as volume:
         assert [c.step for c in list_checkpoints(volume, "run")] == [0, 2]
 
 

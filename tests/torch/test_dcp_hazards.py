@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from pathlib import Path
@@ -11,8 +12,17 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
-from headrace.checkpoint import Save, list_checkpoints
+from headrace.checkpoint import Manifest, Save, Summary, list_checkpoints
+from headrace.checkpoint.manifest import ObjectEntry
 from headrace.errors import (
     CheckpointFailed,
     ChecksumMismatch,
@@ -23,6 +33,8 @@ from headrace.errors import (
     WriterActive,
 )
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions, load_model, save_model
+from headrace.torch.metadata import Place, to_manifest
+from headrace.torch.save.apart import put_together
 from headrace.volume import Session, Volume
 
 MIB = 1 << 20
@@ -252,9 +264,39 @@ def test_a_save_that_is_named_otherwise_than_its_writer_is_refused(volume: list[
         assert [str(c.id) for c in list_checkpoints(opened)] == ["run/step-00000001"]
 
 
-def test_use_collectives_false_is_refused(volume: list[str]) -> None:
-    with VolumeWriter(volume, "run/step-1") as writer, pytest.raises(UsageError, match="use_collectives"):
+def part(rank: int, size: list[int], offsets: list[int], sizes: list[int]) -> Manifest:
+    """What a rank says that has one piece of one tensor, and something of its own."""
+    properties = TensorProperties(dtype=torch.float32)
+    chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+    own, name, length = f"own {rank}", f"run/step-00000001/rank-{rank:05d}.data", 4 * math.prod(sizes)
+    metadata = Metadata(
+        {"w": TensorStorageMetadata(properties, torch.Size(size), [chunk]), own: BytesStorageMetadata()},
+        planner_data={own: (own,), "w": ("w",)},
+    )
+    places = {MetadataIndex("w", chunk.offsets): Place(name, 0, length), MetadataIndex(own): Place(name, length, 1)}
+    summary = Summary(run="run", step=1, created_unix=0.0, ranks=1, item_count=2, data_bytes=length + 1)
+    return to_manifest(summary, metadata, places, [ObjectEntry(name=name, length_bytes=length + 1)])
+
+
+def test_ranks_that_planned_apart_must_make_a_whole(volume: list[str]) -> None:
+    metadata, places = put_together([part(0, [4, 2], [0, 0], [3, 2]), part(1, [4, 2], [3, 0], [1, 2])])
+    assert metadata.planner_data == {"w": ("w",), "own 0": ("own 0",), "own 1": ("own 1",)}
+    assert {place.object[-6] for place in places.values()} == {"0", "1"} and len(places) == 4
+    # What all have is read from the first.
+    _, places = put_together([part(rank, [4, 2], [0, 0], [4, 2]) for rank in (0, 1)])
+    assert places[MetadataIndex("w", torch.Size([0, 0]))].object.endswith("rank-00000.data") and len(places) == 3
+    for other, wrong in (
+        (part(1, [4, 2], [2, 0], [1, 2]), "do not have tensor 'w' once.* expected 8 elements, found 6"),
+        (part(1, [4, 2], [1, 0], [3, 2]), "do not have tensor 'w' once.* found 10 in 2 pieces"),
+        (part(1, [5, 2], [2, 0], [3, 2]), "different things as 'w' at rank 1"),
+        (part(1, [4, 2], [0, 0], [4, 2]), "cut tensor 'w' in different ways at rank 1"),
+    ):
+        with pytest.raises(CheckpointFailed, match=wrong):
+            put_together([part(0, [4, 2], [0, 0], [2, 2]), other])
+    # One process alone.
+    with VolumeWriter(volume, "run/step-1") as writer:
         dcp.save(state(1), storage_writer=writer, no_dist=True, use_collectives=False)
+    assert load(volume) == (1.0, 1.0)
 
 
 def test_a_writer_goes_to_another_process_by_address(volume: list[str]) -> None:

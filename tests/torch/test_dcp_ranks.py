@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from typing import Any
 
@@ -165,16 +166,34 @@ def value(step: int, rank: int) -> np.ndarray:
     return np.random.default_rng([step, rank]).standard_normal(70_001).astype(np.float32)
 
 
-def five_saves(rank: Rank, argument: tuple[list[str], bool, bool]) -> list[dict[str, Any]]:
-    import torch
+#: Plan caching, in the background, DCP's collectives.
+WAYS = list(itertools.product((False, True), repeat=3))
+
+
+def run_of(*way: bool) -> str:
+    return "five-" + "-".join(map(str, way))
+
+
+def planner_of(caching: bool, collectives: bool) -> Any:
+    """DCP caches plans by the name of the class, and those of ranks that plan apart are others."""
     from torch.distributed.checkpoint import DefaultSavePlanner
+
+    class Apart(DefaultSavePlanner):
+        pass
+
+    return (DefaultSavePlanner if collectives else Apart)(enable_plan_caching=caching)
+
+
+def five_saves(rank: Rank, argument: tuple[list[str], tuple[bool, bool, bool]]) -> list[dict[str, Any]]:
+    import torch
+    import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
     from headrace.torch import VolumeWriter
 
-    uris, caching, background = argument
-    run_name = f"five-{caching}-{background}"
+    uris, (caching, background, collectives) = argument
+    run_name = run_of(caching, background, collectives)
     mesh = init_device_mesh("cpu", (rank.world,))
     local = torch.zeros(70_001)
     state = {"w": DTensor.from_local(local, mesh, [Shard(0)]), "plain": torch.zeros(1000), "note": "x"}
@@ -184,18 +203,31 @@ def five_saves(rank: Rank, argument: tuple[list[str], bool, bool]) -> list[dict[
             local.copy_(torch.from_numpy(value(step, rank.rank)))
             state["plain"].fill_(step)
             state["note"] = f"step {step}"
-            planner = DefaultSavePlanner(enable_plan_caching=caching)
+            id, planner = f"{run_name}/step-{step}", planner_of(caching, collectives)
+            theirs: dict[str, Any] = {
+                "checkpoint_id": id, "storage_writer": writer, "planner": planner,
+                "process_group": writer.process_group, "use_collectives": collectives,
+            }  # fmt: skip
+            future: Any = None
             if background:
-                future = writer.async_save(state, f"{run_name}/step-{step}", planner=planner)
+                future = (
+                    writer.async_save(state, id, planner=planner)
+                    if collectives
+                    else dcp.async_save(state, async_stager=writer.stager, **theirs)
+                )
                 # Training goes on: the saved bytes must be those of the moment of the call.
                 until = time.monotonic() + 0.05
                 while time.monotonic() < until or not future.done():
                     local.add_(1.0)
                     state["plain"].mul_(-3)
                     time.sleep(0.001)
-                reports.append(future.result())
+                future.result()
+            elif collectives:
+                writer.save(state, id, planner=planner)
             else:
-                reports.append(writer.save(state, f"{run_name}/step-{step}", planner=planner))
+                dcp.save(state, **theirs)
+            assert writer.last_save is not None
+            reports.append(writer.last_save)
     return [vars(report) for report in reports]
 
 
@@ -216,13 +248,12 @@ def saves_that_are_skipped(rank: Rank, uris: list[str]) -> list[bool]:
 
 
 def all_saves(rank: Rank, uris: list[str]) -> list[bool]:
-    for caching in (False, True):
-        for background in (False, True):
-            reports = five_saves(rank, (uris, caching, background))
-            assert len(reports) == 5
-            assert all(r["write_seconds"] > 0 and r["object_bytes"] >= r["data_bytes"] > 0 for r in reports)
-            # Written from where it was, or from the one copy.
-            assert all(r["copied"] == {} and r["compared"] == background for r in reports)
+    for way in WAYS:
+        reports = five_saves(rank, (uris, way))
+        assert len(reports) == 5
+        assert all(r["write_seconds"] > 0 and r["object_bytes"] >= r["data_bytes"] > 0 for r in reports)
+        # Written from where it was, or from the one copy.
+        assert all(r["copied"] == {} and r["compared"] == way[1] for r in reports)
     return saves_that_are_skipped(rank, uris)
 
 
@@ -239,23 +270,26 @@ def test_five_saves_stay_bit_identical_with_and_without_plan_caching(volume: lis
     with Volume.open(volume) as opened:
         written = [step for step, not_written in enumerate(skipped) if not not_written]
         assert [c.step for c in list_checkpoints(opened, "busy")] == written
-        for caching in (False, True):
-            for background in (False, True):
-                run_name = f"five-{caching}-{background}"
-                assert [c.step for c in list_checkpoints(opened, run_name)] == list(range(5))
-                for step in range(5):
-                    state = {"w": torch.zeros(140_002), "plain": torch.zeros(1000), "note": ""}
-                    reader = VolumeReader(opened, f"{run_name}/step-{step}")
-                    dcp.load(state, storage_reader=reader, no_dist=True)
-                    assert np.array_equal(state["w"].numpy(), np.concatenate([value(step, 0), value(step, 1)]))
-                    assert bool((state["plain"] == step).all())
-                    assert state["note"] == f"step {step}"
+        for run_name in (run_of(*way) for way in WAYS):
+            assert [c.step for c in list_checkpoints(opened, run_name)] == list(range(5))
+            for step in range(5):
+                state = {"w": torch.zeros(140_002), "plain": torch.zeros(1000), "note": ""}
+                reader = VolumeReader(opened, f"{run_name}/step-{step}")
+                dcp.load(state, storage_reader=reader, no_dist=True)
+                assert np.array_equal(state["w"].numpy(), np.concatenate([value(step, 0), value(step, 1)]))
+                assert bool((state["plain"] == step).all())
+                assert state["note"] == f"step {step}"
+
+
+#: Plan caching, DCP's collectives: the one process has one cache, of plans of one kind.
+PROCESS_WAYS = [(False, True), (True, True), (False, False)]
 
 
 def process_saves(rank: Rank, uris: list[str]) -> None:
     """DCP's checkpoint process: it opens the volume by address and holds the session."""
     import torch
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import DefaultSavePlanner
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
@@ -268,18 +302,22 @@ def process_saves(rank: Rank, uris: list[str]) -> None:
     shared = WriterOptions(shared_copy=True)
     with VolumeWriter(uris, "process") as writer, VolumeWriter(uris, "process", options=shared) as other:
         # Torch's own stager, ours, and ours with its copy in shared memory from the beginning.
-        for step, stager in enumerate((None, writer.stager, writer.stager, other.stager, other.stager)):
-            local.copy_(torch.from_numpy(value(step, rank.rank)))
-            future = dcp.async_save(
-                state,
-                checkpoint_id=f"process/step-{step}",
-                storage_writer=writer,
-                process_group=writer.process_group,
-                async_stager=stager,
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-            )
-            local.add_(1.0)
-            future.result(timeout=50)
+        stagers = (None, writer.stager, writer.stager, other.stager, other.stager)
+        for number, (caching, collectives) in enumerate(PROCESS_WAYS):
+            for step, stager in enumerate(stagers, 5 * number):
+                local.copy_(torch.from_numpy(value(step, rank.rank)))
+                future = dcp.async_save(
+                    state,
+                    checkpoint_id=f"process/step-{step}",
+                    storage_writer=writer,
+                    process_group=writer.process_group,
+                    planner=DefaultSavePlanner(enable_plan_caching=caching),
+                    async_stager=stager,
+                    async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+                    use_collectives=collectives,
+                )
+                local.add_(1.0)
+                future.result(timeout=50)
     from torch.distributed.checkpoint import _async_process_executor as executor
 
     executor._CHECKPOINT_PROCESS = None
@@ -293,7 +331,7 @@ def test_saves_from_the_checkpoint_process(volume: list[str]) -> None:
     from headrace.torch import VolumeReader
 
     run(2, process_saves, volume)
-    for step in range(5):
+    for step in range(5 * len(PROCESS_WAYS)):
         state = {"w": torch.zeros(140_002)}
         with VolumeReader(volume, f"process/step-{step}") as reader:
             dcp.load(state, storage_reader=reader, no_dist=True)

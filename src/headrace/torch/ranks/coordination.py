@@ -68,6 +68,9 @@ class Exchange(Protocol):
     def save(self) -> contextlib.AbstractContextManager[None]:
         """This rank's part of the save that was announced last; rounds happen inside. The rank beats meanwhile."""
 
+    def meeting(self) -> contextlib.AbstractContextManager[None]:
+        """Instead of `announce` and `save`, where nothing has brought the ranks together: waits for all of them."""
+
     def round(self, stage: str, mine: bytes | Exception, decide: Decide, heard: Heard | None = None) -> bytes:
         """Give the coordinator `mine`, get back its decision for this rank.
 
@@ -90,6 +93,8 @@ class SoloExchange:
     @contextlib.contextmanager
     def save(self) -> Iterator[None]:
         yield
+
+    meeting = save
 
     def round(self, stage: str, mine: bytes | Exception, decide: Decide, heard: Heard | None = None) -> bytes:
         if isinstance(mine, Exception):

@@ -11,11 +11,13 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from headrace.checkpoint import CheckpointId, Save, Summary
+from headrace.checkpoint import CheckpointId, Manifest, Save, Summary, parse_checkpoint_id
+from headrace.checkpoint.manifest import ObjectEntry, decode, encode
 from headrace.errors import CheckpointFailed, HeadraceError
 from headrace.torch.metadata import Place, to_manifest
 from headrace.torch.ranks.attachment import Attachment
 from headrace.torch.ranks.coordination import Exchange
+from headrace.torch.save.apart import put_together
 from headrace.torch.save.group import decode_grant, decode_receipt, encode_grant, encode_receipt
 from headrace.torch.save.options import SaveReport, WriterOptions
 from headrace.torch.save.stager import Stager
@@ -56,8 +58,10 @@ class OneSave:
         attachment: Attachment,
         staging: Staging,
         stager: Stager | None,
+        apart: bool = False,
     ) -> list[WriteResult]:
-        """This rank's part; returns when every rank has written, or raises on all of them."""
+        """This rank's part; returns when every rank has written, or raises on all of them. `apart`: nothing has brought
+        the ranks together so far."""
 
         def allocate(messages: list[bytes]) -> list[bytes]:
             """Coordinator: byte counts of all ranks to grants."""
@@ -69,7 +73,7 @@ class OneSave:
             self._save = Save(attachment.session(), id, overwrite=options.overwrite, retention=options.retention)
             return [encode_grant(grant) for grant in self._save.allocate(lengths)]
 
-        with exchange.save():
+        with exchange.meeting() if apart else exchange.save():
             staged, mine = _lay_out(plan, planner, attachment, id)
             began = time.perf_counter()
             grant = decode_grant(exchange.round("grant", mine, allocate))
@@ -107,13 +111,35 @@ class OneSave:
 
     def commit(self, metadata: Metadata, results: list[list[WriteResult]]) -> SaveReport:
         """Coordinator: everything becomes visible, in one commit record."""
+        return self._commit(metadata, _places(results))
+
+    def commit_apart(self, metadata: Metadata, results: list[list[WriteResult]], exchange: Exchange) -> SaveReport:
+        """The same where the ranks have planned apart, on every rank: each says what it has planned and written."""
+        report = self.report
+        if report is None:
+            raise CheckpointFailed("finish without a write before it")
+        done = report
+        mine: bytes | Exception
+        try:
+            mine = encode(_part(metadata, _places(results), report))
+        except Exception as error:
+            # The others wait for it.
+            mine = error
+
+        def decide(parts: list[bytes]) -> list[bytes]:
+            nonlocal done
+            done = self._commit(*put_together([decode(part) for part in parts]))
+            return [b""] * len(parts)
+
+        with exchange.meeting():
+            exchange.round("commit", mine, decide)
+        return done
+
+    def _commit(self, metadata: Metadata, places: dict[MetadataIndex, Place]) -> SaveReport:
         save, report = self._save, self.report
         if save is None or report is None:
             raise CheckpointFailed("finish without a write before it")
         began = time.perf_counter()
-        places: dict[MetadataIndex, Place] = {}
-        for result in (r for of_rank in results for r in of_rank):
-            places[result.index] = result.storage_data
         summary = Summary(
             run=save.id.run,
             step=save.id.step,
@@ -142,6 +168,20 @@ class OneSave:
         """Coordinator: the save is given up, but these ranks have written, and their space need not wait for them."""
         if self._save is not None:
             self._save.settle([decode_receipt(message) for message in messages])
+
+
+def _places(results: list[list[WriteResult]]) -> dict[MetadataIndex, Place]:
+    return {result.index: result.storage_data for of_rank in results for result in of_rank}
+
+
+def _part(metadata: Metadata, places: dict[MetadataIndex, Place], report: SaveReport) -> Manifest:
+    """What one rank has planned and written."""
+    id = parse_checkpoint_id(report.checkpoint_id)
+    summary = Summary(
+        run=id.run, step=id.step, created_unix=0.0, ranks=1, item_count=len(places), data_bytes=report.data_bytes
+    )
+    entry = ObjectEntry(name=id.data(report.rank), length_bytes=report.object_bytes)
+    return to_manifest(summary, metadata, places, [entry])
 
 
 def _lay_out(

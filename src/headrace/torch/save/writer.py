@@ -113,6 +113,8 @@ class VolumeWriter(StorageWriter):
         self._stager: Stager | None = None
         self._under_way: ConcurrentFuture[SaveReport] | None = None
         self._current = OneSave()
+        #: The ranks plan each for itself (`use_collectives=False`), and each of them comes to `finish`.
+        self._apart = False
         #: Private gloo group of the saving ranks, for `dcp.save(process_group=...)`. None where there is one process.
         self.process_group: dist.ProcessGroup | None = None
         self._exchange: Exchange | None = SoloExchange()
@@ -317,8 +319,7 @@ class VolumeWriter(StorageWriter):
             raise UsageError(
                 "no step was named", next_step=f'pass checkpoint_id="{self._run}/step-N" to dcp.save', found=self._run
             )
-        if not kwargs.get("use_collectives", True):
-            raise UsageError("use_collectives=False is not supported: a checkpoint has one manifest and one commit")
+        self._apart = not kwargs.get("use_collectives", True)
         exchange = self._exchange_of_this_process()
         if is_coordinator != (exchange.rank == 0):
             raise UsageError(
@@ -335,7 +336,8 @@ class VolumeWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         # The plans stay as they are. What belongs to this save alone goes its own way, because DCP may cache plans.
-        self._exchange_of_this_process().announce()
+        if not self._apart:
+            self._exchange_of_this_process().announce()
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -351,6 +353,7 @@ class VolumeWriter(StorageWriter):
                 attachment=self._attachment,
                 staging=self._staging,
                 stager=self._stager,
+                apart=self._apart,
             )
         except HeadraceError as error:
             self._gave_up(error)
@@ -365,7 +368,10 @@ class VolumeWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         try:
-            self.last_save = self._current.commit(metadata, results)
+            if self._apart:
+                self.last_save = self._current.commit_apart(metadata, results, self._exchange_of_this_process())
+            else:
+                self.last_save = self._current.commit(metadata, results)
         except HeadraceError as error:
             self._gave_up(error)
             raise
@@ -459,6 +465,7 @@ class VolumeWriter(StorageWriter):
         self._stager = None
         self._under_way = None
         self._current = OneSave()
+        self._apart = False
         self.process_group = None
         self._turns = Turns("", 0, 1, self.options.stall_s)
         self._exchange = SoloExchange() if state["solo"] else None

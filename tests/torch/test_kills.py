@@ -1,0 +1,38 @@
+"""Some rounds of `python -m tests.torch.kills`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.torch.kills.rounds import History, Rounds
+
+
+def test_rounds_of_kills(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path, seed=6)
+    try:
+        rounds.run("the coordinator is killed", mode="checkpointer")
+        rounds.run("target and job are killed", mode="checkpointer")
+        rounds.run("another job takes over", mode="writer")
+    except BaseException:
+        print("\n".join(rounds.log))
+        raise
+    finally:
+        rounds.close()
+    assert rounds.counts["commits acknowledged"] >= 3 and rounds.counts["checkpoints compared"] >= 3
+
+
+def test_what_may_be_restored() -> None:
+    history = History()
+    for save in ((1, 1), (2, 1)):
+        history.begun(save)
+    history.was_acknowledged((1, 1))
+    for wrong in ((1, 2), (3, 1), (0, 0)):
+        with pytest.raises(AssertionError, match="was restored"):
+            history.restored(wrong)
+    history.restored((2, 1))
+    history.begun((3, 2))
+    history.was_acknowledged((3, 2))
+    with pytest.raises(AssertionError, match="was restored"):
+        history.restored((2, 1))
