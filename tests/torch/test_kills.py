@@ -9,6 +9,7 @@ import pytest
 from tests.torch.kills.rounds import History, Rounds
 
 
+@pytest.mark.timeout(400)
 def test_rounds_of_kills(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path, seed=6)
     try:

@@ -185,7 +185,7 @@ def job(rank: Rank, given: dict[str, Any]) -> None:
             saving.begin(step)
             while saving.busy():
                 training.change()
-                time.sleep(0.001)
+                time.sleep(0.004)
             saving.end()
         except HeadraceError as error:
             failures += 1
