@@ -25,6 +25,8 @@ VENV = ROOT / ".venv"
 LOG = VENV / "ready.log"
 MINIMUM_PYTHON = (3, 10)
 MINIMUM_CARGO = (1, 85)
+#: For pip: of ten thousand modules those that are used are compiled, when they are, where Python may keep that.
+LAZILY = [] if sys.dont_write_bytecode else ["--no-compile"]
 
 
 def fail(*lines: str) -> None:
@@ -179,7 +181,7 @@ def make_ready() -> dict[str, str]:
         if not done("packages", package_key):
             if not (VENV / "bin/pip").exists():
                 phase("virtual environment", [sys.executable, "-m", "venv", str(VENV)])
-            install = [python, "-m", "pip", "install", "--progress-bar", "off"]
+            install = [python, "-m", "pip", "install", "--progress-bar", "off", *LAZILY]
             builder = [package for package in packages if package.startswith("maturin")]
             phase("pip and maturin", [*install, "--upgrade", "pip"], [*install, *builder], env=environment)
             # It compiles while packages come, just as below, where it says what it has to say.
