@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import Any
 
@@ -25,7 +26,9 @@ if settings.get_current_profile_name() == "default":
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many Rust tests ran inside pytest's items (`tests/native`)."""
+    """What it cost the machine, and how many Rust tests ran inside pytest's items (`tests/native`)."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    terminalreporter.write_line(f"{sum(each.ru_utime + each.ru_stime for each in used):.0f} core seconds")
     counts = {
         name.removeprefix("rust "): value
         for reports in terminalreporter.stats.values()
