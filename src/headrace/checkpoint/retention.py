@@ -202,6 +202,16 @@ def unpin(session: Session, id: CheckpointId) -> bool:
     return True
 
 
+def pin_alone(session: Session, id: CheckpointId, note: str) -> None:
+    """Pin this one, and unpin those of its run that have the same note. ObjectNotFound where it does not exist."""
+    with deciding:
+        pin(session, id, note)
+        for other in find(session.volume, id.run).pinned - {id}:
+            there = read_pin(session.volume, other)
+            if there is not None and there.note == note:
+                unpin(session, other)
+
+
 def read_pin(volume: Volume, id: CheckpointId) -> Pin | None:
     """None where it is not pinned."""
     if id.pin not in volume:

@@ -171,8 +171,13 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._file(path)["created"]
 
     def modified(self, path: str) -> Any:
-        """Objects never change: when this one was committed under the name."""
-        return self.created(path)
+        """Objects never change: when this one was committed under the name; of a directory: when something in it was
+        last."""
+        entry = self.info(path)
+        if entry["type"] == "directory":
+            below = self._below(entry["name"])
+            return file_entry(max(below, key=lambda info: info.created_s))["created"] if below else None
+        return entry["created"]
 
     def ukey(self, path: str) -> str:
         """Changes whenever the bytes of this name do."""

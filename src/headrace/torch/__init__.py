@@ -6,7 +6,9 @@ save/ load/    DCP's writer and reader
 files/         models and checkpoints as files
 ranks/         how the ranks of a job talk
 metadata.py tensors.py          DCP's metadata as a manifest; the memory of tensors
-huggingface.py megatron.py dlio.py    for `Trainer`, megatron-core and the DLIO benchmark
+huggingface.py huggingface_checkpoints.py lightning.py    for `Trainer` (feed; save), Lightning
+megatron.py dlio.py             for megatron-core and the DLIO benchmark
+apart.py                        any state as named tensors and the rest
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.torch.files.model import load_model as load_model
     from headrace.torch.files.model import save_model as save_model
     from headrace.torch.huggingface import feed_trainer as feed_trainer
+    from headrace.torch.huggingface_checkpoints import checkpoint_trainer as checkpoint_trainer
     from headrace.torch.job.certificate import RestartCertificate as RestartCertificate
     from headrace.torch.job.checkpointer import Checkpointer as Checkpointer
     from headrace.torch.job.preemption import Preemption as Preemption
@@ -67,6 +70,7 @@ _HOMES = {
     "VolumeWriter": "save.writer",
     "WriterOptions": "save.writer",
     "causal": "feed.epochs",
+    "checkpoint_trainer": "huggingface_checkpoints",
     "export_dcp": "files.export_folder",
     "export_model": "files.export",
     "export_safetensors": "files.export_folder",

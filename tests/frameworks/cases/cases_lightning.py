@@ -1,4 +1,4 @@
-"""Lightning: a loader in epochs, whose state its checkpoints keep."""
+"""Lightning: a loader in epochs, whose state its checkpoints keep, on a local disk and in the volume."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
+from headrace.checkpoint import list_checkpoints
 from headrace.errors import UsageError
 from headrace.torch import Epochs, OrderSampler
+from headrace.torch.lightning import VolumeCheckpointIO, VolumeModelCheckpoint
+from headrace.volume import Volume
 from tests.frameworks.cases.job import (
     BATCH,
     SAVE_EVERY,
@@ -22,6 +25,7 @@ from tests.frameworks.cases.job import (
     Order,
     as_torchrun,
     killed_and_resumed,
+    killed_in_save_and_resumed,
     tiny_gpt,
     watched,
 )
@@ -42,11 +46,11 @@ class Model(lightning.LightningModule):
         return self.model(input_ids=batch, labels=batch).loss
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def _trainer(rank: Rank, job: Job, **options: Any) -> lightning.Trainer:
-    saves = ModelCheckpoint(
+def _trainer(rank: Rank, job: Job, saves: ModelCheckpoint | None = None, **options: Any) -> lightning.Trainer:
+    saves = saves or ModelCheckpoint(
         dirpath=job.folder / "lightning", every_n_train_steps=SAVE_EVERY, save_top_k=-1, filename="{step}"
     )  # fmt: skip
     return lightning.Trainer(
@@ -71,6 +75,25 @@ def fit(rank: Rank, job: Job) -> int:
     return model.begun
 
 
+def into_the_volume(rank: Rank, job: Job) -> int:
+    """As `fit`, with checkpoints in the volume: rank 0 saves, all find the last one there and load it together."""
+    as_torchrun(rank)
+    warnings.simplefilter("ignore")
+    run = "whole" if job.phase == "whole" else "job"
+    with job.volume() as volume, job.loader(volume) as loader:
+        model = Model(watched(tiny_gpt(), rank, job))
+        io = VolumeCheckpointIO(job.uri)
+        saves = VolumeModelCheckpoint(
+            dirpath=f"headrace://lightning/{run}", every_n_train_steps=SAVE_EVERY, filename="{step}", save_last=True,
+            monitor="step", mode="max", save_top_k=2,
+        )  # fmt: skip
+        trainer = _trainer(rank, job, saves, plugins=[io])
+        trainer.fit(model, Epochs(loader), ckpt_path="last" if job.resume else None, weights_only=False)
+        assert loader.consumed == job.steps * BATCH
+    assert not list(job.folder.glob("**/*.ckpt"))
+    return model.begun
+
+
 def twice(rank: Rank, job: Job) -> str:
     as_torchrun(rank)
     with job.volume() as volume:
@@ -83,8 +106,13 @@ def twice(rank: Rank, job: Job) -> str:
     return str(caught.value)
 
 
-def test_lightning_keeps_the_state_of_the_loader(job: Job, order: Order) -> None:
-    killed_and_resumed(job, fit, order, world=3)
+def test_lightning_saves_into_the_volume_and_goes_on_from_there(job: Job, order: Order) -> None:
+    # Of each step two are saved; the third commit is that of the second step, by its name.
+    killed_in_save_and_resumed(job, into_the_volume, order, world=3, commit=3)
+    with Volume.open(job.uri) as volume:
+        found = [str(each.id) for each in list_checkpoints(volume) if each.id.run.startswith("lightning/job/")]
+    names = [("last.ckpt", 18), ("step=15.ckpt", 15), ("step=18.ckpt", 18)]
+    assert found == [f"lightning/job/{name}/step-{step:08d}" for name, step in names]
 
 
 def test_lightning_with_accumulation_on_one_rank(job: Job, order: Order) -> None:

@@ -1,15 +1,27 @@
-"""`transformers.Trainer`: on the map-style dataset, which it deals out and skips in by itself, and on the loader."""
+"""`transformers.Trainer`: on the map-style dataset, which it deals out and skips in by itself, and on the loader; with
+checkpoints of its own, and in the volume."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from transformers import Trainer, TrainingArguments
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from headrace.errors import DatasetError, UsageError
-from headrace.torch import DocumentLoader, Epochs, TokenLoader, causal, feed_trainer
+from headrace.checkpoint import list_checkpoints
+from headrace.errors import DatasetError, ObjectNotFound, UsageError
+from headrace.torch import (
+    DocumentLoader,
+    Epochs,
+    TokenLoader,
+    VolumeReader,
+    WriterOptions,
+    causal,
+    checkpoint_trainer,
+    feed_trainer,
+)
 from headrace.volume import Volume
 from tests.frameworks.cases.job import (
     BATCH,
@@ -20,6 +32,7 @@ from tests.frameworks.cases.job import (
     Order,
     as_torchrun,
     killed_and_resumed,
+    killed_in_save_and_resumed,
     tiny_gpt,
     watched,
 )
@@ -53,20 +66,81 @@ def dealt_out(rank: Rank, job: Job) -> int:
         return _train(Trainer(model=watched(tiny_gpt(), rank, job), args=arguments, train_dataset=data), job)
 
 
-def from_the_loader(rank: Rank, job: Job) -> int:
+class _Begun(TrainerCallback):
+    step = -1
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self.step = state.global_step
+
+
+def into_the_volume(rank: Rank, job: Job) -> int:
+    """Fed by the loader, and with checkpoints in the volume: no file of it is on a disk."""
     as_torchrun(rank)
     with job.volume() as volume, job.loader(volume) as loader:
-        trainer = Trainer(model=watched(tiny_gpt(), rank, job), args=_arguments(job, rank.world))
+        arguments = _arguments(job, rank.world, save_total_limit=2, learning_rate=1e-2)
+        begun = _Begun()
+        trainer = Trainer(model=watched(tiny_gpt(), rank, job), args=arguments, callbacks=[begun])
         feed_trainer(trainer, Epochs(loader, form=causal))
-        return _train(trainer, job)
+        checkpoint_trainer(trainer, job.uri, "whole" if job.phase == "whole" else "trainer")
+        trainer.train(resume_from_checkpoint=job.resume or None)
+        assert trainer.state.global_step == job.steps
+        assert not list(job.folder.glob("**/*.safetensors")) and not list(job.folder.glob("**/*.pt"))
+        return begun.step
 
 
 def test_trainer_deals_out_the_dataset(job: Job, order: Order) -> None:
     killed_and_resumed(job, dealt_out, order, world=1, accumulation=2, place=order.with_short_ends)
 
 
-def test_trainer_goes_on_with_the_loader(job: Job, order: Order) -> None:
-    killed_and_resumed(job, from_the_loader, order, world=3)
+def test_trainer_saves_into_the_volume_and_goes_on_from_there(job: Job, order: Order) -> None:
+    killed_in_save_and_resumed(job, into_the_volume, order, world=3, commit=2)
+    with Volume.open(job.uri) as volume:
+        # `save_total_limit`: the last ones, of which Trainer saves one at the end.
+        assert [each.step for each in list_checkpoints(volume, "trainer")] == [18, 20]
+
+
+def test_the_best_model_stays_and_is_loaded(job: Job) -> None:
+    """Also where `save_total_limit` is long past it, and training went on from another step."""
+    metrics = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.5}
+
+    def trainer_of(steps: int) -> Trainer:
+        arguments = TrainingArguments(
+            output_dir=str(job.folder / "best"), max_steps=steps, save_steps=2, eval_strategy="steps", eval_steps=2,
+            load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False, save_total_limit=1,
+            use_cpu=True, per_device_train_batch_size=BATCH, report_to="none", disable_tqdm=True, learning_rate=1e-2,
+            train_sampling_strategy="sequential", dataloader_drop_last=True,
+        )  # fmt: skip
+        trainer = Trainer(model=tiny_gpt(), args=arguments, train_dataset=data, eval_dataset=data)
+        trainer.evaluate = lambda *_, **__: {"eval_loss": metrics[trainer.state.global_step]}
+        checkpoint_trainer(trainer, job.uri, "best")
+        return trainer
+
+    with Volume.open(job.uri) as volume:
+        data = job.dataset(volume, form="causal")
+        trainer_of(6).train()
+        trainer = trainer_of(8)
+        trainer.train(resume_from_checkpoint="checkpoint-6")
+        assert trainer.state.best_model_checkpoint == "best/step-00000004" and trainer.state.best_metric == 3.0
+        assert [(each.step, each.pinned) for each in list_checkpoints(volume, "best")] == [(4, True), (8, False)]
+        with VolumeReader(volume, "best/step-4") as reader:
+            expected = {"model": tiny_gpt().state_dict()}
+            reader.load(expected)
+        assert all(torch.equal(expected["model"][name], it) for name, it in trainer.model.state_dict().items())
+        with pytest.raises(ObjectNotFound, match="no committed checkpoint"):
+            trainer_of(8).train(resume_from_checkpoint="checkpoint-6")
+
+
+def test_a_trainer_that_saves_otherwise_is_refused(job: Job) -> None:
+    for options, said in (({"save_only_model": True}, "save_only_model"), ({"save_total_limit": 2}, "keep_last")):
+        trainer = Trainer(model=tiny_gpt(), args=_arguments(job, 1, **options))
+        with pytest.raises(UsageError, match=said):
+            checkpoint_trainer(trainer, job.uri, "refused", options=WriterOptions(keep_last=3))
+    trainer = Trainer(model=tiny_gpt(), args=_arguments(job, 1))
+    checkpoint_trainer(trainer, job.uri, "refused")
+    with pytest.raises(UsageError, match="resume_from_checkpoint"):
+        trainer.train(resume_from_checkpoint="elsewhere")
+    with pytest.raises(ObjectNotFound, match="no committed checkpoint"):
+        trainer.train(resume_from_checkpoint=True)
 
 
 def test_trainer_and_loader_that_do_not_fit(job: Job) -> None:
@@ -89,8 +163,6 @@ def test_trainer_and_loader_that_do_not_fit(job: Job) -> None:
 
 def test_documents_lose_what_the_document_loader_says(job: Job) -> None:
     """Labels that are shifted already are not shifted again."""
-    import torch
-
     options: dict[str, Any] = {"sequence_length": LENGTH, "global_batch": BATCH, "seed": SEED, "rank": 0, "world": 1}
     model = tiny_gpt().eval()
     with Volume.open(job.uri) as volume, DocumentLoader(volume, "corpus", **options) as loader, torch.no_grad():

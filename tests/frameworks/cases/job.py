@@ -18,9 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from headrace.torch import TokenDataset, TokenLoader
+from headrace.torch.save.one_save import OneSave
 from headrace.volume import Volume
 from tests.torch import crew
 from tests.torch.crew import Crew, Rank
@@ -32,7 +34,8 @@ crew.LIMIT_S = 240.0
 # What ranks would import each by itself.
 crew.preload(
     "accelerate", "headrace.torch.feed.epochs", "headrace.torch.huggingface", "headrace.torch.feed.iterable",
-    "megatron.core.datasets.indexed_dataset", "pytorch_lightning", "torchdata.stateful_dataloader",
+    "headrace.torch.huggingface_checkpoints", "headrace.torch.lightning", "pytorch_lightning",
+    "megatron.core.datasets.indexed_dataset", "torchdata.stateful_dataloader",
     "transformers.models.gpt2.modeling_gpt2", "transformers.trainer",
 )  # fmt: skip
 
@@ -44,6 +47,8 @@ class Job:
     steps: int
     #: Forward passes after which a rank waits to be killed.
     halt_after: int = 0
+    #: The commit, counted from one, before which rank 0 waits to be killed: all that it would show is written.
+    halt_in_commit: int = 0
     resume: bool = False
     #: Name of what is written.
     phase: str = "first"
@@ -77,15 +82,21 @@ def tiny_gpt() -> torch.nn.Module:
 
     torch.manual_seed(1)
     config = GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, vocab_size=512, n_positions=64, bos_token_id=0, eos_token_id=0
+        n_layer=2, n_head=2, n_embd=16, vocab_size=512, n_positions=64, bos_token_id=0, eos_token_id=0,
+        # Losses do not depend on which rank has which sample.
+        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
     )  # fmt: skip
     model: torch.nn.Module = GPT2LMHeadModel(config)
     return model
 
 
 def watched(model: torch.nn.Module, rank: Rank, job: Job) -> torch.nn.Module:
-    """Whatever the framework does: what comes to the model is written before it is computed with."""
-    file = os.open(job.folder / f"{job.phase}-{rank.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    """Whatever the framework does: what comes to the model is written before it is computed with, and the loss of it
+    afterwards."""
+    file, losses = (
+        os.open(job.folder / f"{job.phase}-{rank.rank}{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for kind in ("", ".losses")
+    )
     passes = 0
 
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -97,8 +108,37 @@ def watched(model: torch.nn.Module, rank: Rank, job: Job) -> torch.nn.Module:
             rank.say("halted")
             rank.hear()
 
+    def note_loss(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        inputs = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), inputs[:, 1:].flatten())
+        os.write(losses, f"{float(loss)}\n".encode())
+
     model.register_forward_pre_hook(note, with_kwargs=True)
+    model.register_forward_hook(note_loss, with_kwargs=True)
+    if job.halt_in_commit and rank.rank == 0:
+        _halt_in_commit(rank, job.halt_in_commit)
     return model
+
+
+def _halt_in_commit(rank: Rank, which: int) -> None:
+    commit, commits = OneSave.commit, 0
+
+    def halting(*args: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        if commits == which:
+            rank.say("halted")
+            rank.hear()
+        return commit(*args)
+
+    OneSave.commit = halting  # type: ignore[method-assign]
+
+
+def losses(job: Job, world: int) -> list[float]:
+    """Of each batch, over the samples of all ranks."""
+    ranks = [(job.folder / f"{job.phase}-{rank}.losses").read_text().splitlines() for rank in range(world)]
+    return [sum(map(float, each)) / world for each in zip(*ranks, strict=False)]
 
 
 def hashes(rows: torch.Tensor) -> list[str]:
@@ -158,12 +198,37 @@ def killed_and_resumed(
     running = Crew(2, scenario, first)
     for rank in range(2):
         running.hear(rank, "halted")
-    for pid in running.pids:
-        os.killpg(pid, signal.SIGKILL)
-    running.join(dead=(0, 1))
+    _kill(running)
     order.check(first, 2, 0, place, passes=8)
     second = replace(job, resume=True, phase="second", accumulation=accumulation)
     begun = Crew(world, scenario, second).join()
     saved = 8 // SAVE_EVERY * SAVE_EVERY
     assert begun == [saved] * world
     order.check(second, world, saved * BATCH, place, passes=(job.steps - saved) * accumulation)
+
+
+def killed_in_save_and_resumed(
+    job: Job, scenario: Callable[[Rank, Job], int], order: Order, *, world: int, commit: int
+) -> None:
+    """Two ranks are killed when all of the second checkpoint is written but its commit, the one that coordinates first;
+    `world` others go on from the first one. Losses are those of a job that nothing happened to."""
+    first, second = replace(job, halt_in_commit=commit), replace(job, resume=True, phase="second")
+    running = Crew(2, scenario, first)
+    running.hear(0, "halted")
+    _kill(running)
+    order.check(first, 2, 0, order.endless, passes=2 * SAVE_EVERY)
+    begun = Crew(world, scenario, second).join()
+    assert begun == [SAVE_EVERY] * world
+    order.check(second, world, SAVE_EVERY * BATCH, order.endless, passes=job.steps - SAVE_EVERY)
+    whole = replace(job, phase="whole")
+    Crew(1, scenario, whole).join()
+    expected = losses(whole, 1)
+    assert len(expected) == job.steps and abs(expected[-1] - expected[0]) > 0.01
+    assert losses(first, 2) == pytest.approx(expected[: len(losses(first, 2))], rel=1e-4)
+    assert losses(second, world) == pytest.approx(expected[SAVE_EVERY:], rel=1e-4)
+
+
+def _kill(running: Crew) -> None:
+    for pid in running.pids:
+        os.killpg(pid, signal.SIGKILL)
+    running.join(dead=(0, 1))

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.checkpoint import CheckpointId
-from headrace.checkpoint.retention import find
+from headrace.checkpoint.retention import find, pin_alone
 from headrace.errors import CheckpointFailed, HeadraceError, UsageError
 from headrace.torch.job.certificate import RestartCertificate
 from headrace.torch.job.preemption import Preemption, SignalWatch
@@ -319,6 +319,14 @@ class Checkpointer:
             if self._on_failure == "raise" and not quietly:
                 raise
         self._under_way = None
+
+    def keep(self, step: int, note: str) -> None:
+        """Pin this step, which is committed, and unpin others that were pinned with this note: retention lets go of
+        them. Waits for the save under way. Collective.
+        """
+        self._settle()
+        session = self._writer.session
+        self._ranks.told(lambda: pin_alone(session(), CheckpointId(self.run, step), note), "pinning a checkpoint")
 
     # ---- life ------------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def collect(parts: Parts, step: int, ranks: Ranks) -> dict[str, Any]:
         raise CheckpointFailed(f"rank {min(failed)} cannot say what is to be saved", found=failed[min(failed)])
     # Loaders that count for all ranks have one state, with which any number of ranks goes on. Others have one a rank.
     shared = len({each for each, _ in told}) == 1
-    training = {f"rank-{ranks.rank:05d}": _to_bytes({"rng": _rng_state(), "position": None if shared else position})}
+    training = {f"rank-{ranks.rank:05d}": _to_bytes({"rng": rng_state(), "position": None if shared else position})}
     if ranks.rank == 0:
         training["facts"] = _to_bytes(
             {
@@ -260,7 +260,7 @@ def put_back(parts: Parts, state: dict[str, Any], planner: Planner, ranks: Ranks
     if own is None:
         rng = f"NOT restored (saved by {facts['ranks']} ranks, {ranks.world} now)"
     else:
-        rng = _set_rng_state(own["rng"])
+        rng = set_rng_state(own["rng"])
     return PutBack(rng=rng, data=data, extra=extra)
 
 
@@ -283,7 +283,7 @@ def _position(facts: dict[str, Any], own: dict[str, Any] | None, ranks: Ranks) -
 # ---- random numbers -------------------------------------------------------------------------------------------------
 
 
-def _rng_state() -> dict[str, Any]:
+def rng_state() -> dict[str, Any]:
     kind, words, position, has_gauss, gauss = np.random.get_state()
     # Not where CUDA is there and unused: asking would make a context, of some hundreds of MiB.
     used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -296,7 +296,7 @@ def _rng_state() -> dict[str, Any]:
     }
 
 
-def _set_rng_state(state: dict[str, Any]) -> str:
+def set_rng_state(state: dict[str, Any]) -> str:
     torch.set_rng_state(_bytes_tensor(state["torch"]))
     random.setstate(state["python"])
     kind, words, *rest = state["numpy"]

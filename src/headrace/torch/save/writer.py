@@ -420,6 +420,10 @@ class VolumeWriter(StorageWriter):
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
+    def session(self) -> Session:
+        """The one that this writer saves with; begun now if it was not yet. The coordinator's alone."""
+        return self._attachment.session()
+
     def open(self) -> VolumeWriter:
         """Open the volume now instead of at the first save, so that a wrong address shows at once."""
         self._attachment.open(writable=True)
