@@ -35,7 +35,7 @@ from headrace.dataset.tokens.samples import WINDOWS, Samples, WindowSamples, end
 from headrace.dataset.tokens.stream import TokenStream
 from headrace.device import BlockDevice, troubled_paths
 from headrace.errors import DatasetError, DeviceTimeout, HeadraceError, UsageError
-from headrace.volume import VolumeTransfer
+from headrace.volume import VolumeTransfer, hunger
 from headrace.volume.data import patience
 from headrace.volume.stage.read import Near
 
@@ -100,6 +100,7 @@ class Feed:
         self._batches = self._tokens = 0
         self._start_over()
         self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
+        hunger.join(self)
 
     @property
     def consumed(self) -> int:
@@ -230,6 +231,10 @@ class Feed:
             stage_bytes=sum(each.stream.near.served_bytes for each in self._samples if each.stream.near is not None),
         )
 
+    def batches_ahead(self) -> list[bool]:
+        # They change while somebody else asks.
+        return [ready for flight in list(self._flights) for ready in [flight.done()] * len(flight)]
+
     def describe(self) -> dict[str, Any]:
         """Of each dataset: the addresses of its volume, and of its stage how much is there, and which share came from
         it (`headrace.volume.stage.read.Near.describe`); None where none was asked for."""
@@ -242,6 +247,7 @@ class Feed:
     def close(self) -> None:
         """Forget what is in flight: the engine lets go of each buffer when its read ends. Safe to call again."""
         self._closed = True
+        hunger.leave(self)
         self._flights.clear()
         self._planned.clear()
         self._free.clear()

@@ -35,6 +35,7 @@ from headrace.dataset.decoding.processes import decoder_of
 from headrace.dataset.records.memory import KeptMemory
 from headrace.errors import DeviceTimeout, HeadraceError, UsageError
 from headrace.units import GIB, MIB, format_bytes
+from headrace.volume import hunger
 from headrace.volume.data import patience
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ class RecordsAhead(Generic[T]):
         self._process = os.getpid()
         self._batch_count = self._record_count = self._payload_bytes = 0
         self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
+        hunger.join(self)
 
     def __iter__(self) -> Self:
         self._usable()
@@ -253,10 +255,15 @@ class RecordsAhead(Generic[T]):
             made_bytes=self._memory.made_bytes,
         )
 
+    def batches_ahead(self) -> list[bool]:
+        # They change while somebody else asks.
+        return [flight.batch.done() for flight in list(self._flights)]
+
     def close(self) -> None:
         """Forget what is in flight, and end the threads: a record that is being decoded is decoded to its end. Safe to
         call again."""
         self._closed = True
+        hunger.leave(self)
         for flight in self._flights:
             for each in flight.decoding:
                 each.cancel()

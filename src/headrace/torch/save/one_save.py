@@ -20,6 +20,7 @@ from headrace.torch.ranks.coordination import Exchange
 from headrace.torch.save.apart import put_together
 from headrace.torch.save.group import decode_grant, decode_receipt, encode_grant, encode_receipt
 from headrace.torch.save.options import SaveReport, WriterOptions
+from headrace.torch.save.pacing import SHORT_BYTES, Pacer, PaceReport, within_seconds
 from headrace.torch.save.stager import Stager
 from headrace.torch.save.staging import StagedPlan, Staging, lay_out
 from headrace.volume import Grant, Volume
@@ -34,6 +35,7 @@ class _Written:
     rewritten_bytes: int = 0
     copied: dict[str, int] = field(default_factory=dict)
     compared: bool = False
+    pacing: PaceReport | None = None
 
 
 class OneSave:
@@ -45,6 +47,8 @@ class OneSave:
         self.report: SaveReport | None = None
         #: What this rank knows of a failure, for whoever meets the collective that broke behind it.
         self.failure: HeadraceError | None = None
+        #: Of what is being written, where it gives way.
+        self.pacer: Pacer | None = None
         self._save: Save | None = None
 
     def write(
@@ -59,6 +63,7 @@ class OneSave:
         staging: Staging,
         stager: Stager | None,
         apart: bool = False,
+        interval_s: float | None = None,
     ) -> list[WriteResult]:
         """This rank's part; returns when every rank has written, or raises on all of them. `apart`: nothing has brought
         the ranks together so far."""
@@ -81,8 +86,11 @@ class OneSave:
             # A round that returns had no exception in it, so this rank has a plan.
             assert staged is not None
             try:
-                done = _write_grant(grant, staged, planner, attachment, staging, options.integrity)
+                done = self._write_grant(
+                    grant, staged, planner, attachment, staging, options, exchange, interval_s=interval_s
+                )
             finally:
+                self.pacer = None
                 if stager is not None and stager.copy is not None:
                     stager.copy.let_go()
             written = time.perf_counter()
@@ -97,6 +105,7 @@ class OneSave:
             rewritten_bytes=done.rewritten_bytes,
             copied=done.copied,
             compared=done.compared,
+            pacing=done.pacing,
             copy_bytes=0 if stager is None else stager.describe()["bytes"],
             grant_seconds=granted - began,
             stage_seconds=done.stage_seconds,
@@ -108,6 +117,49 @@ class OneSave:
             WriteResult(index=item.index, size_in_bytes=length, storage_data=Place(name, offset, length))
             for item, offset, length in zip(staged.items, staged.offsets, staged.lengths, strict=True)
         ]
+
+    def _write_grant(
+        self,
+        grant: Grant | None,
+        staged: StagedPlan,
+        planner: SavePlanner,
+        attachment: Attachment,
+        staging: Staging,
+        options: WriterOptions,
+        exchange: Exchange,
+        *,
+        interval_s: float | None,
+    ) -> _Written:
+        if grant is None:
+            return _Written(encode_receipt(None))
+        stage_seconds = 0.0
+        try:
+            volume = attachment.open(writable=True)
+            began = time.perf_counter()
+            gathered = staging.gather(staged, planner, seal=options.integrity)
+            stage_seconds = time.perf_counter() - began
+            if options.pacing and gathered.hurry is not None and staged.total_bytes >= SHORT_BYTES:
+                self.pacer = gathered.parts.pace = Pacer(
+                    staged.total_bytes,
+                    within_s=within_seconds(options.deadline_s, interval_s, staged.total_bytes, options.least_rate),
+                    hurry=gathered.hurry,
+                    ranks=exchange.world,
+                    rank=exchange.rank,
+                )
+            losses = _losses(volume)
+            receipt = volume.write_grant(grant, gathered.parts)
+            rewritten = staged.total_bytes if _losses(volume) != losses else 0
+            gathered.seals.compare(gathered.parts)
+        except Exception as error:
+            return _Written(error, stage_seconds)
+        return _Written(
+            encode_receipt(receipt),
+            stage_seconds,
+            rewritten,
+            gathered.copied,
+            compared=gathered.seals.complete,
+            pacing=None if self.pacer is None else self.pacer.report(),
+        )
 
     def commit(self, metadata: Metadata, results: list[list[WriteResult]]) -> SaveReport:
         """Coordinator: everything becomes visible, in one commit record."""
@@ -207,33 +259,6 @@ def _refuse_others(id: CheckpointId, names: list[str]) -> None:
                 found=name,
                 next_step="all ranks must save the same steps, in the same order",
             )
-
-
-def _write_grant(
-    grant: Grant | None,
-    staged: StagedPlan,
-    planner: SavePlanner,
-    attachment: Attachment,
-    staging: Staging,
-    integrity: str,
-) -> _Written:
-    if grant is None:
-        return _Written(encode_receipt(None))
-    stage_seconds = 0.0
-    try:
-        volume = attachment.open(writable=True)
-        began = time.perf_counter()
-        gathered = staging.gather(staged, planner, seal=integrity)
-        stage_seconds = time.perf_counter() - began
-        losses = _losses(volume)
-        receipt = volume.write_grant(grant, gathered.parts)
-        rewritten = staged.total_bytes if _losses(volume) != losses else 0
-        gathered.seals.compare(gathered.parts)
-    except Exception as error:
-        return _Written(error, stage_seconds)
-    return _Written(
-        encode_receipt(receipt), stage_seconds, rewritten, gathered.copied, compared=gathered.seals.complete
-    )
 
 
 def _losses(volume: Volume) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from headrace.checkpoint import Retention
 from headrace.errors import UsageError
+from headrace.torch.save.pacing import PaceReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,12 @@ class WriterOptions:
     #: synchronous saves are checksummed before they are written, too. "off": only the volume's own checksums, which are
     #: of what was written.
     integrity: Literal["behind", "copy", "off"] = "behind"
+    #: While an asynchronous save writes, and nobody waits for it, reads of training go first: those of this process's
+    #: feeds, and others where the way to the targets has become slower. `SaveReport.pacing` tells.
+    pacing: bool = True
+    #: The fewest bytes a second that each rank then writes, whatever waits. None: as many as end the save in 0.8 of the
+    #: longest time between the last few, and in half of `deadline_s`.
+    least_rate: float | None = None
     #: That copy lies in shared memory from the beginning: for saves from DCP's checkpoint process.
     shared_copy: bool = False
 
@@ -47,6 +54,8 @@ class WriterOptions:
             raise UsageError(
                 "stall_s", expected=f"above 0 and at most deadline_s ({self.deadline_s})", found=str(self.stall_s)
             )
+        if self.least_rate is not None and not self.least_rate > 0:
+            raise UsageError("least_rate", expected="above 0, in bytes a second", found=str(self.least_rate))
         _ = self.retention
         for name, choices in (
             ("takeover", ("refuse", "if-dead")),
@@ -98,3 +107,5 @@ class SaveReport:
     compared: bool = False
     #: Nothing was saved: the save before was under way (`WriterOptions.when_busy`).
     skipped: bool = False
+    #: How it gave way to reads (`WriterOptions.pacing`); None where it had not to: a synchronous save, a short one.
+    pacing: PaceReport | None = None

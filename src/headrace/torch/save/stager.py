@@ -105,6 +105,8 @@ class Copy:
         #: Copied, or failed.
         self.copied = threading.Event()
         self.released = threading.Event()
+        #: Somebody waits for the save that is made from it.
+        self.hurry = threading.Event()
         self._made_by = threading.current_thread()
         self._owner: threading.Thread | None = None
         self._handle: weakref.ref[StagedState] | None = None
@@ -294,6 +296,8 @@ class Stager(AsyncStager):
     def wait_until_free(self) -> None:
         """Until nobody reads the copy before any more."""
         end = time.monotonic() + self._limit_s
+        if self._copy is not None:
+            self._copy.hurry.set()
         while self._copy is not None:
             if self._copy.ended():
                 self._copy.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from dataclasses import dataclass, field
 
 import torch
@@ -66,6 +67,8 @@ class Gathered:
 
     parts: Parts
     seals: Seals
+    #: Of an asynchronous save: set where somebody waits for it.
+    hurry: threading.Event | None
     #: Bytes that had to be copied for this save, and why: "on cuda:0", "not contiguous".
     copied: dict[str, int]
 
@@ -93,6 +96,7 @@ class Staging:
         memory_of: dict[int, memoryview] = {}
         end = 0
         live = False
+        hurry: threading.Event | None = None
         to_wait_for: set[torch.device] = set()
         for position, item in enumerate(staged.items):
             start, length = staged.offsets[position], staged.lengths[position]
@@ -109,6 +113,7 @@ class Staging:
             if why is None and (found := find_copy(tensor)) is not None:
                 copy, at = found
                 copy.complete()
+                hurry = copy.hurry
                 home = memory_of.setdefault(id(copy), as_bytes(copy.memory))
                 runs.add(start, home, at, length)
                 seals.add(name, start, home[at : at + length], copy.seals.get((at, length)))
@@ -133,7 +138,7 @@ class Staging:
             torch.accelerator.synchronize(device)
         if seal == "copy" or (seal == "behind" and not live):
             seals.take()
-        return Gathered(parts=runs.parts(staged.total_bytes), seals=seals, copied=copied)
+        return Gathered(parts=runs.parts(staged.total_bytes), seals=seals, hurry=hurry, copied=copied)
 
     def _reserve(self, total_bytes: int) -> torch.Tensor:
         if self._buffer is None or self._buffer.numel() < total_bytes:

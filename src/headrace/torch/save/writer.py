@@ -28,9 +28,11 @@ volume has one writing session, so the trainer itself must not save (or publish)
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait
@@ -60,12 +62,16 @@ from headrace.torch.save.group import (
 )
 from headrace.torch.save.one_save import OneSave
 from headrace.torch.save.options import SaveReport, WriterOptions
+from headrace.torch.save.pacing import Awaited
 from headrace.torch.save.room import reserve_room
 from headrace.torch.save.skeleton import Survey
-from headrace.torch.save.stager import Copy, MemoryNeed, Stager
+from headrace.torch.save.stager import MemoryNeed, Stager
 from headrace.torch.save.staging import Staging
 from headrace.volume import Session
 from headrace.volume.writing.parts import PEAK_BYTES
+
+#: Saves by whose distance it is told when the next one may come.
+_REMEMBERED = 4
 
 
 class VolumeWriter(StorageWriter):
@@ -115,6 +121,8 @@ class VolumeWriter(StorageWriter):
         self._current = OneSave()
         #: The ranks plan each for itself (`use_collectives=False`), and each of them comes to `finish`.
         self._apart = False
+        #: When the last saves began to write.
+        self._wrote_at: deque[float] = deque(maxlen=_REMEMBERED)
         #: Private gloo group of the saving ranks, for `dcp.save(process_group=...)`. None where there is one process.
         self.process_group: dist.ProcessGroup | None = None
         self._exchange: Exchange | None = SoloExchange()
@@ -178,7 +186,7 @@ class VolumeWriter(StorageWriter):
         # Where the copy is not made yet there are two futures.
         inner = getattr(response, "upload_completion", response)
         copy = self.stager.copy
-        outer: ConcurrentFuture[SaveReport] = ConcurrentFuture()
+        outer: ConcurrentFuture[SaveReport] = Awaited(self._hurry)
         outer.set_running_or_notify_cancel()
 
         def done(finished: ConcurrentFuture[Any]) -> None:
@@ -249,6 +257,15 @@ class VolumeWriter(StorageWriter):
         self.stager.prepare(_plain(state_dict))
         return need
 
+    def describe(self) -> dict[str, Any]:
+        """Of now; any thread may ask. `pacing`: how the save under way gives way to reads (`Pacer.describe`), None
+        where none does; `copy`: what asynchronous saves are copied to (`Stager.describe`)."""
+        pacer = self._current.pacer
+        return {
+            "pacing": None if pacer is None else pacer.describe(),
+            "copy": {"bytes": 0} if self._stager is None else self._stager.describe(),
+        }
+
     def _busy(self) -> bool:
         return self._under_way is not None and not self._under_way.done()
 
@@ -272,9 +289,16 @@ class VolumeWriter(StorageWriter):
         )
         return future
 
+    def _hurry(self) -> None:
+        """Somebody waits for the save under way: it gives way to nobody any more."""
+        copy = None if self._stager is None else self._stager.copy
+        if copy is not None:
+            copy.hurry.set()
+
     def _wait_for_async(self) -> None:
         # Two rounds and a commit, each with its own deadline.
         limit_s = 3 * self.options.deadline_s
+        self._hurry()
         if self._under_way is not None and not wait([self._under_way], limit_s).done:
             raise CheckpointFailed(f"the save before this one did not end within {limit_s:.0f} s")
         self._under_way = None
@@ -343,6 +367,8 @@ class VolumeWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         exchange = self._exchange_of_this_process()
         assert self._id is not None
+        self._wrote_at.append(time.monotonic())
+        between = [after - before for before, after in itertools.pairwise(self._wrote_at)]
         try:
             results = self._current.write(
                 plan,
@@ -354,6 +380,7 @@ class VolumeWriter(StorageWriter):
                 staging=self._staging,
                 stager=self._stager,
                 apart=self._apart,
+                interval_s=max(between, default=None),
             )
         except HeadraceError as error:
             self._gave_up(error)
@@ -388,9 +415,6 @@ class VolumeWriter(StorageWriter):
 
     # ---- whose turn it is ------------------------------------------------------------------------------------------
 
-    def _copy(self) -> Copy | None:
-        return None if self._stager is None else self._stager.copy
-
     def _gave_up(self, error: HeadraceError) -> None:
         self._current.failure = error
         self._current.abandon()
@@ -407,6 +431,7 @@ class VolumeWriter(StorageWriter):
         owner = self._current.owner
         if owner is None or owner is threading.current_thread() or owner is threading.main_thread():
             return
+        self._hurry()
         while owner.is_alive() and self._current.owner is owner:
             if time.monotonic() > end:
                 raise CheckpointFailed("the save before this one is still under way", where=owner.name)
@@ -470,6 +495,7 @@ class VolumeWriter(StorageWriter):
         self._under_way = None
         self._current = OneSave()
         self._apart = False
+        self._wrote_at = deque(maxlen=_REMEMBERED)
         self.process_group = None
         self._turns = Turns("", 0, 1, self.options.stall_s)
         self._exchange = SoloExchange() if state["solo"] else None

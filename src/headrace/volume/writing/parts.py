@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from headrace.device.reference import U8, as_bytes
 from headrace.errors import UsageError
 from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.extents import U32, Extents
+
+if TYPE_CHECKING:
+    from headrace.volume.writing.paced import Pace
 
 #: Shorter runs within one buffer are put together with what is beside them: a command costs more than the copy.
 DIRECT_BYTES = 256 << 10
@@ -44,6 +48,8 @@ class Parts:
         if len(buffers) != len(offsets):
             raise UsageError("one offset for each buffer", expected=str(len(buffers)), found=str(len(offsets)))
         self.length_bytes = length_bytes
+        #: Where nobody waits for them to be written: how fast they are (`writing.paced`).
+        self.pace: Pace | None = None
         #: When they were written: the raw CRC32C (`headrace.device.joined`) of the object, of the checksums that were
         #: taken as it was.
         self.written: int | None = None
@@ -86,7 +92,7 @@ class Parts:
 
 
 @dataclass
-class _Window:
+class Window:
     """Ranges of the object, in order, and what they are written from: a part, or (-1) what is put together."""
 
     starts: list[int]
@@ -95,7 +101,7 @@ class _Window:
     together_bytes: int = 0
 
 
-def windows(parts: Parts, block_bytes: int) -> list[_Window]:
+def windows(parts: Parts, block_bytes: int) -> list[Window]:
     """All of the object, in order; every range but the last of the object is whole blocks."""
     ranges: list[tuple[int, int, int]] = []
     end = 0
@@ -108,11 +114,11 @@ def windows(parts: Parts, block_bytes: int) -> list[_Window]:
         ranges.append((first, last - first, number))
         end = last
     _put_together(ranges, end, parts.length_bytes)
-    result = [_Window([], [], [])]
+    result = [Window([], [], [])]
     for start, length, number in ranges:
         together = length if number < 0 else 0
         if result[-1].together_bytes + together > WINDOW_BYTES:
-            result.append(_Window([], [], []))
+            result.append(Window([], [], []))
         window = result[-1]
         window.starts.append(start)
         window.lengths.append(length)
@@ -138,7 +144,7 @@ def write_parts(
         for window in windows(parts, extents.block_bytes):
             if not window.starts:
                 continue
-            transfer = _submit(devices, extents, parts, window, checksums, birth=birth, volume_id=volume_id)
+            transfer = submit_window(devices, extents, parts, window, checksums, birth=birth, volume_id=volume_id)
             previous, before = before, transfer
             if previous is not None:
                 previous.wait()
@@ -148,16 +154,17 @@ def write_parts(
             before.wait()
 
 
-def _submit(
+def submit_window(
     devices: Sequence[BlockDevice],
     extents: Extents,
     parts: Parts,
-    window: _Window,
+    window: Window,
     checksums: U32,
     *,
     birth: int,
     volume_id: bytes,
 ) -> Transfer:
+    """Start to write these ranges of `parts`. What is put together for them lives as long as the transfer."""
     block_bytes = extents.block_bytes
     together = np.empty(window.together_bytes, np.uint8)
     buffers: list[U8] = [together]

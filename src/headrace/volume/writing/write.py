@@ -16,6 +16,7 @@ from headrace.volume.data.absent import refuse, solid
 from headrace.volume.data.durable import write_durably
 from headrace.volume.data.extents import U32, Extents, Pieces
 from headrace.volume.writing.grant import Grant, Receipt
+from headrace.volume.writing.paced import write_paced
 from headrace.volume.writing.parts import Parts, write_parts
 
 
@@ -145,10 +146,13 @@ class BlobWriter:
 
     def __call__(self) -> None:
         birth, volume_id, sums = self._birth, self._volume_id, self._checksums
-        if isinstance(self._buffer, Parts):
-            write_parts(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
+        buffer = self._buffer
+        if isinstance(buffer, Parts) and buffer.pace is not None:
+            write_paced(self._devices, self._data, buffer, sums, buffer.pace, birth=birth, volume_id=volume_id)
+        elif isinstance(buffer, Parts):
+            write_parts(self._devices, self._data, buffer, sums, birth=birth, volume_id=volume_id)
         else:
-            write_extents(self._devices, self._data, self._buffer, sums, birth=birth, volume_id=volume_id)
+            write_extents(self._devices, self._data, buffer, sums, birth=birth, volume_id=volume_id)
         self.roots = write_table(self._devices, self._tables, sums, birth=birth, volume_id=volume_id)
 
 
