@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headrace.demo.processes import descendants
+from headrace.accidents.processes import descendants
 
 
 def demo(directory: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.accidents.target import Life
 from headrace.demo.compare import compare, proofs
 from headrace.demo.events import Event
 from headrace.demo.options import DemoOptions
@@ -16,7 +17,6 @@ from headrace.demo.page import build
 from headrace.demo.proof import claims
 from headrace.demo.story import Outage, Phase, RankKill, Story
 from headrace.demo.summary import print_summary
-from headrace.demo.target import Life
 from headrace.demo.tell import Teller
 from headrace.measure import StepRecord
 

@@ -7,17 +7,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headrace.accidents.relay import Relay
 from headrace.device import NativeDevice, ReservationType, new_key, open_device
 from headrace.errors import CommandFailed, DeviceError, OutcomeUnknown, ReservationConflict, UsageError
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.units import MIB
-from tests.interop.relay import Relay
 from tests.stopping import stopped
 
 NQN = "nqn.2026-01.io.headrace:reservations"
@@ -275,21 +275,13 @@ def test_every_path_is_asked(target: _Target, connect: Open) -> None:
             assert holder.describe()["guard"]["state"] == "passed", "nobody has asked yet"
             relay.cut()
             _until(lambda: not all(path["usable"] for path in holder.describe()["paths"]))
-            _until(lambda: _healed(relay))
+            relay.heal()
             _until(lambda: holder.describe()["guard"]["state"] == "fenced")
             with pytest.raises(ReservationConflict, match="fenced"):
                 holder.write(0, NEW)
             _block(holder)
         finally:
             holder.close()
-
-
-def _healed(relay: Relay) -> bool:
-    with suppress(OSError):
-        # Its thread may still hold the old listener.
-        relay.heal()
-        return True
-    return False
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.accidents.relay import Relay
 from headrace.testing.serve import ServeProcess, free_port, serving
 from tests.interop.guest import check_case, check_end, run_in_guest
-from tests.interop.relay import Relay
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.accidents.relay import Relay
 from headrace.device import BlockDevice, open_device
 from headrace.testing.serve import free_port
 from headrace.units import KIB
 from tests.interop.kernel import KernelTarget, kernel_target
-from tests.interop.relay import Relay
 from tests.waiting import until
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]

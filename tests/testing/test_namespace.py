@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.accidents.relay import Relay
 from headrace.device import BlockDevice, NativeDevice, ReservationReport, ReservationType, open_device
 from headrace.errors import (
     CommandFailed,
@@ -23,7 +24,6 @@ from headrace.errors import (
 )
 from headrace.testing import Accident, Command, HostDevice, Quirks, SharedNamespace
 from headrace.testing.serve import ServeProcess, free_port, serving
-from tests.interop.relay import Relay
 from tests.waiting import until
 
 NQN = "nqn.2026-01.io.headrace:shared"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headrace.accidents.relay import Relay
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.volume import Volume
-from tests.interop.relay import Relay
 from tests.volume.support import KIB, STRIPE, content, state_of
 from tests.waiting import until
 

@@ -4,22 +4,20 @@ processes over real targets. One clear error each, and nothing that was acknowle
 from __future__ import annotations
 
 import resource
-import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from headrace.accidents.relay import Relay
 from headrace.errors import DeviceError, SessionLost, WriterActive
 from headrace.testing.serve import serving
 from headrace.units import MIB
 from headrace.volume import Session, Volume
 from headrace.volume.repair.scrub import scrub
-from tests.interop.relay import Relay
 from tests.volume.support import KIB, STRIPE, content, state_of
 
 NQN = "nqn.2026-01.io.headrace:phases"
@@ -178,33 +176,11 @@ def test_a_full_disk_below_the_target_in_the_middle_of_a_save(tmp_path: Path) ->
             assert scrub(volume.devices).clean
 
 
-class SlowRelay(Relay):
-    """So many bytes a second, all connections and both ways together."""
-
-    def __init__(self, behind: int, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        super().__init__(behind)
-
-    def _move(self, source: socket.socket) -> None:
-        drain = self._ends[source]
-        try:
-            data = source.recv(16 * KIB)
-            if data:
-                time.sleep(len(data) / self._bytes_per_s)
-                drain.sendall(data)
-                return
-        except OSError:
-            pass
-        for end in (source, drain):
-            self._ends.pop(end, None)
-            end.close()
-
-
 def test_a_member_a_hundred_times_slower_and_then_away(tmp_path: Path) -> None:
     """It holds everybody up, and that is all: nobody is taken for dead. Away, it is named, and what was is there."""
     with ExitStack() as stack:
         quick, slow = (stack.enter_context(serving(f"{NQN}-{name}", f"{tmp_path / name}.img:16MiB")) for name in "ab")
-        relay = stack.enter_context(SlowRelay(slow.port, 4e6))
+        relay = stack.enter_context(Relay(slow.port, bytes_per_s=4e6))
         uris = [quick.uri(), slow.uri(loss_timeout=1).replace(f":{slow.port}/", f":{relay.port}/")]
         Volume.create(uris, stripe_bytes=STRIPE, log_bytes=128 * KIB).close()
         expected = {"first": content(1, 2 * MIB)}

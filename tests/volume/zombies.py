@@ -21,11 +21,11 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from headrace.accidents.relay import Relay
 from headrace.device import NativeDevice, new_key, open_device
 from headrace.errors import ReservationConflict
 from headrace.volume import Volume
 from headrace.volume.writing import fence
-from tests.interop.relay import HoldingRelay
 from tests.volume.support import content, state_of
 
 BEAT = 0.2
@@ -70,7 +70,7 @@ for line in sys.stdin:
                 again.put("third", b"3" * 300_000)
             print("put", flush=True)
         elif line.strip() == "count":
-            count(session._fence.devices, session._lost)
+            count(session.devices, session._lost)
     except HeadraceError as error:
         print(type(error).__name__, flush=True)
 """
@@ -88,7 +88,7 @@ print("ready", flush=True)
 for line in sys.stdin:
     try:
         if line.strip() == "count":
-            count(volume._joined[1], lost)
+            count(volume.writers(), lost)
         else:
             volume.write_grant(grant, b"\\xee" * grant.length_bytes)
             print("written", flush=True)
@@ -259,7 +259,7 @@ def writes_after_the_end(world: World) -> Refusals:
 def stands_between_r2t_and_data(world: World, *, lives: bool) -> Refusals:
     """The target has admitted its write, asked for the data, and waits. `lives`: its association outlives that; else
     its keep alive ends it."""
-    with HoldingRelay(world.port) as relay:
+    with Relay(world.port) as relay:
         near = [uri.replace(f":{world.port}/", f":{relay.port}/") for uri in world.uris]
         if not lives:
             near = [uri.replace("keepalive=120", "keepalive=5") for uri in near]

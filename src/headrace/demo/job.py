@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from headrace.accidents.processes import Child, Processes
 from headrace.demo.events import Event, EventFollower
-from headrace.demo.processes import Child, Processes
 from headrace.demo.story import Phase
 from headrace.demo.train_config import TrainConfig
 from headrace.errors import HeadraceError

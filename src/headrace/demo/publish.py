@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from headrace.accidents.processes import die_with_parent
 from headrace.demo.model import Gpt, GptOptions
-from headrace.demo.processes import die_with_parent
 from headrace.demo.train_config import TrainConfig
 from headrace.torch import VolumeReader, load_model, save_model
 from headrace.volume import Volume

@@ -17,14 +17,14 @@ from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
+from headrace.accidents.processes import Processes
+from headrace.accidents.target import TargetProcess
 from headrace.demo.compare import compare, proofs
 from headrace.demo.job import Job
 from headrace.demo.options import DemoOptions
 from headrace.demo.page import write_page
-from headrace.demo.processes import Processes
 from headrace.demo.story import Outage, RankKill, Story, ranks
 from headrace.demo.summary import print_summary
-from headrace.demo.target import TargetProcess
 from headrace.demo.tell import Teller
 from headrace.demo.train_config import TrainConfig
 from headrace.errors import HeadraceError, UsageError
@@ -36,6 +36,9 @@ RUN = "run"
 OUTAGE_S = 2.0
 #: The kill may come when a checkpoint has nothing unflushed; then the next one is tried, so often in all.
 OUTAGE_TRIES = 2
+
+#: Of the demo's target.
+NQNS = ("nqn.2026-01.io.headrace:demo-a", "nqn.2026-01.io.headrace:demo-b")
 
 
 class DemoFailed(HeadraceError):
@@ -77,7 +80,8 @@ class Demo:
         self.teller = teller
         self.processes = processes
         (directory / "logs").mkdir(exist_ok=True)
-        self.target = TargetProcess(processes, directory, self.scale.namespace_bytes)
+        media = {nqn: directory / f"namespace-{letter}.img" for letter, nqn in zip("ab", NQNS, strict=True)}
+        self.target = TargetProcess(processes, media, self.scale.namespace_bytes, log=directory / "logs" / "target.log")
         self.story = Story(options=options, began=time.time())
 
     def run(self) -> Story:

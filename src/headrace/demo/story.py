@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headrace.accidents.target import Life
 from headrace.demo.compare import Comparison
 from headrace.demo.events import Event
 from headrace.demo.options import DemoOptions
-from headrace.demo.target import Life
 from headrace.measure import StepRecord, Summary, Verdict, summarise
 from headrace.measure.summary import JobStep, join_ranks
 

@@ -30,10 +30,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from headrace.accidents.processes import die_with_parent
 from headrace.checkpoint import latest, parse_checkpoint_id
 from headrace.demo.events import EventWriter
 from headrace.demo.model import Gpt, GptOptions
-from headrace.demo.processes import die_with_parent
 from headrace.demo.train_config import TrainConfig
 from headrace.device import Buffer
 from headrace.errors import UsageError

@@ -348,6 +348,13 @@ class Volume(Contents):
         space = [one for extents in (grant.data_extents(), *grant.table_extents()) for one in extents.used()]
         return replace(receipt, haunted=fence.haunted(devices, space))
 
+    def writers(self) -> Devices:
+        """With what this process writes: the devices of its session, as the host that it is, or of the one whose ticket
+        it was given; none where there is neither. For `describe()`, which counts what a target refused."""
+        if self._session is not None:
+            return self._session.devices
+        return [*(self._joined[1] if self._joined is not None else ())]
+
     def check_writable(self) -> None:
         if self._closed:
             raise UsageError("the volume is closed")

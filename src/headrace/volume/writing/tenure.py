@@ -60,6 +60,11 @@ class Tenure:
         return self._fence.strength
 
     @property
+    def devices(self) -> list[BlockDevice]:
+        """All members, as the host that this session is now."""
+        return [*self._fence.devices]
+
+    @property
     def ticket(self) -> Ticket | None:
         """For other processes of this job: `Volume.open(..., ticket=...)`, so that they write as this session does.
         Each grant carries it, too. None where no member keeps reservations."""

@@ -13,18 +13,22 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from headrace.errors import HeadraceError
 
 _PR_SET_PDEATHSIG = 1
+#: One that closed its pipes is about to end.
+_END_S = 30.0
 
 #: The line that closes a traceback, also behind torchrun's "[rank0]: ".
 _EXCEPTION = re.compile(r"(\[rank\d+\]: ?)?(\w+\.)*[A-Z]\w*(Error|Exception|Failed|Exit|Interrupt): ")
@@ -46,7 +50,7 @@ def die_with_parent() -> None:
 
 
 class ChildFailed(HeadraceError):
-    """A process that the demo started ended with an error; the message says which, and the tail of its log follows."""
+    """A process that was started here ended with an error; the message says which, and the tail of its log follows."""
 
     fault = "headrace"
 
@@ -58,6 +62,7 @@ class Child:
         self.name = name
         self.log = log
         self._process = process
+        self._heard = b""
 
     @property
     def pid(self) -> int:
@@ -104,10 +109,44 @@ class Child:
         except OSError:
             return []
 
+    # ---- of one that was started to talk ----
+
+    def tell(self, line: str) -> None:
+        """To its standard input; raises `ChildFailed` where it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self.failure(f"{self.name} ended", self.wait(_END_S)) from None
+
+    def hear(self, timeout_s: float) -> str:
+        """The next line of its standard output; raises `ChildFailed` when there is none after `timeout_s`."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._heard:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                raise self.failure(f"{self.name} said nothing for {timeout_s:g} s", None)
+            piece = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not piece:
+                raise self.failure(f"{self.name} ended", self.wait(_END_S))
+            self._heard += piece
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
+
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has taken it away. Its descendants are left to their leashes."""
         self._process.kill()
         self._process.wait()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close what it talks through."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
     def stop(self, timeout_s: float = 10.0) -> int:
         """SIGTERM, then SIGKILL when it takes too long; the exit status."""
@@ -128,16 +167,25 @@ class Processes:
         self._env = dict(env or {})
         self._children: list[Child] = []
 
-    def start(self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> Child:
-        """Start `python ARGUMENTS` (this interpreter), its output appended to `log`."""
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        talk: bool = False,
+    ) -> Child:
+        """Start `python ARGUMENTS` (this interpreter), its output appended to `log`. `talk`: but for standard output,
+        which its `Child` hears, and it is told by standard input."""
         leash = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), sys.executable, *arguments]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self._env, **(env or {})}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 leash,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talk else output,
+                stderr=output if talk else subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
             )
@@ -159,6 +207,8 @@ class Processes:
             deadline = time.monotonic() + 5.0
             while any(_alive(pid) for pid in family) and time.monotonic() < deadline:
                 time.sleep(0.01)
+            for child in self._children:
+                child.let_go()
             self._children.clear()
         finally:
             if main:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.demo.processes import ChildFailed, Processes, descendants
+from headrace.accidents.processes import ChildFailed, Processes, descendants
 
 #: A process that has a child in a session of its own, as torchrun's workers are, and says both pids.
 FAMILY = """
@@ -26,7 +26,7 @@ time.sleep(600)
 OWNER = """
 import sys, time
 from pathlib import Path
-from headrace.demo.processes import Processes
+from headrace.accidents.processes import Processes
 with Processes() as processes:
     processes.start("family", ["-c", sys.argv[1]], log=Path(sys.argv[2]))
     time.sleep(600)
@@ -86,7 +86,7 @@ def test_an_owner_that_ends_takes_its_children_along(tmp_path: Path, number: sig
 
 def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    worker = "import time\nfrom headrace.demo.processes import die_with_parent\n"
+    worker = "import time\nfrom headrace.accidents.processes import die_with_parent\n"
     worker += "die_with_parent()\nprint('ready', flush=True)\n"
     launcher = (
         "import subprocess, sys, time\n"

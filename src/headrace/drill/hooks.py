@@ -1,0 +1,54 @@
+"""What only the user can do: restart a target, cut a link, heal it. A command, or a person at a terminal."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.drill.report import DrillFailed
+
+#: For a command, and for a person.
+PATIENCE_S = 600.0
+
+#: Asks a person to do something, and waits for so many seconds; False: it was not done.
+Ask = Callable[[str, float], bool]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """`command`: for the shell. `ask`: where there is none."""
+
+    what: str
+    command: str | None = None
+    ask: Ask | None = None
+    #: Where it can be done here.
+    do: Callable[[], None] | None = None
+
+    def __bool__(self) -> bool:
+        return any(way is not None for way in (self.do, self.command, self.ask))
+
+    def __call__(self) -> None:
+        """DrillFailed where it was not done."""
+        if self.do is not None:
+            self.do()
+            return
+        if self.command is None:
+            if self.ask is None or not self.ask(self.what, PATIENCE_S):
+                raise DrillFailed(f"nobody did it: {self.what}", next_step="give a command for it; see --help")
+            return
+        try:
+            answer = subprocess.run(
+                self.command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise DrillFailed(
+                f"the command to {self.what} does not end", where=self.command, expected=f"within {PATIENCE_S:g} s"
+            ) from None
+        if answer.returncode:
+            said = (answer.stderr or answer.stdout).decode(errors="replace").strip().splitlines()
+            raise DrillFailed(
+                f"the command to {self.what} failed",
+                where=self.command,
+                found=f"exit status {answer.returncode}" + (f", {said[-1]}" if said else ""),
+            )

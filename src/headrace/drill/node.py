@@ -1,0 +1,154 @@
+"""A process of the job that the drill stops, cuts off and kills: rank 0, which has the session, or another one.
+
+`python -m headrace.drill.node SETUP`. It carries out one request after another, a line of JSON each, and answers each
+with one. While it overwrites its grant again and again (`flood`), which is a save that does not end, it still answers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from headrace.device import BlockDevice
+from headrace.drill.content import content
+from headrace.errors import HeadraceError
+from headrace.volume import Grant, Receipt, Session, Ticket, Transaction, Volume
+
+
+class Flood:
+    """Writes to a grant, other bytes each time, until it is told to end, or refused."""
+
+    def __init__(self, volume: Volume, grant: Grant) -> None:
+        self.writes = 0
+        self.error: HeadraceError | None = None
+        self.receipt: Receipt | None = None
+        self._volume = volume
+        self._grant = grant
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flood", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        buffer = np.empty(self._grant.length_bytes, np.uint8)
+        while not self._end.is_set():
+            buffer.fill(1 + self.writes % 251)
+            try:
+                self.receipt = self._volume.write_grant(self._grant, buffer)
+            except HeadraceError as error:
+                self.error = error
+                return
+            self.writes += 1
+
+    def end(self) -> None:
+        """Returns when the last write has its answer."""
+        self._end.set()
+        self._thread.join()
+
+
+class Node:
+    def __init__(self, setup: dict[str, Any]) -> None:
+        ticket = None if setup["ticket"] is None else Ticket.from_json(setup["ticket"])
+        self.volume = Volume.open(setup["uris"], write=True, ticket=ticket)
+        self.session: Session | None = None
+        if setup["coordinator"]:
+            self.session = self.volume.session(
+                setup["run"], heartbeat_s=setup["heartbeat_s"], takeover="if-dead", unfenced=True
+            )
+        self.grant: Grant | None = None
+        self.transaction: Transaction | None = None
+        self.flooding: Flood | None = None
+
+    def hello(self) -> dict[str, Any]:
+        session = self.session
+        if session is None:
+            return {}
+        ticket = session.ticket
+        return {"fence": session.fence, "ticket": None if ticket is None else ticket.to_json()}
+
+    # ---- of the coordinator ----
+
+    def begin(self, names: list[str], length_bytes: int, delete: list[str]) -> list[str]:
+        """A transaction, with a grant for each shard."""
+        assert self.session is not None
+        self.transaction = self.session.transaction()
+        for name in delete:
+            self.transaction.delete(name)
+        return [self.transaction.allocate(name, length_bytes).to_json() for name in names]
+
+    def commit(self, receipts: list[str]) -> int:
+        assert self.transaction is not None
+        for receipt in receipts:
+            self.transaction.accept(Receipt.from_json(receipt))
+        return self.transaction.commit()
+
+    # ---- of every rank ----
+
+    def take(self, grant: str) -> None:
+        self.grant = Grant.from_json(grant)
+
+    def flood(self) -> None:
+        assert self.grant is not None
+        self.flooding = Flood(self.volume, self.grant)
+
+    def halt(self) -> None:
+        if self.flooding is not None:
+            self.flooding.end()
+
+    def write(self) -> str:
+        """The shard as it is to be."""
+        assert self.grant is not None
+        return self.volume.write_grant(self.grant, content(self.grant.name, self.grant.length_bytes)).to_json()
+
+    def state(self) -> dict[str, Any]:
+        flooding = self.flooding
+        error = None if flooding is None else flooding.error
+        receipt = None if flooding is None else flooding.receipt
+        return {
+            "writes": 0 if flooding is None else flooding.writes,
+            "error": None if error is None else type(error).__name__,
+            "said": None if error is None else str(error),
+            "receipt": None if receipt is None else receipt.to_json(),
+            **_refused(self.volume.writers() if self.session is None else self.session.devices),
+        }
+
+    def close(self) -> None:
+        self.volume.close()
+
+
+def _refused(devices: list[BlockDevice]) -> dict[str, int]:
+    """`conflicts`: commands that targets answered with Reservation Conflict, or aborted for a preemption. `fenced`:
+    members that showed another holder when they were asked, so that nothing more was sent there."""
+    said = [device.describe() for device in devices]
+    return {
+        "conflicts": sum(int(one.get("counters", {}).get("conflicts", 0)) for one in said),
+        "fenced": sum(one.get("guard", {}).get("state") == "fenced" for one in said),
+    }
+
+
+def main() -> None:
+    # What is printed by accident must not be taken for an answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
+
+    def answer(said: dict[str, Any]) -> None:
+        print(json.dumps(said), file=answers, flush=True)
+
+    try:
+        node = Node(json.loads(sys.argv[1]))
+        answer({"ok": node.hello()})
+    except HeadraceError as error:
+        answer({"error": type(error).__name__, "said": str(error)})
+        return
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer({"ok": getattr(node, request.pop("do"))(**request)})
+        except HeadraceError as error:
+            answer({"error": type(error).__name__, "said": str(error)})
+
+
+if __name__ == "__main__":
+    main()

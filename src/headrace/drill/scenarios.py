@@ -1,0 +1,178 @@
+"""The accidents. Each begins with a job that has saved a step, and ends with what was acknowledged being read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from headrace.accidents.relay import Relay
+from headrace.drill.hooks import Hook
+from headrace.drill.job import Job, NodeError
+from headrace.drill.report import NOT_TRIED, DrillFailed, Finding
+from headrace.drill.world import World
+from headrace.errors import SessionLost, WriterActive
+
+#: How long a write may take to come into the relay that waits for it.
+_HELD_S = 120.0
+
+
+def freeze(world: World, finding: Finding) -> None:
+    """Stopped by SIGSTOP in the middle of a save, followed, and woken up."""
+    with world.job() as job:
+
+        def begin() -> None:
+            job.freeze()
+            finding.did.append("both processes of a job were stopped (SIGSTOP) while they wrote")
+
+        def end() -> None:
+            job.thaw()
+            finding.did.append("both went on with what they had begun")
+
+        _followed(world, finding, job, "if-dead", begin, end)
+
+
+def cut(world: World, finding: Finding) -> None:
+    """A link that falls silent with writes in it, and lets them through when another one has taken over."""
+    if world.hooks.cut:
+        if not world.hooks.heal:
+            raise DrillFailed("nothing heals what --cut-command cuts", next_step="give --heal-command, too")
+        with world.job() as job:
+            begin, end = _told(world.hooks.cut, finding), _told(world.hooks.heal, finding)
+            _followed(world, finding, job, "if-dead", begin, end)
+        return
+    with world.relayed() as (uris, relays), world.job(uris) as job:
+
+        def hold() -> None:
+            _hold(relays)
+            finding.did.append(
+                "the path of a job fell silent, both ways, with a write in it whose data were on their way"
+            )
+
+        def release() -> None:
+            for relay in relays:
+                relay.release()
+            finding.did.append("all that was in the path came through, late, and the job went on")
+
+        _followed(world, finding, job, "if-dead", hold, release)
+
+
+def takeover(world: World, finding: Finding) -> None:
+    """By hand, from a job that lives and writes."""
+    with world.job() as job:
+
+        def begin() -> None:
+            finding.did.append("a job wrote as fast as it could, and nobody disturbed it")
+
+        def end() -> None:
+            finding.did.append("it went on writing all the while")
+
+        _followed(world, finding, job, "now", begin, end)
+
+
+def kill(world: World, finding: Finding) -> None:
+    """SIGKILL in the middle of a save; the next one goes on from the last step."""
+    with world.job() as job:
+        finding.acknowledged = world.last_step
+        world.begin(job)
+        job.flood()
+        job.kill()
+        finding.did.append("both processes of a job were killed (SIGKILL) while they wrote")
+        _check(world, finding)
+        world.take_over("if-dead")
+        finding.did.append(f"another session took over and saved {world.last_step}")
+        _check(world, finding)
+
+
+def restart(world: World, finding: Finding) -> None:
+    """The target ends in the middle of a save, and again as soon as that is acknowledged."""
+    if not world.hooks.restart:
+        raise DrillFailed("nobody restarts the target", next_step="give --restart-command")
+    again = _told(world.hooks.restart, finding)
+    with world.job() as job:
+        finding.acknowledged = world.last_step
+        names = world.begin(job)
+        job.flood()
+        again()
+        job.goes_on(job.states())
+        try:
+            receipts = job.write()
+            job.commit(receipts)
+        except NodeError as error:
+            if error.kind != SessionLost.__name__:
+                raise
+            finding.did.append(f"the job ended, since the target forgot who held the volume ({error})")
+        else:
+            world.acknowledge(names)
+            finding.did.append(f"the job went on by itself and saved {world.last_step}")
+        again()
+        _check(world, finding)
+
+
+def _followed(
+    world: World, finding: Finding, job: Job, how: str, begin: Callable[[], None], end: Callable[[], None]
+) -> None:
+    """A writer that another one follows in the middle of a save, and that then goes on."""
+    finding.acknowledged = world.last_step
+    world.begin(job)
+    receipts = [state.receipt or "" for state in job.flood()]
+    begin()
+    counted = world.conflicts()
+    try:
+        world.take_over(how)
+    except WriterActive as active:
+        finding.verdict = NOT_TRIED
+        finding.problems.append(f"nobody can follow it here while its processes are there ({active})")
+        return
+    finding.did.append(f"another session took over and saved {world.last_step}")
+    media = world.media(job)
+    picture = media.look()
+    end()
+    world.tell("the writer that was followed goes on")
+    states = job.goes_on(job.states())
+    kind, said = job.late_commit(receipts)
+    finding.late_commit = f"{kind}: {said}" if kind else f"acknowledged ({said})"
+    last = job.states()
+    finding.refused = sum(state.conflicts for state in last)
+    finding.held_back = sum(state.fenced for state in last)
+    if counted is not None:
+        finding.refused_by_target = (world.conflicts() or 0) - counted
+    finding.watched_bytes = media.total_bytes
+    finding.moved_bytes = media.moved_bytes(picture, media.look())
+    if finding.moved_bytes:
+        finding.problem(f"late writes of the writer that was followed changed {finding.moved_bytes} bytes on the media")
+    for rank, state in enumerate(states):
+        if state.error != SessionLost.__name__:
+            ended = (
+                f"ended with {state.error}: {state.said}" if state.error else "was answered as if nothing had happened"
+            )
+            finding.problem(f"rank {rank} of it {ended}")
+    if kind != SessionLost.__name__:
+        finding.problem(f"its commit should have failed with SessionLost, and was {finding.late_commit}")
+    _check(world, finding)
+
+
+def _check(world: World, finding: Finding) -> None:
+    for wrong in world.verify():
+        finding.problem(wrong)
+    finding.last_step = world.last_step
+
+
+def _told(hook: Hook, finding: Finding) -> Callable[[], None]:
+    def do() -> None:
+        hook()
+        finding.did.append(f"done: {hook.what}")
+
+    return do
+
+
+def _hold(relays: Sequence[Relay]) -> None:
+    """Until a write has come into one of them; then all are silent."""
+    for relay in relays:
+        relay.hold()
+    deadline = time.monotonic() + _HELD_S
+    while not any(relay.held.is_set() for relay in relays):
+        if time.monotonic() >= deadline:
+            raise DrillFailed("no write comes into the path", expected=f"one within {_HELD_S:g} s")
+        time.sleep(0.001)
+    for relay in relays:
+        relay.hold_now()

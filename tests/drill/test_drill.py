@@ -1,0 +1,126 @@
+"""The drill on targets that keep nobody out, that people restart, that hold something: what it says, and does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.drill import DrillOptions, Report, run_drill
+from headrace.drill.hooks import Ask, Hook
+from headrace.drill.report import DrillFailed
+from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
+from headrace.testing.serve import serving
+from headrace.units import MIB
+from headrace.volume import Volume
+
+NQN = "nqn.2026-01.io.headrace:drilled"
+BEAT = 0.3
+
+
+@contextmanager
+def target(folder: Path, *, no_reservations: bool = False) -> Iterator[list[str]]:
+    """Two members."""
+    spaces = [
+        NamespaceOptions(
+            nsid=nsid,
+            media=FileMedia(path=str(folder / f"{nsid}.img"), size_bytes=16 * MIB, create=True),
+            no_reservations=no_reservations,
+        )
+        for nsid in (1, 2)
+    ]
+    with Target(TargetOptions(subsystems=[SubsystemOptions(nqn=NQN, namespaces=spaces)])) as running:
+        yield [running.uri(nsid=nsid) for nsid in (1, 2)]
+
+
+def drill(uris: Sequence[str], *scenarios: str, ask: Ask | None = None) -> Report:
+    options = DrillOptions(uris=uris, scenarios=scenarios, shard_bytes=256 << 10, heartbeat_s=BEAT)
+    said: list[str] = []
+    return run_drill(options, tell=said.append, say=said.append, ask=ask)
+
+
+def test_a_target_without_reservations_lets_late_writes_through(tmp_path: Path) -> None:
+    with target(tmp_path, no_reservations=True) as uris:
+        report = drill(uris, "freeze", "kill")
+    frozen, killed = report.findings
+    assert report.fence == "none" and not report.trusted
+    assert frozen.verdict == "not trusted" and frozen.moved_bytes > 0 and frozen.refused == 0, frozen
+    # The look of headrace itself, in place of the target's.
+    assert frozen.late_commit.startswith("SessionLost") and frozen.last_step == "step-000003"
+    assert not [text for text in frozen.problems if "step-" in text], "and what was committed is whole all the same"
+    assert killed.verdict == "trusted", killed
+    assert "NOT refused" in report.sentence and "by time alone" in report.to_json()["fenced_by"]
+
+
+def test_who_has_no_command_for_it_and_files_are_told_what_was_not_tried(tmp_path: Path) -> None:
+    report = drill([f"file:{tmp_path}/{name}?create=16MiB" for name in "ab"], "takeover", "restart", "cut")
+    assert [finding.verdict for finding in report.findings] == ["not tried"] * 3
+    assert not report.trusted and report.sentence == "Not tried: takeover, restart, cut."
+    assert "--restart-command" in report.findings[1].problems[0]
+
+
+def test_somebody_else_restarts_the_target(tmp_path: Path) -> None:
+    media = [f"{tmp_path}/{name}.img:16MiB" for name in "ab"]
+    options = ["--volatile-cache", "16MiB"]
+    with ExitStack() as stack:
+        running = [stack.enter_context(serving(NQN, *media, options=options))]
+        asked: list[str] = []
+
+        def again(what: str, patience_s: float) -> bool:
+            asked.append(what)
+            running[-1].process.kill()
+            running[-1].stop()
+            running.append(stack.enter_context(serving(NQN, *media, options=options, port=running[0].port)))
+            return True
+
+        report = drill([running[0].uri(nsid) for nsid in (1, 2)], "restart", ask=again)
+    (finding,) = report.findings
+    assert finding.verdict == "trusted" and finding.last_step == "step-000002", finding
+    assert asked == ["restart the target"] * 2
+
+
+def test_a_command_that_fails_or_nobody_means_that_it_was_not_tried() -> None:
+    Hook("heal it", "true")()
+    for hook in (Hook("heal it", "echo no such port >&2; exit 3"), Hook("heal it", ask=lambda what, patience_s: False)):
+        with pytest.raises(DrillFailed, match=r"heal it failed.*exit status 3, no such port|nobody did it: heal it"):
+            hook()
+    assert not Hook("heal it")
+
+
+def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = f"file:{tmp_path}/a.img"
+    made = Volume.create(f"{uri}?create=16MiB", name="training")
+    with made, made.session() as session, session.transaction() as tx:
+        tx.put("weights", b"1")
+    # Nobody is here to restart anything, so that nothing is tried.
+    arguments = ["drill", uri, "--scenario", "restart", "--json"]
+    assert main(arguments) == 2
+    assert "training" in json.loads(capsys.readouterr().err)["error"]["message"]
+    with Volume.open(uri) as volume:
+        assert volume.read("weights") == b"1"
+    assert main([*arguments, "--yes"]) == 1
+    assert not json.loads(capsys.readouterr().out)["trusted"]
+    # From now on it is the drill's own.
+    assert main(arguments) == 1
+    with Volume.open(uri) as volume:
+        assert volume.name == "headrace drill" and not [*volume.list()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--embedded", "mem:16MiB"],
+        ["--embedded", "--restart-command", "true"],
+        ["--embedded", "--scenario", "earthquake"],
+        ["file:/x", "--cut-command", "true"],
+        ["file:/x", "--writer", "file:/x", "--writer", "file:/y"],
+        ["--embedded", "--rounds", "0"],
+    ],
+)
+def test_what_cannot_be_meant(arguments: list[str]) -> None:
+    assert main(["drill", *arguments]) == 2
