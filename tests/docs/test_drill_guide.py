@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from headrace.cli.app import app
-from headrace.drill import SCENARIOS
+from headrace.drill.run import SCENARIOS
 
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "guides" / "drill.md"
 

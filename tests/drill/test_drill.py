@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.drill import DrillOptions, Report, run_drill
+from headrace.device import NvmeTcpAddress, parse_address
 from headrace.drill.hooks import Ask, Hook
-from headrace.drill.report import DrillFailed
+from headrace.drill.report import DrillFailed, Report
+from headrace.drill.run import DrillOptions, run_drill
 from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 from headrace.testing.serve import serving
 from headrace.units import MIB
 from headrace.volume import Volume
+from tests.drill.careless import careless
 
 NQN = "nqn.2026-01.io.headrace:drilled"
 BEAT = 0.3
@@ -45,15 +47,28 @@ def drill(uris: Sequence[str], *scenarios: str, ask: Ask | None = None) -> Repor
 
 def test_a_target_without_reservations_lets_late_writes_through(tmp_path: Path) -> None:
     with target(tmp_path, no_reservations=True) as uris:
-        report = drill(uris, "freeze", "kill")
-    frozen, killed = report.findings
+        report = drill(uris, "freeze")
+    (frozen,) = report.findings
     assert report.fence == "none" and not report.trusted
     assert frozen.verdict == "not trusted" and frozen.moved_bytes > 0 and frozen.refused == 0, frozen
     # The look of headrace itself, in place of the target's.
     assert frozen.late_commit.startswith("SessionLost") and frozen.last_step == "step-000003"
     assert not [text for text in frozen.problems if "step-" in text], "and what was committed is whole all the same"
-    assert killed.verdict == "trusted", killed
     assert "NOT refused" in report.sentence and "by time alone" in report.to_json()["fenced_by"]
+
+
+def test_storage_that_says_that_it_fences_and_does_not(tmp_path: Path) -> None:
+    """`headrace volume info` believes it; what the drill finds is that two jobs write."""
+    with target(tmp_path) as uris:
+        behind = parse_address(uris[0])
+        assert isinstance(behind, NvmeTcpAddress)
+        port = behind.portals[0].port
+        with careless(port) as storage:
+            report = drill([uri.replace(f":{port}/", f":{storage.port}/") for uri in uris], "freeze")
+    (finding,) = report.findings
+    assert report.fence == "persistent" and not report.trusted
+    assert finding.verdict == "not trusted" and finding.refused == finding.held_back == 0 < finding.moved_bytes, finding
+    assert finding.late_commit.startswith("acknowledged") and "NOT refused" in report.sentence
 
 
 def test_who_has_no_command_for_it_and_files_are_told_what_was_not_tried(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def drill(
     """
     from headrace.cli.output import print_json
     from headrace.cli.progress import Progress
-    from headrace.drill import SCENARIOS, DrillOptions, run_drill
+    from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
     from headrace.errors import UsageError
     from headrace.volume.media.members import addresses
 

@@ -9,9 +9,6 @@ content.py     what a shard holds
 media.py       bytes where they lie: did a late write move one?
 hooks.py       what only the user can do: restart a target, cut a link
 report.py      what was found, for people and as JSON
+
+Nothing is imported here: each process of a job would pay for all of it.
 """
-
-from headrace.drill.report import Finding, Report
-from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
-
-__all__ = ["SCENARIOS", "DrillOptions", "Finding", "Report", "run_drill"]

@@ -101,6 +101,10 @@ class World:
     def acknowledge(self, names: Sequence[str]) -> None:
         self._acknowledged = [*self._acknowledged[-KEPT_STEPS + 1 :], [*names]]
 
+    def forget(self) -> None:
+        """The volume was made again, and holds nothing."""
+        self._acknowledged = []
+
     def begin(self, job: Job) -> list[str]:
         """A save of the job that will not end; its shards."""
         names, old = self.next_step()
