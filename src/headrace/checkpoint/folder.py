@@ -1,7 +1,9 @@
 """A folder that has its name when it is whole: files are written in one beside it, made durable, and renamed at last.
 
-A process that is killed in between leaves `.NAME.HEX.partial`, which nobody takes for a checkpoint. It is locked while
-its process lives; whoever makes a folder of the same name next finds out that nobody holds it, and deletes it.
+A process that is killed in between leaves `.NAME.NODE.HEX.partial`, which nobody takes for a checkpoint. It is locked
+while its process lives; whoever makes a folder of the same name next on this node finds out that nobody holds it, and
+deletes it. On this node, until it is booted again: a lock of a folder on NFS is of its own node alone, and what another
+one writes there looks as if nobody held it.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def _refuse_existing(target: Path) -> None:
 
 def _begin(target: Path) -> tuple[Path, int]:
     while True:
-        partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
+        partial = target.parent / f".{target.name}.{_node()}.{secrets.token_hex(4)}.partial"
         partial.mkdir()
         try:
             lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -82,7 +84,7 @@ def _begin(target: Path) -> tuple[Path, int]:
 def _sweep(target: Path) -> None:
     """What killed processes left of a folder of this name."""
     # Nothing that only looks like one: a folder of somebody's, or of a name that begins as this one does.
-    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
+    ours = re.compile(rf"\.{re.escape(target.name)}\.{_node()}\.[0-9a-f]{{8}}\.partial")
     try:
         beside = list(target.parent.iterdir())
     except PermissionError:
@@ -96,6 +98,11 @@ def _sweep(target: Path) -> None:
                     shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _node() -> str:
+    """Eight hexadecimal digits of this kernel since its boot: containers on it have it in common, and no other node."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
 
 def _locked(folder: int) -> bool:
