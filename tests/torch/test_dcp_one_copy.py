@@ -77,6 +77,21 @@ def test_a_synchronous_save_writes_from_where_the_tensors_are(
     assert loaded(volume, "run/step-1") == leaves(awkward_state())
 
 
+def test_memory_is_taken_for_what_is_copied_alone(volume: list[str]) -> None:
+    """Pinned memory is dear: what is written from where it is has no place in it."""
+    state = {"a": torch.rand(500_000), "b": torch.rand(5, 7).t(), "c": torch.rand(500_000), "d": torch.rand(3, 9).t()}
+    state |= {"e": torch.rand(9, 3).t()}
+    into = {name: torch.zeros(value.shape) for name, value in state.items()}
+    with VolumeWriter(volume, "run") as writer:
+        writer.save(state, "run/step-1")
+        kept = writer._staging._buffer
+        assert kept is not None and kept.numel() < 1000
+    with VolumeReader(volume, "run") as reader:
+        reader.load(into)
+    for name, value in state.items():
+        assert torch.equal(into[name], value), name
+
+
 def test_an_asynchronous_save_writes_from_the_one_copy(volume: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Parts] = []
     write_grant = Volume.write_grant

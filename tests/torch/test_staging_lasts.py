@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.staging import DefaultStager
 
 from headrace.errors import CheckpointFailed
 from headrace.torch.save.skeleton import Survey
-from headrace.torch.save.stager import Copy, Stager, find_copy
+from headrace.torch.save.stager import Arena, Copy, Stager, find_copy
 from headrace.torch.save.staging import Staging, lay_out
 from tests.torch.states import awkward_state, leaves
 
@@ -224,6 +224,30 @@ def test_what_a_collective_is_under_way_into_is_waited_for() -> None:
     copy = stager.stage({"sum": Arriving(torch.zeros(10))})
     assert torch.equal(copy["sum"], torch.full((10,), 5.0))
     stager.release()
+
+
+def test_a_failed_registration_is_not_left_to_the_next_kernel_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA gives the error of a call that failed to whoever asks next, which the launch of a kernel does."""
+
+    class Cuda:
+        last = 0
+
+        def cudaHostRegister(self, *_: int) -> int:
+            self.last = 2
+            return self.last
+
+        def fill_(self, _: int) -> None:
+            last, self.last = self.last, 0
+            if last:
+                raise RuntimeError("CUDA error: out of memory")
+
+    cuda, empty = Cuda(), torch.empty
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: cuda if k.get("device") == "cuda" else empty(*a, **k))
+    arena = Arena(1000, shared=False)
+    assert arena.not_pinned == "cudaHostRegister failed with 2"
+    cuda.fill_(1)
 
 
 class Accelerators:

@@ -30,6 +30,13 @@ class Preemption:
     def __post_init__(self) -> None:
         if not self.signals:
             raise UsageError("Preemption.signals", expected="at least one", found="none")
+        for each in self.signals:
+            if each in (signal.SIGKILL, signal.SIGSTOP) or each not in signal.valid_signals():
+                raise UsageError(
+                    "Preemption.signals",
+                    expected="signals that a process may hear of",
+                    found=str(getattr(each, "name", each)),
+                )
         if not self.grace_s > 0:
             raise UsageError("Preemption.grace_s", expected="above 0", found=str(self.grace_s))
 

@@ -15,6 +15,7 @@ the copy along in shared memory: one file descriptor, whatever the number of ten
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -31,6 +32,7 @@ from headrace.errors import CheckpointFailed
 from headrace.torch.save.skeleton import Survey, View, build
 
 _PAGE = 4096
+_SEE_DEVICE = "does the accelerator still work? The copy waits for what its stream was given before"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,10 @@ class Arena:
             return "no CUDA"
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         status = int(runtime.cudaHostRegister(self.memory.data_ptr(), max(self.length, 1), 0))
-        return f"cudaHostRegister failed with {status}" if status else ""
+        if not status:
+            return ""
+        _forget_last_error()
+        return f"cudaHostRegister failed with {status}"
 
     def unpin(self) -> None:
         if not self.not_pinned:
@@ -84,6 +89,13 @@ class Arena:
     @property
     def shared(self) -> bool:
         return bool(self.memory.is_shared())  # type: ignore[no-untyped-call]
+
+
+def _forget_last_error() -> None:
+    """CUDA keeps the error of a call that failed, and the next kernel that anybody launches raises it: so that is one
+    of ours. (The runtime that torch hands out has no `cudaGetLastError`.)"""
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(1)
 
 
 class Copy:
@@ -273,8 +285,8 @@ class Stager(AsyncStager):
 
     def synchronize_staging(self) -> None:
         """Wait until the state is copied: it may change from then on."""
-        if self._copy is not None:
-            self._copy.copied.wait()
+        if self._copy is not None and not self._copy.copied.wait(self._limit_s):
+            raise CheckpointFailed(f"the state was not copied within {self._limit_s:.0f} s", next_step=_SEE_DEVICE)
 
     def close(self) -> None:
         """Nothing: see `release`."""

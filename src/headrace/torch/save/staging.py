@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from headrace.checkpoint.layout import ITEM_ALIGNMENT, pack
 from headrace.errors import CheckpointFailed
 from headrace.torch.save.seals import Seals
-from headrace.torch.save.stager import find_copy
+from headrace.torch.save.stager import Copy, find_copy
 from headrace.torch.tensors import as_bytes
 from headrace.volume import Parts
 
@@ -73,11 +73,29 @@ class Gathered:
     copied: dict[str, int]
 
 
+@dataclass
+class _Item:
+    """Where the bytes of one item lie: `length` of them from `home[at]`, which become those from `start` on."""
+
+    name: str
+    start: int
+    length: int
+    home: memoryview = field(default_factory=lambda: memoryview(b""))
+    at: int = 0
+    #: Of a staged state.
+    copy: Copy | None = None
+    #: Written from the memory that training uses.
+    live: bool = False
+    #: Why it is copied for this save, and what; None where it is not.
+    why: str | None = None
+    tensor: torch.Tensor | None = None
+
+
 class Staging:
     """Finds the bytes that a save writes, and copies those alone that are not to be written from where they are.
 
     Those copies lie in a buffer that outlives saves, as fresh pages cost more than the copy into them: pages for the
-    largest save so far, pinned where there is CUDA, until `release`.
+    most that a save has copied so far, pinned where there is CUDA, until `release`.
     """
 
     def __init__(self) -> None:
@@ -92,53 +110,72 @@ class Staging:
         """
         runs = Runs()
         seals = Seals()
+        found = [self._find(staged, position, planner) for position in range(len(staged.items))]
         copied: dict[str, int] = {}
+        moved = [one for one in found if one.why is not None]
         memory_of: dict[int, memoryview] = {}
-        end = 0
-        live = False
         hurry: threading.Event | None = None
-        to_wait_for: set[torch.device] = set()
-        for position, item in enumerate(staged.items):
-            start, length = staged.offsets[position], staged.lengths[position]
-            name = item.index.fqn
-            if not length:
-                continue
-            if position in staged.blobs:
-                blob = staged.blobs[position].getbuffer()
-                runs.add(start, blob)
-                seals.add(name, start, blob, None)
-                continue
-            tensor = _checked(planner.resolve_data(item), item)
-            why = why_copied(tensor)
-            if why is None and (found := find_copy(tensor)) is not None:
-                copy, at = found
-                copy.complete()
-                hurry = copy.hurry
-                home = memory_of.setdefault(id(copy), as_bytes(copy.memory))
-                runs.add(start, home, at, length)
-                seals.add(name, start, home[at : at + length], copy.seals.get((at, length)))
-                continue
-            if why is None:
-                live = True
-                home = as_bytes(tensor)
-                runs.add(start, home)
-                seals.add(name, start, home, None)
-                continue
-            buffer = self._reserve(staged.total_bytes)
-            # Gaps are written too: what was here before belongs to nobody else's checkpoint.
-            buffer[max(end, start - ITEM_ALIGNMENT) : start].zero_()
-            end = start + length
-            if _copy(buffer[start:end], tensor):
-                to_wait_for.add(tensor.device)
-            copied[why] = copied.get(why, 0) + length
-            home = memory_of.setdefault(id(self), as_bytes(buffer))
-            runs.add(start, home, start, length)
-            seals.add(name, start, home[start:end], None)
-        for device in to_wait_for:
-            torch.accelerator.synchronize(device)
+        if moved:
+            buffer = self._copy_all(moved)
+            home = as_bytes(buffer)
+            for one in moved:
+                assert one.why is not None
+                copied[one.why] = copied.get(one.why, 0) + one.length
+                one.home = home
+        for one in found:
+            if one.copy is not None:
+                one.copy.complete()
+                hurry = one.copy.hurry
+                one.home = memory_of.setdefault(id(one.copy), as_bytes(one.copy.memory))
+            if one.length:
+                runs.add(one.start, one.home, one.at, one.length)
+                sum = None if one.copy is None else one.copy.seals.get((one.at, one.length))
+                seals.add(one.name, one.start, one.home[one.at : one.at + one.length], sum)
+        live = any(one.live for one in found)
         if seal == "copy" or (seal == "behind" and not live):
             seals.take()
         return Gathered(parts=runs.parts(staged.total_bytes), seals=seals, hurry=hurry, copied=copied)
+
+    @staticmethod
+    def _find(staged: StagedPlan, position: int, planner: SavePlanner) -> _Item:
+        item = staged.items[position]
+        one = _Item(item.index.fqn, staged.offsets[position], staged.lengths[position])
+        if not one.length:
+            return one
+        if position in staged.blobs:
+            one.home = staged.blobs[position].getbuffer()
+            return one
+        tensor = _checked(planner.resolve_data(item), item)
+        one.why = why_copied(tensor)
+        if one.why is not None:
+            one.tensor = tensor
+        elif (found := find_copy(tensor)) is not None:
+            one.copy, one.at = found
+        else:
+            one.live, one.home = True, as_bytes(tensor)
+        return one
+
+    def _copy_all(self, items: list[_Item]) -> torch.Tensor:
+        """Into the buffer, one behind the other: neighbours in the object as far apart as they are there."""
+        end = last = 0
+        for one in items:
+            gap = one.start - last
+            one.at = end + (gap if 0 <= gap < ITEM_ALIGNMENT else -end % ITEM_ALIGNMENT)
+            end, last = one.at + one.length, one.start + one.length
+        buffer = self._reserve(end)
+        to_wait_for: set[torch.device] = set()
+        end = 0
+        for one in items:
+            assert one.tensor is not None
+            # Gaps are written too: what was here before belongs to nobody else's checkpoint.
+            buffer[end : one.at].zero_()
+            end = one.at + one.length
+            if _copy(buffer[one.at : end], one.tensor):
+                to_wait_for.add(one.tensor.device)
+            one.tensor = None
+        for device in to_wait_for:
+            torch.accelerator.synchronize(device)
+        return buffer
 
     def _reserve(self, total_bytes: int) -> torch.Tensor:
         if self._buffer is None or self._buffer.numel() < total_bytes:
