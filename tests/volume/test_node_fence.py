@@ -4,6 +4,7 @@ kernel's rules of joining. The kernel itself: `tests/interop/test_kernel_block.p
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +14,13 @@ import pytest
 
 from headrace.device import FileLock, KernelReservations, ReservationType, lock_file, new_key
 from headrace.device.reservations import ReservationCapabilities, ReservationReport, Reservations
-from headrace.errors import DeviceGone, SessionLost, WriterActive
+from headrace.errors import CommandFailed, DeviceGone, SessionLost, WriterActive
 from headrace.testing import HostDevice, Quirks, SharedNamespace
 from headrace.units import MIB
 from headrace.volume import Session, Volume
 from headrace.volume.writing import fence
 from tests.volume.support import STRIPE, state_of
+from tests.waiting import PATIENCE_S
 
 BEAT = 0.05
 
@@ -170,6 +172,9 @@ def test_a_rank_that_joins_while_the_target_is_away_waits_for_it(
     def away(self: NodeReservations, *, timeout_s: float = 0.0) -> ReservationReport:
         if len(refused) < 3:
             refused.append(self)
+            if len(refused) == 2:
+                # What was on its way when the path was lost.
+                raise CommandFailed("the kernel does not report", found="EIO") from OSError(errno.EIO, "EIO")
             raise DeviceGone("no path to the target")
         return report(self, timeout_s=timeout_s)
 
@@ -184,6 +189,17 @@ def test_a_rank_that_joins_while_the_target_is_away_waits_for_it(
     monkeypatch.setattr(fence, "NODE_PATIENCE_S", 0.0)
     with pytest.raises(DeviceGone):
         cluster.open(ticket=session.ticket)
+    refused.clear()
+    monkeypatch.setattr(fence, "NODE_PATIENCE_S", PATIENCE_S)
+
+    def refusing(self: NodeReservations, *, timeout_s: float = 0.0) -> ReservationReport:
+        refused.append(self)
+        raise CommandFailed("the target does not report", found="status 0x2")
+
+    monkeypatch.setattr(NodeReservations, "report", refusing)
+    with pytest.raises(CommandFailed, match="0x2"):
+        cluster.open(ticket=session.ticket)
+    assert len(refused) == 1, "what is refused is not asked again"
 
 
 def test_a_session_whose_reservation_is_forgotten_ends_by_itself(

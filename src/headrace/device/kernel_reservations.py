@@ -359,7 +359,7 @@ class KernelReservations(Reservations):
         gone = error.errno in (errno.ENXIO, errno.ENODEV, errno.ENOENT)
         raise (DeviceGone if gone else CommandFailed)(
             f"the kernel does not {verb}", where=self._uri(), found=error.strerror
-        ) from None
+        ) from error
 
 
 # ---- what the device says ----

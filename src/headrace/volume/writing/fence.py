@@ -19,6 +19,7 @@ asked for where it protects nobody.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -467,13 +468,17 @@ def haunted(devices: Sequence[BlockDevice], space: Sequence[tuple[int, int, int]
 
 
 def _when_it_answers(ask: Callable[[], None]) -> None:
-    """While the kernel has lost the target, I/O waits for it; so does this. DeviceGone, DeviceTimeout after that."""
+    """While the kernel has lost the target, I/O waits for it; so does this. DeviceGone, DeviceTimeout, CommandFailed
+    after that."""
     deadline = time.monotonic() + NODE_PATIENCE_S
     while True:
         try:
             return ask()
-        except (DeviceGone, DeviceTimeout):
-            if time.monotonic() >= deadline:
+        except (DeviceGone, DeviceTimeout, CommandFailed) as error:
+            # EIO is what a command on its way meets when its path is lost.
+            cause = error.__cause__
+            lost = not isinstance(error, CommandFailed) or (isinstance(cause, OSError) and cause.errno == errno.EIO)
+            if not lost or time.monotonic() >= deadline:
                 raise
         time.sleep(_RETRY_S)
 
