@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,19 @@ from headrace.cli import main
 from headrace.dataset import (
     StageOptions,
     StageProgress,
+    Staging,
     drop_stage,
     stage,
     stages,
 )
+from headrace.dataset import staging as staging_module
 from headrace.errors import DeviceTimeout, UsageError
 from headrace.testing.serve import serving
 from headrace.volume import Volume
 from headrace.volume.stage.store import address_of, hold
 from tests.dataset.corpora import put_stream, some_lengths
 from tests.dataset.staged import WAIT_S, epoch, feed, report_of, stager, there
+from tests.stopping import stopped
 from tests.waiting import until
 
 NQN = "nqn.2026-01.io.headrace:test-staging"
@@ -278,6 +282,23 @@ def test_what_is_staged_whole_is_read_without_the_target(tmp_path: Path) -> None
         os.kill(target.process.pid, signal.SIGKILL)
         target.process.wait(WAIT_S)
         assert epoch(each) == good and each.describe()["corpus"]["stage"]["stage_share"] == 1
+
+
+def test_a_staging_ends_though_the_volume_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(NQN, "mem:32MiB") as target, Volume.create([target.uri(loss_timeout="forever")]) as volume:
+        put_stream(volume, "corpus", some_lengths(300, 6000))
+        go_on = threading.Event()
+
+        def later(*arguments: Any, **options: Any) -> Any:
+            assert go_on.wait(WAIT_S)
+            return stage(*arguments, **options)
+
+        monkeypatch.setattr(staging_module, "stage", later)
+        staging = Staging(volume, "corpus", tmp_path / "nvme")
+        with stopped(target.process.pid):
+            go_on.set()
+            staging.close(timeout_s=0.5)
+            assert staging.done()
 
 
 def test_a_file_is_the_stage_of_one_dataset(source: Source, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ called again it goes on where it was. What a stage is, and why it cannot be take
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -36,6 +38,10 @@ from headrace.volume.stage.store import Held, Stage, address_of, hold, names_its
 from headrace.volume.stage.throttle import Throttle
 from headrace.volume.stage.verify import verify
 from headrace.volume.workers import Workers
+
+_log = logging.getLogger("headrace")
+#: Seconds that a staging which is stopped may take for what it has under way.
+CLOSE_S = 60.0
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -378,10 +384,20 @@ class Staging:
         assert self._report is not None
         return self._report
 
-    def close(self) -> None:
-        """Stop, if it has not ended. Never raises what went wrong: training goes on without a stage."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Stop, if it has not ended. Never raises what went wrong: training goes on without a stage.
+
+        What it still reads of a volume that does not answer fails after `timeout_s`; a medium that does not answer then
+        is left to the kernel, and the log says so.
+        """
         self._stop.set()
-        self._worker.wait()
+        if self._worker.wait(timeout_s):
+            return
+        # Its own: nobody else reads by these connections.
+        with suppress(HeadraceError):
+            self._volume.close()
+        if not self._worker.wait(timeout_s):
+            _log.warning("headrace: the staging of %s does not end: its medium does not answer", self.name)
 
     def __enter__(self) -> Self:
         return self
