@@ -225,8 +225,17 @@ def test_numbers_of_every_dtype() -> None:
     assert two.tolist() == [6.0, 6.0]
 
 
-def test_pin_unpin_rm(case: Case) -> None:
+def test_pin_unpin_rm(case: Case, tmp_path: Path) -> None:
     first, second = "team/run/step-1", "team/run/step-00000002"
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    with Volume.open(case.uri, write=True) as volume, volume.session("job"):
+        # A job holds the volume: it is asked.
+        assert "is asked for" in case.good("pin", second, "--ask", str(folder), "--note", "keep")
+        assert "no committed checkpoint" in case.refused("pin", "team/run/step-7", "--ask", str(folder))
+        assert "nowhere" in case.refused("pin", second, "--ask", str(tmp_path / "nowhere"))
+    (told,) = (json.loads(path.read_text()) for path in folder.iterdir())
+    assert told == {"checkpoint": second, "note": "keep"}
     assert case.good("pin", first, "--note", "keep\nit").strip() == "team/run/step-00000001 is pinned"
     assert case.told("pin", first, second) == [{"pinned": [second], "unchanged": ["team/run/step-00000001"]}]
     assert [each["pinned"] for each in case.told("ls")] == [True, True]

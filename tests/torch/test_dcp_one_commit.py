@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from headrace.checkpoint import latest
+from headrace.checkpoint import latest, listing
 from headrace.errors import CheckpointFailed, ObjectExists, ObjectNotFound
 from headrace.testing import MemoryDevice
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions
@@ -62,6 +64,38 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_not_mixed_with_its_
         with pytest.raises(ObjectNotFound, match="replaced"):
             reader.load(state, "run/step-1", planner=Slow())
         reader.load(state, "run/step-1")
+    assert torch.equal(state["a"], torch.full((1000,), 2.0))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_another_thread_that_follows_the_volume_while_a_manifest_is_read(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    """One volume, several threads: what is found is of one commit, whichever of the two that are there by then."""
+    save(volume, 1, 1.0)
+    opened = Volume.open(volume.devices)
+    decode, again = listing.decode, [True]
+
+    def decoded(data: bytes) -> Any:
+        found = decode(data)
+        if again:
+            again.clear()
+            with VolumeWriter(
+                Volume.open(volume.devices, write=True), "run", options=WriterOptions(overwrite=True)
+            ) as writer:
+                writer.save({"a": torch.full((1000,), 2.0), "longer": torch.ones(50_000)}, "run/step-1")
+            other = threading.Thread(target=opened.refresh)
+            other.start()
+            other.join()
+        return found
+
+    monkeypatch.setattr(listing, "decode", decoded)
+    state: dict[str, Any] = {"a": torch.zeros(1000)}
+    with VolumeReader(opened, "run/step-1") as reader:
+        if plain:
+            dcp.load(state, storage_reader=reader, no_dist=True)
+        else:
+            reader.load(state)
     assert torch.equal(state["a"], torch.full((1000,), 2.0))
 
 

@@ -8,7 +8,10 @@ from headrace.checkpoint.manifest import MANIFEST_LIMIT, SUMMARY_END, Manifest, 
 from headrace.checkpoint.names import CheckpointId
 from headrace.checkpoint.retention import find, not_there
 from headrace.errors import CheckpointFailed, ObjectNotFound
-from headrace.volume import Volume
+from headrace.volume import ObjectInfo, Volume
+
+#: A checkpoint that is replaced while it is looked at is looked at again, so often.
+_LOOKS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +79,46 @@ def _info(volume: Volume, id: CheckpointId, pinned: bool) -> CheckpointInfo:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """A checkpoint as one commit made it."""
+
+    id: CheckpointId
+    sequence: int
+    manifest: Manifest
+    #: Those of the manifest, in its order.
+    objects: tuple[ObjectInfo, ...]
+
+
 def read_manifest(volume: Volume, id: CheckpointId) -> Manifest:
     """The manifest of a committed checkpoint, checked against the objects that it speaks of.
 
     ObjectNotFound where there is no such checkpoint; CheckpointFailed where its manifest cannot be used.
     """
+    return read_committed(volume, id).manifest
+
+
+def read_committed(volume: Volume, id: CheckpointId) -> Committed:
+    """The same, and which objects these are: of one commit, though another thread may follow the log meanwhile."""
     if id.manifest not in volume:
         volume.refresh()
-    try:
-        entry = volume.stat(id.manifest)
-    except ObjectNotFound:
-        raise not_there(volume, id) from None
+    for _ in range(_LOOKS):
+        try:
+            entry = volume.stat(id.manifest)
+        except ObjectNotFound:
+            raise not_there(volume, id) from None
+        try:
+            found = _committed(volume, id, entry)
+        except (CheckpointFailed, ObjectNotFound):
+            if volume.sequence_of(id.manifest) == entry.sequence:
+                raise
+            continue
+        if volume.sequence_of(id.manifest) == entry.sequence:
+            return found
+    raise CheckpointFailed("this checkpoint is replaced faster than it can be read", where=str(id))
+
+
+def _committed(volume: Volume, id: CheckpointId, entry: ObjectInfo) -> Committed:
     if entry.length_bytes > MANIFEST_LIMIT:
         raise CheckpointFailed(
             "this manifest cannot be used: it is too long",
@@ -94,19 +126,21 @@ def read_manifest(volume: Volume, id: CheckpointId) -> Manifest:
             expected=f"{MANIFEST_LIMIT} bytes",
             found=f"{entry.length_bytes} bytes",
         )
+    data = bytearray(entry.length_bytes)
+    volume.submit_read(entry, [0], [entry.length_bytes], [data], [0]).wait()
     try:
-        manifest = decode(volume.read(id.manifest))
+        manifest = decode(bytes(data))
         if manifest.summary.id != id:
             raise CheckpointFailed("this manifest is of another checkpoint", found=str(manifest.summary.id))
-        for item in manifest.objects:
-            length = volume.stat(item.name).length_bytes
-            if length != item.length_bytes:
+        objects = tuple(volume.stat(item.name) for item in manifest.objects)
+        for item, info in zip(manifest.objects, objects, strict=True):
+            if info.length_bytes != item.length_bytes:
                 raise CheckpointFailed(
                     f"object {item.name} is not what the manifest says",
                     expected=f"{item.length_bytes} bytes",
-                    found=f"{length} bytes",
+                    found=f"{info.length_bytes} bytes",
                 )
     except CheckpointFailed as error:
         error.where = error.where or id.manifest
         raise
-    return manifest
+    return Committed(id=id, sequence=entry.sequence, manifest=manifest, objects=objects)

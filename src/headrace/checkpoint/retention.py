@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.checkpoint.names import CheckpointId, check_run, parse_manifest_name, parse_pin_name
 from headrace.errors import CheckpointFailed, ObjectNotFound, UsageError, VolumeFull
 from headrace.units import format_bytes
-from headrace.volume import ObjectInfo, Session, Volume
+from headrace.volume import ObjectInfo, Session, Transaction, Volume
 from headrace.volume.writing.reserve import Reservation
 
 #: What is reserved for a manifest; most are much smaller.
@@ -50,9 +50,11 @@ class Retention:
         """Though it is older than the last ones."""
         return id in found.pinned or (self.keep_every is not None and id.step % self.keep_every == 0)
 
-    def going(self, found: Found, newest: CheckpointId | None = None) -> list[CheckpointId]:
-        """What is to be deleted."""
-        return [id for id in self.older(found, newest) if not self.stays(found, id)]
+    def going(
+        self, found: Found, newest: CheckpointId | None = None, keep: Collection[CheckpointId] = ()
+    ) -> list[CheckpointId]:
+        """What is to be deleted; `keep`: what is about to be pinned."""
+        return [id for id in self.older(found, newest) if not self.stays(found, id) and id not in keep]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,7 @@ def pin(session: Session, id: CheckpointId, note: str = "") -> bool:
 
     ObjectNotFound where there is no such checkpoint. UsageError for a note that is too long.
     """
-    data = json.dumps({"pinned_unix": time.time(), "note": note}).encode()
+    data = _pin_bytes(note)
     if len(data) > PIN_LIMIT:
         raise UsageError("the note of a pin is too long", expected=f"{PIN_LIMIT} bytes", found=f"{len(data)} bytes")
     with deciding:
@@ -185,8 +187,17 @@ def pin(session: Session, id: CheckpointId, note: str = "") -> bool:
         if id.pin in found:
             return False
         with session.transaction() as tx:
-            tx.put(id.pin, data, checksum_block_bytes=4096)
+            put_pin(tx, id, note)
     return True
+
+
+def _pin_bytes(note: str) -> bytes:
+    return json.dumps({"pinned_unix": time.time(), "note": note}).encode()
+
+
+def put_pin(tx: Transaction, id: CheckpointId, note: str) -> None:
+    """With whatever else is committed."""
+    tx.put(id.pin, _pin_bytes(note), checksum_block_bytes=4096)
 
 
 def unpin(session: Session, id: CheckpointId) -> bool:

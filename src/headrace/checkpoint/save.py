@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from headrace.checkpoint.manifest import Manifest, ObjectEntry, encode
 from headrace.checkpoint.names import CheckpointId
-from headrace.checkpoint.retention import Retention, deciding, find, objects_of, refuse_pinned, reserve
+from headrace.checkpoint.requests import asked, done, there
+from headrace.checkpoint.retention import Retention, deciding, find, objects_of, put_pin, refuse_pinned, reserve
 from headrace.errors import CheckpointFailed, ObjectExists
 from headrace.volume import Grant, Receipt, Session, Transaction
 
@@ -30,16 +31,24 @@ class Save:
     Args:
         overwrite: replace a committed checkpoint of this id, in the same commit; otherwise ObjectExists.
         retention: with the commit, delete what is to go of the run then; this step is one of its last.
+        pin_requests: folder in which people ask for pins, which come with the commit (`headrace.checkpoint.requests`).
     """
 
     def __init__(
-        self, session: Session, id: CheckpointId, *, overwrite: bool = False, retention: Retention | None = None
+        self,
+        session: Session,
+        id: CheckpointId,
+        *,
+        overwrite: bool = False,
+        retention: Retention | None = None,
+        pin_requests: str | None = None,
     ) -> None:
         self.id = id
         self.created_unix = time.time()
         self._session = session
         self._overwrite = overwrite
         self._retention = retention
+        self._pin_requests = pin_requests
         self._tx: Transaction | None = None
         self._pending: set[str] = set()
         self.objects: list[ObjectEntry] = []
@@ -110,12 +119,20 @@ class Save:
         with deciding:
             # Somebody may have pinned it while the ranks wrote what is to replace it.
             refuse_pinned(self.id, objects_of(self._session.volume, self.id))
-            if self._retention is not None:
-                for old in self._retention.going(find(self._session.volume, self.id.run), self.id):
-                    for name in objects_of(self._session.volume, old):
-                        tx.delete(name)
+            requests = asked(self._pin_requests, self.id.run)
+            if self._retention is not None or requests:
+                found = find(self._session.volume, self.id.run)
+                wanted = there(requests, found, self.id)
+                for one in wanted:
+                    put_pin(tx, one.id, one.note)
+                if self._retention is not None:
+                    for old in self._retention.going(found, self.id, {one.id for one in wanted}):
+                        for name in objects_of(self._session.volume, old):
+                            tx.delete(name)
             sequence = tx.commit()
         self._tx = None
+        if requests:
+            done(requests, found, self.id)
         return sequence
 
     def abort(self) -> None:

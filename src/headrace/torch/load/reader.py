@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +28,14 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from headrace.checkpoint import CheckpointId, Manifest, latest, parse_checkpoint_id, read_manifest
+from headrace.checkpoint import CheckpointId, Manifest, latest, parse_checkpoint_id
+from headrace.checkpoint.listing import Committed, read_committed
 from headrace.checkpoint.manifest import decode, encode
 from headrace.checkpoint.names import parse_path
 from headrace.checkpoint.save import CHECKSUM_BLOCK_BYTES
 from headrace.checkpoint.shares import U64, blocks_of, decode_share, share
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
+from headrace.torch.load.plans import decode_plan, encode_plan
 from headrace.torch.load.reading import U8, Reading, Wanted, rows_of_items, wanted
 from headrace.torch.load.sharing import Exchange
 from headrace.torch.load.together import Alone, Together
@@ -182,7 +183,7 @@ class VolumeReader(StorageReader):
             self.set_up_storage_reader(metadata, ranks.rank == 0)
             plan = planner.create_local_plan()
             items = self._items(plan)
-            mine = pickle.dumps(plan) if gathers else _pack(self._wants(items))
+            mine = encode_plan(plan) if gathers else _pack(self._wants(items))
         except Exception as error:
             mine = _told(error, ranks)
         unique = 0
@@ -191,8 +192,8 @@ class VolumeReader(StorageReader):
             nonlocal unique
             plans = [b""] * len(messages)
             if gathers:
-                made = planner.create_global_plan([pickle.loads(message) for message in messages])
-                plans = [pickle.dumps(one) for one in made]
+                made = planner.create_global_plan([decode_plan(message) for message in messages])
+                plans = [encode_plan(one) for one in made]
                 wants = [self._wants(self._items(one)) for one in made]
             else:
                 wants = [_unpack(message) for message in messages]
@@ -200,15 +201,15 @@ class VolumeReader(StorageReader):
             unique = int((union[:, 2] - union[:, 1]).sum())
             blocks = [blocks_of(rows, self._lengths, CHECKSUM_BLOCK_BYTES) for rows in wants]
             shares = [one.encode() for one in share(blocks)]
-            return [pickle.dumps(pair) for pair in zip(plans, shares, strict=True)]
+            return [_pair(*both) for both in zip(plans, shares, strict=True)]
 
-        changed, shared = pickle.loads(ranks.exchange.round("plan", mine, decide))
+        changed, shared = _unpair(ranks.exchange.round("plan", mine, decide))
         exchange: Exchange | None = None
         began = time.perf_counter()
         reading: Reading | _Failed
         try:
             if gathers:
-                plan = pickle.loads(changed)
+                plan = decode_plan(changed)
             final = planner.finish_plan(plan)
             if gathers or final is not plan:
                 items = self._items(final)
@@ -221,7 +222,8 @@ class VolumeReader(StorageReader):
         try:
             if isinstance(ranks, Together):
                 exchange = Exchange(ranks, decode_share(shared), reading.read_message, reading.arrived)
-                exchange.run()
+                with ranks.watched():
+                    exchange.run()
             reading.run()
             self.read_bytes = reading.read_bytes
             mine = str(self.read_bytes).encode()
@@ -254,9 +256,9 @@ class VolumeReader(StorageReader):
 
         def find(messages: list[bytes]) -> list[bytes]:
             nonlocal data
-            id, sequence, manifest = self._find()
-            data = encode(manifest)
-            return [json.dumps([str(id), sequence, len(data)]).encode()] * len(messages)
+            one = self._find()
+            data = encode(one.manifest)
+            return [json.dumps([str(one.id), one.sequence, len(data)]).encode()] * len(messages)
 
         self._failure = None
         id, sequence, length = json.loads(ranks.exchange.round("manifest", b"", find))
@@ -276,21 +278,18 @@ class VolumeReader(StorageReader):
     def read_metadata(self, *args: Any, **unused: Any) -> Metadata:
         self._failure = None
         try:
-            metadata = self._take(*self._find())
+            found = self._find()
+            metadata = self._take(found.id, found.sequence, found.manifest)
             # These very objects, not what may have their names by the time they are read.
-            for number in range(len(self._lengths)):
-                self._info(number)
+            self._infos = dict(enumerate(found.objects))
         except HeadraceError as error:
             # DCP turns it into an AssertionError.
             self._failure = error
             raise
         return metadata
 
-    def _find(self) -> tuple[CheckpointId, int, Manifest]:
-        volume = self._attachment.open()
-        id = self._id if self._id is not None else self._latest()
-        manifest = read_manifest(volume, id)
-        return id, volume.stat(id.manifest).sequence, manifest
+    def _find(self) -> Committed:
+        return read_committed(self._attachment.open(), self._id if self._id is not None else self._latest())
 
     def _take(self, id: CheckpointId, sequence: int, manifest: Manifest) -> Metadata:
         metadata = from_manifest(manifest)
@@ -308,16 +307,19 @@ class VolumeReader(StorageReader):
         found = self._infos.get(number)
         if found is None:
             assert self._loaded is not None
-            volume = self._attachment.open()
-            if self._loaded.manifest not in volume or volume.stat(self._loaded.manifest).sequence != self._sequence:
+            volume, manifest = self._attachment.open(), self._loaded.manifest
+            if volume.sequence_of(manifest) != self._sequence:
                 # Another rank saw a later commit than this one has.
                 volume.refresh()
-            if volume.stat(self._loaded.manifest).sequence != self._sequence:
+            name = next(name for name, of in self._numbers.items() if of == number)
+            # Looked at in between, whatever another thread does to the volume: it is of that commit.
+            before = volume.sequence_of(manifest)
+            found = volume.stat(name) if name in volume else None
+            if found is None or not before == self._sequence == volume.sequence_of(manifest):
                 raise ObjectNotFound(
                     f"checkpoint {self._loaded} was replaced while it was loaded", next_step="load it again"
                 )
-            name = next(name for name, of in self._numbers.items() if of == number)
-            found = self._infos[number] = volume.stat(name)
+            self._infos[number] = found
         return found
 
     def _latest(self) -> CheckpointId:
@@ -429,6 +431,15 @@ def _told(error: Exception, ranks: Together | Alone) -> Exception:
     )
     told.__cause__ = error
     return told
+
+
+def _pair(plan: bytes, share: bytes) -> bytes:
+    return len(plan).to_bytes(8, "little") + plan + share
+
+
+def _unpair(data: bytes) -> tuple[bytes, bytes]:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return data[8:end], data[end:]
 
 
 def _pack(rows: U64) -> bytes:

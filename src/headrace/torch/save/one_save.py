@@ -23,6 +23,7 @@ from headrace.torch.save.options import SaveReport, WriterOptions
 from headrace.torch.save.pacing import SHORT_BYTES, Pacer, PaceReport, within_seconds
 from headrace.torch.save.stager import Stager
 from headrace.torch.save.staging import StagedPlan, Staging, lay_out
+from headrace.units import format_seconds
 from headrace.volume import Grant, Volume
 
 
@@ -50,6 +51,15 @@ class OneSave:
         #: Of what is being written, where it gives way.
         self.pacer: Pacer | None = None
         self._save: Save | None = None
+        self._now("is about to plan")
+
+    def _now(self, doing: str) -> None:
+        self._doing, self._since = doing, time.monotonic()
+
+    @property
+    def doing(self) -> str:
+        """What this rank does of it, and for how long."""
+        return f"it {self._doing} for {format_seconds(time.monotonic() - self._since)}"
 
     def write(
         self,
@@ -75,16 +85,24 @@ class OneSave:
             lengths = [length for _, length in asked]
             if not all(isinstance(length, int) and length >= 0 for length in lengths):
                 raise CheckpointFailed("a rank asked for an impossible number of bytes", found=str(lengths)[:80])
-            self._save = Save(attachment.session(), id, overwrite=options.overwrite, retention=options.retention)
+            self._save = Save(
+                attachment.session(),
+                id,
+                overwrite=options.overwrite,
+                retention=options.retention,
+                pin_requests=options.pin_requests,
+            )
             return [encode_grant(grant) for grant in self._save.allocate(lengths)]
 
         with exchange.meeting() if apart else exchange.save():
             staged, mine = _lay_out(plan, planner, attachment, id)
             began = time.perf_counter()
+            self._now("waits for the byte counts of all ranks")
             grant = decode_grant(exchange.round("grant", mine, allocate))
             granted = time.perf_counter()
             # A round that returns had no exception in it, so this rank has a plan.
             assert staged is not None
+            self._now("writes its bytes")
             try:
                 done = self._write_grant(
                     grant, staged, planner, attachment, staging, options, exchange, interval_s=interval_s
@@ -94,8 +112,10 @@ class OneSave:
                 if stager is not None and stager.copy is not None:
                     stager.copy.let_go()
             written = time.perf_counter()
+            self._now("waits for the other ranks to have written")
             exchange.round("receipt", done.answer, self._accept, self._heard)
             ended = time.perf_counter()
+            self._now("waits for the commit")
         self.report = SaveReport(
             checkpoint_id=str(id),
             rank=exchange.rank,
@@ -192,6 +212,7 @@ class OneSave:
         if save is None or report is None:
             raise CheckpointFailed("finish without a write before it")
         began = time.perf_counter()
+        self._now("commits")
         summary = Summary(
             run=save.id.run,
             step=save.id.step,

@@ -24,6 +24,9 @@ class WriterOptions:
     keep_last: int | None = None
     #: Steps that are multiples of it remain beside the last ones, as those do that are pinned. None: no others.
     keep_every: int | None = None
+    #: A folder in which people ask for pins while the job holds the volume (`headrace checkpoint pin --ask FOLDER`):
+    #: the coordinator looks there at each commit, and pins with it. None: nobody can ask.
+    pin_requests: str | None = None
     #: Replace a committed checkpoint of the same step, in the same commit; else saving it again is an error.
     overwrite: bool = False
     #: Where another run's session holds the volume and gives no sign of life: "refuse", or take over from it,
