@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 
 from headrace.errors import CheckpointFailed, DeviceGone
 from headrace.torch.ranks.coordination import MESSAGE_LIMIT, SoloExchange, StoreExchange
-from tests.torch.crew import Rank, run
+from tests.stopping import stopped
+from tests.torch.crew import Crew, Rank, run
+
+#: Longer than a thread stands still on a machine that is busy.
+TURN_STALL_S = 10.0
 
 
 def exchange_of(rank: Rank, **options: float) -> StoreExchange:
@@ -124,6 +129,80 @@ def meetings(rank: Rank, _: None) -> bytes:
 
 def test_a_rank_that_gave_up_is_waited_for_when_it_comes_again() -> None:
     assert run(2, meetings, None) == [b"0+1"] * 2
+
+
+def turns(rank: Rank, _: None) -> str:
+    """Ranks 1 and 2 of the job, of which 1 says whose turn it is; rank 0 has the store, and no part in it."""
+    from headrace.torch.save.group import Turns
+    from headrace.torch.save.options import WriterOptions
+
+    if rank.rank == 0:
+        rank.hear()
+        return ""
+    options = WriterOptions(when_busy="skip", stall_s=TURN_STALL_S, deadline_s=600)
+    whose = Turns("turns", rank.rank - 1, 2, options)
+    try:
+        if rank.rank == 1:
+            rank.say("beats")
+            # It lives, and is late: for longer than a rank may be silent.
+            rank.hear()
+            time.sleep(1.2 * TURN_STALL_S)
+            assert whose.decide(True)
+            rank.say("decided")
+            rank.hear()
+            return ""
+        rank.hear()
+        rank.say("asks")
+        assert whose.decide(False)
+        rank.hear()
+        rank.say("asks again")
+        with pytest.raises(CheckpointFailed) as caught:
+            whose.decide(False)
+        rank.say("failed")
+        return str(caught.value)
+    finally:
+        whose.close()
+
+
+def test_who_says_whose_turn_it_is_may_be_late_and_not_silent() -> None:
+    crew = Crew(3, turns)
+    crew.hear(1, "beats")
+    crew.say(2, "ask")
+    crew.hear(2, "asks")
+    crew.say(1, "be late")
+    crew.hear(1, "decided")
+    with stopped(crew.pids[1]):
+        crew.say(2, "ask again")
+        crew.hear(2, "failed")
+    crew.say(1, "end")
+    crew.say(0, "end")
+    assert "rank 0 gave no sign of life" in crew.join()[2]
+
+
+def hostile(rank: Rank, _: None) -> list[str]:
+    """Somebody else writes to the store in the place of rank 1."""
+    import torch.distributed as dist
+
+    exchange = exchange_of(rank)
+    found = []
+    for bad in (b"!", b"!" + pickle.dumps(1), b'!{"rank": 1}', b'!{"rank": 1, "kind": "X", "text": 3}', b"![[]]"):
+        if rank.rank == 0:
+            exchange.announce()
+        dist.barrier()
+        with exchange.save():
+            if rank.rank == 1:
+                exchange._store.set(f"{exchange.token}/grant/1", bad)
+            else:
+                with pytest.raises(CheckpointFailed) as caught:
+                    exchange.round("grant", b"", lambda all: [b""] * len(all))
+                found.append(str(caught.value))
+            dist.barrier()
+    return found
+
+
+def test_what_others_write_into_the_store_is_no_message() -> None:
+    for text in run(2, hostile)[0]:
+        assert "in the place of a message is none" in text
 
 
 def test_alone() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from headrace.torch import Checkpointer, Preemption, VolumeReader, VolumeWriter,
 from headrace.torch.job.saving import Costs, Schedule
 from headrace.volume import Volume
 from tests.torch.test_dcp_hazards import flip_a_bit
+from tests.waiting import PATIENCE_S
 
 #: So that a tensor is longer than a checksum block, and damage in its middle nobody else's.
 WIDE = 9000
@@ -222,6 +224,36 @@ def test_a_save_that_failed_is_heard_of(uris: list[str], on_failure: Any, caplog
     assert any("the save of step 1 of run FAILED" in each.getMessage() for each in caplog.records)
 
 
+class Stuck(Volume):
+    """Its writes wait until somebody lets them go."""
+
+    go: threading.Event
+
+    def write_grant(self, grant: Any, buffer: Any) -> Any:
+        assert self.go.wait(PATIENCE_S)
+        return super().write_grant(grant, buffer)
+
+
+def test_a_save_that_hangs_is_waited_for_no_longer_than_was_said(uris: list[str]) -> None:
+    volume = Stuck.open(uris, write=True)
+    assert isinstance(volume, Stuck)
+    volume.go = threading.Event()
+    checkpointer = Checkpointer(volume, "run", wait_s=0.3)
+    checkpointer.save(1, torch.nn.Linear(3, 3))
+    for waits in (checkpointer.wait, lambda: checkpointer.wait(0.1), checkpointer.close):
+        with pytest.raises(
+            CheckpointFailed, match=r"step 1 is not committed in time.* rank 0.* run/step-00000001: it "
+        ):
+            waits()
+    volume.go.set()
+    # Nothing of it was closed under the save, and it is whole when what it waited for has come.
+    assert checkpointer.wait(PATIENCE_S) is not None
+    checkpointer.close()
+    volume.close()
+    with Volume.open(uris) as opened:
+        assert [info.step for info in list_checkpoints(opened, "run")] == [1]
+
+
 def test_too_little_room_for_what_is_to_stay_is_told_before_training(uris: list[str]) -> None:
     job = Job(1)
     for keep_last, room in ((2, True), (40, False)):
@@ -311,6 +343,11 @@ def test_what_cannot_be_meant(uris: list[str]) -> None:
         Checkpointer(uris, "run", interval="auto")
     with pytest.raises(UsageError, match="interval"):
         Checkpointer(uris, "run", interval=0)
+    with pytest.raises(UsageError, match="wait_s"):
+        Checkpointer(uris, "run", wait_s=0)
+    for never in (signal.SIGKILL, signal.SIGSTOP):
+        with pytest.raises(UsageError, match=f"may hear of.*{never.name}"):
+            Preemption(signals=(signal.SIGTERM, never))
     with Checkpointer(uris, "run") as checkpointer:
         with pytest.raises(UsageError, match="extra 'thing' cannot be saved"):
             checkpointer.save(1, model, extra={"thing": object()})

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import HeadraceError
+from headrace.errors import ChecksumMismatch, HeadraceError
 from headrace.volume import Volume
 from tests.stopping import stopped
 from tests.torch.crew import Crew, Rank, run
 
 MIB = 1 << 20
 STALL_S = 10.0
-TIMEOUT_S = 15.0
+#: Nobody waits so long for a rank that gives no sign of life.
+TIMEOUT_S = 300.0
 WORLD = 3
 
 
@@ -123,15 +124,20 @@ def unready(rank: Rank, uris: list[str]) -> list[str]:
             assert len(global_plan) == WORLD
             return super().create_global_plan(global_plan)
 
+    class Every(DefaultLoadPlanner):
+        def create_global_plan(self, global_plan: list[Any]) -> list[Any]:
+            return super().create_global_plan(global_plan)
+
     found = []
     with VolumeReader(uris, "run", timeout_s=TIMEOUT_S, stall_s=STALL_S) as reader:
         for planner in (Planner(), Global()):
             with pytest.raises(HeadraceError) as caught:
                 reader.load({name: torch.zeros(value.shape) for name, value in values().items()}, planner=planner)
             found.append(str(caught.value))
-        into = {"norm.1": torch.zeros(1000)}
-        reader.load(into)
-        assert np.array_equal(into["norm.1"].numpy(), values()["norm.1"])
+        for planner in (None, Every()):
+            into = {"norm.1": torch.zeros(1000)}
+            reader.load(into, planner=planner)
+            assert np.array_equal(into["norm.1"].numpy(), values()["norm.1"])
     return found
 
 
@@ -184,6 +190,37 @@ def test_a_rank_that_does_not_come_is_named(saved: list[str]) -> None:
     crew.hear(0, "failed")
     crew.say(1, "end")
     assert "rank 1 did not finish within 1.0 s" in crew.join()[0]
+
+
+def damaged_on_the_way(rank: Rank, uris: list[str]) -> str:
+    """What rank 1 sends is changed behind its back."""
+    import torch
+
+    from headrace.torch import VolumeReader
+    from headrace.torch.load.together import Together
+
+    send = Together.send
+
+    def changed(self: Together, tensor: torch.Tensor, *where: int) -> Any:
+        tensor[len(tensor) // 2] ^= 1
+        return send(self, tensor, *where)
+
+    if rank.rank == 1:
+        Together.send = changed  # type: ignore[method-assign, assignment]
+    into = {name: torch.zeros(value.shape) for name, value in values().items()}
+    with VolumeReader(uris, "run", timeout_s=TIMEOUT_S, stall_s=STALL_S) as reader:
+        with pytest.raises(ChecksumMismatch) as caught:
+            reader.load(into)
+        Together.send = send  # type: ignore[method-assign]
+        reader.load(into)
+    for name, value in values().items():
+        assert np.array_equal(into[name].numpy(), value), name
+    return str(caught.value)
+
+
+def test_bytes_that_another_rank_read_are_compared_when_they_come(saved: list[str]) -> None:
+    for text in run(WORLD, damaged_on_the_way, saved):
+        assert "damaged on their way from rank 1" in text
 
 
 def some_and_then_all(rank: Rank, uris: list[str]) -> list[float]:

@@ -57,6 +57,8 @@ class Checkpointer:
             only true when the job is told to stop.
         mtbf_s: mean time between failures of the whole job, in seconds.
         preemption: signals that tell the job to stop; None: none is listened to.
+        wait_s: seconds that `wait`, `close` and the next save wait at most for the save under way. None: three times
+            `options.deadline_s`, half an hour by default, as two rounds and a commit of a save have a deadline each.
         on_failure: "raise" what an asynchronous save failed with, at the next `save` or `wait`, or only "log" it.
         certificate: file to write the restart certificate to, as JSON, by rank 0; None: none.
         options: of the `VolumeWriter`. A step that is saved again always replaces the one before.
@@ -71,6 +73,7 @@ class Checkpointer:
         interval: Every = None,
         mtbf_s: float | None = None,
         preemption: Preemption | None = None,
+        wait_s: float | None = None,
         on_failure: Literal["raise", "log"] = "raise",
         certificate: str | os.PathLike[str] | None = None,
         options: WriterOptions | None = None,
@@ -86,6 +89,9 @@ class Checkpointer:
         # A commit that was under way when the job died may become visible only behind the restore: this run then comes
         # by that step again.
         self._options = replace(options or WriterOptions(), overwrite=True)
+        self._wait_s = 3 * self._options.deadline_s if wait_s is None else wait_s
+        if not self._wait_s > 0:
+            raise UsageError("wait_s", expected="above 0", found=str(wait_s))
         self._writer = VolumeWriter(volume, run, options=self._options, process_group=process_group)
         self._ranks = Ranks(process_group, deadline_s=self._options.deadline_s)
         self._parts = Parts()
@@ -295,9 +301,11 @@ class Checkpointer:
         future.add_done_callback(done)
 
     def wait(self, timeout_s: float | None = None) -> SaveReport | None:
-        """Wait for the save under way. What the last save did; None where there was none.
+        """Wait for the save under way, `wait_s` of the Checkpointer by default. What the last save did; None where
+        there was none.
 
-        HeadraceError with what it failed with, unless `on_failure` is "log". CheckpointFailed where the time passes.
+        HeadraceError with what it failed with, unless `on_failure` is "log". CheckpointFailed where the time passes: it
+        names this rank, and what it waits for.
         """
         self._settle(None if timeout_s is None else time.monotonic() + timeout_s)
         return self._last
@@ -306,12 +314,15 @@ class Checkpointer:
         save = self._under_way
         if save is None:
             return
+        left_s = self._wait_s if by is None else max(0.0, by - time.monotonic())
         try:
-            self._last = save.result(None if by is None else max(0.0, by - time.monotonic()))
+            self._last = save.result(left_s)
         except FutureTimeoutError:
             raise CheckpointFailed(
                 f"the save of step {save.step} is not committed in time",
                 where=f"rank {self._ranks.rank}",
+                expected=f"within {left_s:.0f} s",
+                found=self._writer.held_up_by(),
                 next_step="it may be yet, if this process lives on; what was committed before it is untouched",
             ) from None
         except HeadraceError:
@@ -331,15 +342,21 @@ class Checkpointer:
     # ---- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for the save under way, raise what it failed with, and let go of the volume and the signals."""
+        """Wait for the save under way (`wait_s` at most), raise what it failed with, and let go of the volume and the
+        signals. A save that hangs keeps its volume until the process ends."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._ranks.close)
-            stack.callback(self._writer.close)
+            stack.callback(self._close_writer)
             if self._watch is not None:
                 stack.callback(self._watch.close)
             if not self._certified:
                 self._certify()
             self._settle()
+
+    def _close_writer(self) -> None:
+        # One that hangs was waited for: it still uses what would be closed.
+        if self._under_way is None or self._under_way.future.done():
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -18,15 +18,18 @@ import numpy.typing as npt
 import torch
 
 from headrace.checkpoint.shares import Share
-from headrace.torch.load.together import Together
+from headrace.device import crc32c
+from headrace.errors import ChecksumMismatch
+from headrace.torch.load.together import NO_TAG, Together
 from headrace.torch.ranks.coordination import PeerFailed
 from headrace.units import MIB
 
 #: Of buffers under way on a rank.
 WINDOW_BYTES = 128 * MIB
-#: Behind the bytes of a message: whether they are good.
+#: Behind the bytes of a message: whether they are good, and their CRC32C, taken by who read and verified them.
 _TRAILER = 8
-_VOID = 0xFF
+_GOOD, _VOID = 0, 1
+_STATUS = np.dtype([("void", "<u4"), ("sum", "<u4")])
 
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
@@ -49,6 +52,11 @@ class _Message:
     @property
     def bytes(self) -> U8:
         found: U8 = self.data.numpy()[:-_TRAILER]
+        return found
+
+    @property
+    def status(self) -> npt.NDArray[np.void]:
+        found: npt.NDArray[np.void] = self.data.numpy()[-_TRAILER:].view(_STATUS)
         return found
 
 
@@ -79,6 +87,11 @@ class Exchange:
                 self._send_what_is_read()
             while self._under_way:
                 self._finish()
+        except PeerFailed as error:
+            # What happened here tells more.
+            if self._failure is not None:
+                raise self._failure from error
+            raise
         finally:
             # Only after an error: what is still read must have ended, since it is read into buffers of ours.
             for message in self._under_way:
@@ -93,7 +106,7 @@ class Exchange:
 
     def _tag(self, number: int) -> int:
         # A rank may send a later message first: gloo tells them apart by this.
-        return int(self._share.number[number]) % (1 << 30)
+        return int(self._share.number[number]) % NO_TAG
 
     def _size(self, number: int) -> int:
         rows = self._rows(number)
@@ -132,7 +145,7 @@ class Exchange:
         reading, message.reading = message.reading, None
         if reading is not None:
             self._try(reading.wait)
-        message.data[-_TRAILER:] = 0 if self._failure is None else _VOID
+        message.status[0] = (_GOOD, crc32c(message.bytes)) if self._failure is None else (_VOID, 0)
         message.works = [
             (rank, self._ranks.send(message.data, rank, self._tag(message.number))) for rank in message.others
         ]
@@ -152,10 +165,19 @@ class Exchange:
         return int(message.data.numel()) - _TRAILER
 
     def _take(self, message: _Message) -> None:
-        if bool(message.data[-_TRAILER:].any()):
+        void, expected = message.status[0].tolist()
+        reader = self._ranks.ranks[message.reader]
+        if void:
             self._failure = self._failure or PeerFailed(
-                f"rank {self._ranks.ranks[message.reader]} could not read its part of the load",
-                next_step="it says why itself",
+                f"rank {reader} could not read its part of the load", next_step="it says why itself"
+            )
+        elif (found := crc32c(message.bytes)) != expected:
+            self._failure = self._failure or ChecksumMismatch(
+                f"bytes of a checkpoint were damaged on their way from rank {reader}",
+                where=f"message {message.number} of the load",
+                expected=f"CRC32C {expected:#010x}, as they were read",
+                found=f"{found:#010x}",
+                next_step="try again; if it stays, look at the network and the memory of the two nodes",
             )
         elif self._failure is None:
             self._try(lambda: self._arrived(message.number, message.bytes))

@@ -16,9 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.torch.ranks.coordination import Exchange, PeerFailed, SoloExchange, StoreExchange
 from headrace.units import format_seconds
+
+#: Messages have smaller ones.
+NO_TAG = 1 << 30
 
 
 class Together:
@@ -37,6 +40,9 @@ class Together:
         self.rank, self.world = self.ranks.index(dist.get_rank()), len(self.ranks)
         self._timeout_s = timeout_s
         self._group: Any = None
+        #: Why nobody is waited for any more; and that a connection broke here.
+        self._given_up: HeadraceError | None = None
+        self._broken = False
         self._store: Any = dist.distributed_c10d._get_default_store()
         # Equal on all ranks of the group and for no other: they meet there.
         self._prefix = f"headrace/load/{hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:32]}"
@@ -69,6 +75,29 @@ class Together:
                 self.group().broadcast(tensor, 0).wait()
         return bytes(held)
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Bytes go from rank to rank: who waits for one that gives no sign of life, or has left, waits no longer."""
+        self._given_up, self._broken = None, False
+        with self.exchange.watch(self._give_up):
+            try:
+                yield
+            except PeerFailed as error:
+                # Where a rank could not read, all messages come all the same.
+                if self._broken and self._given_up is None:
+                    self.exchange.give_up(error)
+                raise
+
+    def _give_up(self, why: HeadraceError) -> None:
+        """On the thread that watches. Nothing ends a wait of gloo from outside but another one that meets its time-out:
+        that closes all connections of the group."""
+        self._given_up = why
+        group = self._group
+        if group is not None:
+            with contextlib.suppress(RuntimeError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                group.recv([nothing], (self.rank + 1) % self.world, NO_TAG).wait(timedelta(milliseconds=1))
+
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         with self.owed(rank):
             return self.group().send([tensor], rank, tag)
@@ -87,6 +116,10 @@ class Together:
         try:
             yield
         except RuntimeError as error:
+            self._broken = True
+            why = self._given_up
+            if why is not None:
+                raise PeerFailed(why.what, where=why.where, found=why.found, next_step=why.next_step) from error
             raise PeerFailed(
                 f"rank {self.ranks[rank]} did not do its part of the load",
                 where=f"rank {self.ranks[self.rank]}",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from headrace.errors import CheckpointFailed, HeadraceError, UsageError
+from headrace.errors import CheckpointFailed, HeadraceError
+from headrace.torch.ranks.groups import leave, private_group
 
 T = TypeVar("T")
 
@@ -22,27 +22,31 @@ T = TypeVar("T")
 class Ranks:
     """Made, and used, by all ranks of `group` (None: of the job) together. One process alone is rank 0 of 1.
 
-    CheckpointFailed where a rank does not come within `deadline_s`, or is gone.
+    Args:
+        purpose: whose group it is: those of one purpose are made in one order on all ranks.
+        failure: raised where a rank does not come within `deadline_s`, or is gone.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, deadline_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        deadline_s: float = 600.0,
+        purpose: str = "job",
+        failure: type[HeadraceError] = CheckpointFailed,
+    ) -> None:
         #: None where there is one process.
         self.group: dist.ProcessGroup | None = None
         self.rank, self.world, self._source = 0, 1, 0
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        members = None if group is None else dist.get_process_group_ranks(group)
-        private = dist.new_group(
-            members,
-            backend="gloo",
-            timeout=timedelta(seconds=deadline_s),
-            use_local_synchronization=members is not None,
-        )
-        if not isinstance(private, dist.ProcessGroup):
-            raise UsageError("this rank is not one of process_group", found=f"rank {dist.get_rank()}")
-        self.group = private
-        self.rank, self.world = dist.get_rank(private), dist.get_world_size(private)
-        self._source = dist.get_global_rank(private, 0)
+        self._failure = failure
+        if dist.is_available() and dist.is_initialized():
+            private = private_group(group, purpose, stall_s=60.0, deadline_s=deadline_s)
+            self.group, self.rank, self.world, self._source = (
+                private.group,
+                private.rank,
+                private.world,
+                private.source,
+            )
 
     def highest(self, numbers: Sequence[float], doing: str) -> list[float]:
         """Of each of the numbers the highest that any rank gives."""
@@ -71,7 +75,9 @@ class Ranks:
                 message = [decide()]
             except BaseException as error:
                 failure = error
-                message = [error if isinstance(error, HeadraceError) else CheckpointFailed(f"rank 0: {error!r}")]
+                message = [
+                    error if isinstance(error, HeadraceError) else self._failure(f"rank 0 was stopped: {error!r}")
+                ]
         if self.group is not None:
             with self._lost(doing):
                 dist.broadcast_object_list(message, src=self._source, group=self.group)
@@ -87,7 +93,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise CheckpointFailed(
+            raise self._failure(
                 f"the ranks have lost one another while {doing}",
                 where=f"rank {self.rank} of {self.world}",
                 found=str(error).splitlines()[0],
@@ -95,7 +101,6 @@ class Ranks:
             ) from error
 
     def close(self) -> None:
-        """All ranks leave."""
+        """Of this process alone: the others need not come."""
         group, self.group = self.group, None
-        if group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+        leave(group)

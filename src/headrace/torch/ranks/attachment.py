@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from multiprocessing import util as multiprocessing_util
 from typing import Any, TypeAlias
 
+from headrace.device import BlockDevice
 from headrace.errors import HeadraceError, SessionLost, UsageError
 from headrace.volume import Session, Volume
 
@@ -63,6 +64,12 @@ class Attachment:
             return self._given_session
         return self._held.begin(self.open(writable=True), self._run_id, self._takeover, self._unfenced)
 
+    @property
+    def devices(self) -> Sequence[BlockDevice]:
+        """Of the volume, as far as it is open; asked beside whatever is done with it."""
+        volume = self._given or self._held.volume
+        return () if volume is None else volume.devices
+
     def renew(self) -> None:
         """After a failure of the device or the session: close what is our own, so that the next use opens it afresh.
 
@@ -106,19 +113,19 @@ class Attachment:
 class _Held:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._volume: Volume | None = None
+        self.volume: Volume | None = None
         self._writable = False
         self._session: Session | None = None
 
     def open(self, uris: Sequence[str], writable: bool) -> Volume:
         with self._lock:
-            if self._volume is not None and writable and not self._writable:
-                self._volume.close()
-                self._volume = None
-            if self._volume is None:
-                self._volume = Volume.open(list(uris), write=writable)
+            if self.volume is not None and writable and not self._writable:
+                self.volume.close()
+                self.volume = None
+            if self.volume is None:
+                self.volume = Volume.open(list(uris), write=writable)
                 self._writable = writable
-            return self._volume
+            return self.volume
 
     def begin(self, volume: Volume, run_id: str | None, takeover: str, unfenced: bool) -> Session:
         with self._lock:
@@ -136,7 +143,7 @@ class _Held:
     def close(self) -> None:
         with self._lock:
             session, self._session = self._session, None
-            volume, self._volume = self._volume, None
+            volume, self.volume = self.volume, None
         try:
             if session is not None:
                 session.close()

@@ -23,26 +23,29 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import torch.distributed as dist
 
 from headrace import errors
 from headrace.errors import CheckpointFailed, HeadraceError
+from headrace.torch.ranks.beats import BEATS, Beats, Pulse, Watch, client
 from headrace.units import format_seconds
 
 #: Longest message of one rank, grants and receipts included.
 MESSAGE_LIMIT = 64 << 20
 #: What the store may be asked by all waiting ranks of a job.
 STORE_QUESTIONS_PER_S = 5000
-_AFTER = {"save": "the checkpoints before it are untouched", "load": "what was loaded so far is not to be used"}
-_LIMITS = {"save": "deadline_s", "load": "timeout_s"}
+_AFTER = {
+    "save": "the checkpoints before it are untouched",
+    "load": "what was loaded so far is not to be used",
+    "meeting": "all ranks must come here, and may try again",
+}
+_LIMITS = {"save": "deadline_s", "load": "timeout_s", "meeting": "deadline_s"}
 _FIELDS = ("what", "where", "expected", "found", "next_step")
 
 _NAMED = re.compile(r"rank [0-9]+: ")
@@ -122,15 +125,14 @@ class StoreExchange:
         *,
         stall_s: float,
         deadline_s: float,
-        doing: Literal["save", "load"] = "save",
+        doing: Literal["save", "load", "meeting"] = "save",
     ) -> None:
         self.doing = doing
         self.rank = rank
         self.world = world
         self._origin = store
         self._prefix = prefix
-        # Any: the stubs know neither PrefixStore's clone nor values of bytes.
-        self._store: Any = _prefixed(prefix, store)
+        self._store: Any = client(prefix, store)
         self._stall_s = stall_s
         self._deadline_s = deadline_s
         self._token: str | None = None
@@ -161,7 +163,7 @@ class StoreExchange:
         with self._store_errors("joining a save"):
             self._store.set_timeout(timedelta(seconds=self._stall_s))
             self._token = bytes(self._store.get("current")).decode()
-        with _Pulse(_prefixed(self._prefix, self._origin), self.rank, self._stall_s / 6):
+        with Pulse(client(self._prefix, self._origin), self.rank, self._stall_s):
             try:
                 yield
             finally:
@@ -173,7 +175,7 @@ class StoreExchange:
         for `deadline_s` at most; rounds happen inside, and each rank beats meanwhile."""
         with self._store_errors("meeting"):
             self._store.set_timeout(timedelta(seconds=self._stall_s))
-        with _Pulse(_prefixed(self._prefix, self._origin), self.rank, self._stall_s / 6):
+        with Pulse(client(self._prefix, self._origin), self.rank, self._stall_s):
             self._token = self._meet()
             try:
                 yield
@@ -259,7 +261,7 @@ class StoreExchange:
         raise self._failure(message)
 
     def _failure(self, message: bytes) -> HeadraceError:
-        fields = json.loads(message[1:])
+        fields = _fields(message)
         kind = getattr(errors, fields["kind"], None) if "what" in fields else None
         if kind is CheckpointFailed or (self.doing == "load" and isinstance(kind, type)):
             what, rest = fields["what"], {name: fields[name] for name in _FIELDS[1:]}
@@ -276,7 +278,7 @@ class StoreExchange:
     def _raise_failures(self, messages: Sequence[bytes], mine: bytes | Exception) -> None:
         failed = [message for message in messages if message[:1] == b"!"]
         # Who missed what another rank owed it tells nothing new where that one speaks for itself.
-        first = [message for message in failed if json.loads(message[1:])["kind"] != PeerFailed.__name__]
+        first = [message for message in failed if _fields(message)["kind"] != PeerFailed.__name__]
         failed = first or failed[:1]
         if not failed:
             return
@@ -285,7 +287,7 @@ class StoreExchange:
             if isinstance(cause, HeadraceError) and messages[0] is failed[0]:
                 raise cause
             raise self._failure(failed[0]) from cause
-        texts = [json.loads(message[1:]) for message in failed[:4]]
+        texts = [_fields(message) for message in failed[:4]]
         raise CheckpointFailed(
             f"the {self.doing} was given up: {len(failed)} ranks failed",
             found="; ".join(f"rank {t['rank']}: {t['kind']}: {t['text']}" for t in texts),
@@ -304,24 +306,24 @@ class StoreExchange:
         beat."""
         found: dict[int, bytes] = {}
         began = time.monotonic()
-        beats: dict[int, tuple[bytes, float]] = {}
-        looked = began
+        beats = Beats(self._store, self._stall_s)
         for rank in ranks:
             while rank not in found:
                 with self._store_errors(f"the {stage} of a {self.doing}"):
-                    if self._wait(key(rank), min(self._stall_s / 6, self._deadline_s)):
-                        found[rank] = bytes(self._store.get(key(rank)))
+                    if self._wait(key(rank), min(self._stall_s / BEATS, self._deadline_s)):
+                        found[rank] = self._bounded(self._store.get(key(rank)), rank)
                         break
-                now = time.monotonic()
-                missing = [r for r in ranks if r not in found and not self._there(key(r), stage)]
-                # A gap in our own looking (this process was stopped) must not count against the others.
-                if now - looked > self._stall_s:
-                    beats.clear()
-                looked = now
-                if rank not in missing:
-                    continue
-                self._judge(missing, beats, now, began, stage, patient)
+                    missing = [r for r in ranks if r not in found and not self._store.check([key(r)])]
+                    silent = beats.silent(missing)
+                if rank in missing:
+                    self._judge(missing, [] if patient else silent, began, stage)
         return [found[rank] for rank in ranks]
+
+    def _bounded(self, message: Any, rank: int) -> bytes:
+        data = bytes(message)
+        if len(data) > MESSAGE_LIMIT + 1:
+            raise _unreadable(f"{len(data)} bytes of rank {rank}")
+        return data
 
     def _wait(self, key: str, seconds: float) -> bool:
         # Asking again, ever more rarely: a blocking `wait` of TCPStore logs two warnings each time it times out.
@@ -340,36 +342,65 @@ class StoreExchange:
         with self._store_errors(f"the {stage} of a {self.doing}"):
             return bool(self._store.check([key]))
 
-    def _judge(
-        self,
-        missing: Sequence[int],
-        beats: dict[int, tuple[bytes, float]],
-        now: float,
-        began: float,
-        stage: str,
-        patient: bool,
-    ) -> None:
-        for rank in missing:
-            with self._store_errors(f"the {stage} of a {self.doing}"):
-                beat = bytes(self._store.get(f"beat/{rank}")) if self._store.check([f"beat/{rank}"]) else b""
-            if rank not in beats or beats[rank][0] != beat:
-                beats[rank] = (beat, now)
-        silent = [rank for rank in missing if now - beats[rank][1] >= self._stall_s]
-        if silent and not patient:
-            raise CheckpointFailed(
-                f"the {self.doing} was given up: {_ranks(silent)} gave no sign of life "
-                f"for {format_seconds(self._stall_s)}",
-                where=f"the {stage} of the {self.doing}, as seen by rank {self.rank}",
-                next_step=f"{_AFTER[self.doing]}; see the log of that rank",
-            )
+    def _judge(self, missing: Sequence[int], silent: Sequence[int], began: float, stage: str) -> None:
+        if silent:
+            raise self._no_sign_of(silent, f"the {stage} of the {self.doing}", CheckpointFailed)
         # The coordinator gives up first, so that all ranks hear the same verdict from it.
-        if now - began >= self._deadline_s + (self._stall_s if self.rank else 0):
+        if time.monotonic() - began >= self._deadline_s + (self._stall_s if self.rank else 0):
             raise CheckpointFailed(
-                f"the {self.doing} was given up: {_ranks(missing)} did not finish "
+                f"the {self.doing} was given up: {named(missing)} did not finish "
                 f"within {format_seconds(self._deadline_s)}",
                 where=f"the {stage} of the {self.doing}, as seen by rank {self.rank}",
                 next_step=f"{_AFTER[self.doing]}; raise {_LIMITS[self.doing]} if the storage is only slow",
             )
+
+    def _no_sign_of(self, silent: Sequence[int], where: str, kind: type[CheckpointFailed]) -> CheckpointFailed:
+        return kind(
+            f"the {self.doing} was given up: {named(silent)} gave no sign of life for {format_seconds(self._stall_s)}",
+            where=f"{where}, as seen by rank {self.rank}",
+            next_step=f"{_AFTER[self.doing]}; see the log of that rank",
+        )
+
+    def watch(self, end: Callable[[HeadraceError], None]) -> Watch:
+        """While this is entered, `end` is called, once at most and on a thread, when a rank gives no sign of life, or
+        has given up by itself (`give_up`)."""
+        where = f"the exchange of the {self.doing}"
+
+        def silent(ranks: list[int]) -> bytes:
+            error = self._no_sign_of(ranks, where, PeerFailed)
+            end(error)
+            return _encode(error, self.rank)
+
+        def given_up(word: bytes) -> None:
+            try:
+                end(self._failure(word))
+            except HeadraceError as error:
+                end(error)
+
+        store = client(self._prefix, self._origin)
+        return Watch(store, f"{self.token}/word", self.rank, self.world, self._stall_s, silent, given_up)
+
+    def give_up(self, error: Exception) -> None:
+        """Those that `watch` wait no longer: this rank has left the exchange with an error."""
+        with contextlib.suppress(dist.DistError):
+            self._store.set(f"{self.token}/word", _encode(error, self.rank))
+
+    def pulse(self) -> Pulse:
+        """Beats outside of saves and loads, too."""
+        return Pulse(client(self._prefix, self._origin), self.rank, self._stall_s)
+
+    def said(self, key: str, mine: bytes, stage: str) -> bytes:
+        """What rank 0 gives, on every rank; it waits for nobody, and must beat (`pulse`)."""
+        with self._store_errors(f"the {stage} of a {self.doing}"):
+            if self.rank == 0:
+                self._store.set(key, mine)
+                return mine
+        [found] = self._collect([0], lambda _: key, stage)
+        with self._store_errors(f"the {stage} of a {self.doing}"):
+            if self._store.add(f"{key}/heard", 1) == self.world - 1:
+                self._forget(key)
+                self._forget(f"{key}/heard")
+        return found
 
     @contextlib.contextmanager
     def _store_errors(self, doing: str) -> Iterator[None]:
@@ -384,46 +415,32 @@ class StoreExchange:
             ) from error
 
 
-class _Pulse:
-    """A thread that changes this rank's beat key while a save is under way; joined on exit."""
-
-    def __init__(self, store: Any, rank: int, interval_s: float) -> None:
-        self._store = store
-        self._key = f"beat/{rank}"
-        self._interval_s = interval_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headrace-save-pulse", daemon=True)
-
-    def __enter__(self) -> _Pulse:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self._store.set(self._key, uuid.uuid4().hex)
-            except dist.DistError:
-                # The store is gone; the round that is under way meets the same error and reports it.
-                return
-            if self._stop.wait(self._interval_s):
-                return
-
-
-def _prefixed(prefix: str, store: Any) -> Any:
-    """A client of its own, for one thread."""
-    return dist.PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _fields(message: bytes) -> dict[str, Any]:
+    """Of an error that `_encode` made."""
+    try:
+        fields = json.loads(message[1:])
+        told = _FIELDS if "what" in fields else ()
+        good = isinstance(fields["rank"], int) and all(isinstance(fields[name], str) for name in ("kind", "text"))
+        good = good and all(isinstance(fields[name], str | None) for name in told)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise _unreadable(repr(message[:80]))
+    return dict(fields)
+
+
+def _unreadable(found: str) -> CheckpointFailed:
+    return CheckpointFailed(
+        "what lies in the store of the job in the place of a message is none",
+        found=found,
+        next_step="who else writes there?",
+    )
 
 
 def _encode(value: bytes | Exception, rank: int) -> bytes:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
-from headrace.errors import DeviceError, HeadraceError, ObjectNotFound, UsageError, VolumeError
+from headrace.errors import DeviceError, ObjectNotFound, UsageError, VolumeError
+from headrace.torch.ranks.agreement import Ranks
 from headrace.volume import ObjectInfo, Volume
 from headrace.volume.follow import INTERVAL_S, LONGEST_S, Deadline, Pace
 
@@ -39,25 +37,7 @@ class Follower:
         if not patience_s > ROUND_S:
             raise UsageError("patience_s", expected=f"above {ROUND_S:g}", found=str(patience_s))
         self._volume = volume
-        self._group: dist.ProcessGroup | None = None
-        self._rank, self._world, self._source = 0, 1, 0
-        self._patience_s = patience_s
-        if dist.is_available() and dist.is_initialized():
-            self._join(group)
-
-    def _join(self, group: dist.ProcessGroup | None) -> None:
-        ranks = dist.get_process_group_ranks(group) if group is not None else None
-        private = dist.new_group(
-            ranks,
-            backend="gloo",
-            timeout=timedelta(seconds=self._patience_s),
-            use_local_synchronization=ranks is not None,
-        )
-        if not isinstance(private, dist.ProcessGroup):
-            raise UsageError("this rank is not one of the group", found=f"rank {dist.get_rank()}")
-        self._group = private
-        self._rank, self._world = dist.get_rank(private), dist.get_world_size(private)
-        self._source = dist.get_global_rank(private, 0)
+        self._ranks = Ranks(group, deadline_s=patience_s, purpose="follow", failure=DeviceError)
 
     def look(self) -> int:
         """The sequence of the state that rank 0 sees; every rank sees that one, or a newer one, when this returns.
@@ -65,9 +45,9 @@ class Follower:
         Costs two small reads on rank 0 while nothing happens: call it at every step if you like. What rank 0 fails
         with, all ranks raise.
         """
-        sequence = self._told(self._seen)
+        sequence = self._ranks.told(self._seen, "looking at the volume")
         self._come_to(sequence)
-        return int(sequence)
+        return sequence
 
     def wait_for(
         self,
@@ -80,16 +60,14 @@ class Follower:
         """The object `name`, once it is committed: `Volume.wait_for`, of which rank 0 does the looking."""
         pace, deadline = Pace(interval_s, longest_s), Deadline(timeout_s)
         while True:
-            sequence = self._told(lambda: self._look_for(name, pace, deadline))
+            sequence = self._ranks.told(lambda: self._look_for(name, pace, deadline), f"waiting for {name!r}")
             if sequence is not None:
                 self._come_to(sequence)
                 return self._volume.stat(name)
 
     def close(self) -> None:
-        """All ranks leave."""
-        group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
+        """Of this process alone: the others need not come."""
+        self._ranks.close()
 
     def _seen(self) -> int:
         self._volume.poll()
@@ -110,41 +88,11 @@ class Follower:
             if now.over:
                 return None
 
-    def _told(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 decides, on every rank."""
-        message: list[Any] = [None]
-        if self._rank == 0:
-            try:
-                message = [decide()]
-            except BaseException as error:
-                said = (
-                    error if isinstance(error, HeadraceError) else DeviceError("rank 0 was stopped", found=repr(error))
-                )
-                self._broadcast([said])
-                raise
-        self._broadcast(message)
-        if isinstance(message[0], HeadraceError):
-            raise message[0]
-        return message[0]
-
-    def _broadcast(self, message: list[Any]) -> None:
-        if self._group is None:
-            return
-        try:
-            dist.broadcast_object_list(message, src=self._source, group=self._group)
-        except RuntimeError as error:
-            raise DeviceError(
-                "the ranks that follow the volume have lost each other",
-                where=f"rank {self._rank}",
-                found=str(error).splitlines()[0],
-                next_step="see the logs of the other ranks; this group cannot be used any more",
-            ) from error
-
     def _come_to(self, sequence: int) -> None:
         for attempt in range(_TRIES):
             if self._volume.sequence >= sequence:
                 return
-            time.sleep(random.uniform(0, (attempt + 1) * self._world / LOOKS_PER_S))
+            time.sleep(random.uniform(0, (attempt + 1) * self._ranks.world / LOOKS_PER_S))
             self._volume.refresh()
         if self._volume.sequence < sequence:
             raise VolumeError(

@@ -51,10 +51,12 @@ from torch.futures import Future
 
 from headrace.checkpoint import parse_checkpoint_id
 from headrace.checkpoint.names import parse_path
+from headrace.device.waiting import troubled_paths
 from headrace.errors import CheckpointBusy, CheckpointFailed, DeviceError, HeadraceError, SessionLost, UsageError
 from headrace.torch.ranks.attachment import Attachment, VolumeLike
 from headrace.torch.ranks.coordination import Exchange, SoloExchange
 from headrace.torch.ranks.failures import translated
+from headrace.torch.ranks.groups import leave
 from headrace.torch.save.group import (
     Turns,
     join,
@@ -126,7 +128,7 @@ class VolumeWriter(StorageWriter):
         #: Private gloo group of the saving ranks, for `dcp.save(process_group=...)`. None where there is one process.
         self.process_group: dist.ProcessGroup | None = None
         self._exchange: Exchange | None = SoloExchange()
-        self._turns = Turns("", 0, 1, self.options.stall_s)
+        self._turns = Turns()
         if not no_dist and dist.is_available() and dist.is_initialized():
             self.process_group, self._exchange, self._turns = join(process_group, self.options)
 
@@ -300,8 +302,15 @@ class VolumeWriter(StorageWriter):
         limit_s = 3 * self.options.deadline_s
         self._hurry()
         if self._under_way is not None and not wait([self._under_way], limit_s).done:
-            raise CheckpointFailed(f"the save before this one did not end within {limit_s:.0f} s")
+            raise CheckpointFailed(
+                f"the save before this one did not end within {limit_s:.0f} s", found=self.held_up_by()
+            )
         self._under_way = None
+
+    def held_up_by(self) -> str:
+        """What this rank does of the save under way, for how long, and which paths to the volume are in trouble."""
+        paths = [path for device in self._attachment.devices for path in troubled_paths(device)]
+        return "; ".join([f"{self.checkpoint_id}: {self._current.doing}", *paths])
 
     def _where(self) -> dict[str, Any]:
         return {"process_group": self.process_group, "no_dist": self.process_group is None}
@@ -464,10 +473,9 @@ class VolumeWriter(StorageWriter):
             self._stager.release()
             self._stager = None
         self._attachment.close()
-        if self.process_group is not None:
-            if dist.is_initialized():
-                dist.destroy_process_group(self.process_group)
-            self.process_group = None
+        self._turns.close()
+        group, self.process_group = self.process_group, None
+        leave(group)
 
     def __enter__(self) -> VolumeWriter:
         return self
@@ -497,7 +505,7 @@ class VolumeWriter(StorageWriter):
         self._apart = False
         self._wrote_at = deque(maxlen=_REMEMBERED)
         self.process_group = None
-        self._turns = Turns("", 0, 1, self.options.stall_s)
+        self._turns = Turns()
         self._exchange = SoloExchange() if state["solo"] else None
 
 
