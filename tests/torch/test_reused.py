@@ -49,8 +49,9 @@ def test_at_most_two_are_kept_and_any_thread_may_let_go() -> None:
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert len(made._free) == 2 and not made._out
+    memory = made.memory
+    assert memory.made_bytes == 3 * memory.free_bytes() > 0
     held = [made.tensor(VALUES + n) for n in range(3)]
-    assert not made._free and len(made._out) == 3
+    assert not memory.free_bytes() and memory.made_bytes == 7 * 96
     del made
     assert [int(each[0, 0]) for each in held] == [0, 1, 2]

@@ -18,7 +18,7 @@ from headrace.units import MIB
 U8 = npt.NDArray[np.uint8]
 
 #: Shorter ones are the allocator's own business: it keeps what is so short.
-_SHORT_BYTES = 1 * MIB
+SHORT_BYTES = 1 * MIB
 #: Lengths of what is made: this many between one power of two and the next.
 _STEPS = 8
 
@@ -27,9 +27,11 @@ class KeptMemory:
     """Gives out memory; its parts come back by themselves, in whatever thread their last view ends. One thread at a
     time takes."""
 
-    def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: that lie here unused; what has lain longest is given up first."""
+    def __init__(self, most_bytes: int, *, short_bytes: int = SHORT_BYTES) -> None:
+        """`most_bytes`: that lie here unused; what has lain longest is given up first. Of less than `short_bytes`
+        nothing is kept."""
         self._most_bytes = most_bytes
+        self._short_bytes = short_bytes
         #: By id, the longest here first. Others than the one that takes only put in and take out single ones.
         self._free: dict[int, U8] = {}
         #: Of what is out, by the memory's id: a callback goes with its reference.
@@ -39,11 +41,11 @@ class KeptMemory:
 
     def take(self, length_bytes: int) -> U8:
         """uint8[length_bytes], of any content. It and all views of it are the caller's own."""
-        if length_bytes < _SHORT_BYTES:
+        if length_bytes < self._short_bytes:
             return np.empty(length_bytes, np.uint8)
         memory = self._fitting(length_bytes)
         if memory is None:
-            memory = np.empty(_rounded(length_bytes), np.uint8)
+            memory = np.empty(rounded(length_bytes), np.uint8)
             self.made_bytes += memory.nbytes
         # Over a memoryview: a view of an array's view would hold the first array, and not this one.
         lease = np.frombuffer(memory.data, np.uint8, length_bytes)
@@ -75,7 +77,7 @@ class KeptMemory:
             self._free.pop(oldest, None)
 
 
-def _rounded(length_bytes: int) -> int:
+def rounded(length_bytes: int) -> int:
     """Up, to one of few lengths."""
-    step = (1 << (length_bytes - 1).bit_length() - 1) // _STEPS
+    step = max(1, (1 << max(0, (length_bytes - 1).bit_length() - 1)) // _STEPS)
     return -(-length_bytes // step) * step

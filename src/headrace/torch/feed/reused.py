@@ -7,13 +7,14 @@ is kept.
 
 from __future__ import annotations
 
-import weakref
+import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from headrace.dataset.records.memory import KeptMemory, rounded
 
 I64 = npt.NDArray[np.int64]
 
@@ -25,10 +26,8 @@ class Reused:
 
     def __init__(self, shape: tuple[int, ...], kept: int = 2) -> None:
         self._shape = shape
-        self._kept = kept
-        self._free: list[I64] = []
-        #: Of what is out, by the memory's id: a callback goes with its reference.
-        self._out: dict[int, weakref.ref[I64]] = {}
+        self._bytes = 8 * math.prod(shape)
+        self.memory = KeptMemory(kept * rounded(self._bytes), short_bytes=1)
 
     def tensor(self, values: npt.NDArray[np.integer]) -> torch.Tensor:
         """`values`, widened."""
@@ -36,17 +35,7 @@ class Reused:
 
     def filled(self, fill: Callable[[I64], object]) -> torch.Tensor:
         """What `fill` writes to the memory that it is called with, and does not keep."""
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = np.empty(self._shape, np.int64)
+        memory = self.memory.take(self._bytes).view(np.int64).reshape(self._shape)
         fill(memory)
-        # A tensor's storage holds the very array that it was made from, and nothing else does.
-        lease = memory.view()
-        self._out[id(memory)] = weakref.ref(lease, partial(self._back, memory))
-        return torch.from_numpy(lease)
-
-    def _back(self, memory: I64, _: weakref.ref[I64]) -> None:
-        self._out.pop(id(memory), None)
-        if len(self._free) < self._kept:
-            self._free.append(memory)
+        # Its storage holds the array, and that what was taken.
+        return torch.from_numpy(memory)
