@@ -22,6 +22,6 @@ def test_what_the_guide_says_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ingest_texts(volume, tmp_path, count=40)
     names: dict[str, object] = {"__name__": "guide"}
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for code in blocks:
         exec(compile(code, str(GUIDE), "exec"), names)

@@ -39,6 +39,8 @@ class Allocation:
     committed: bool = False
     #: Somebody may write there by the grant.
     granted: bool = False
+    #: It was to be an object of its own, and is not wanted any more.
+    given_up: bool = False
     #: Writes that have begun, less those that were answered: one that failed counts for ever, as it may still land.
     under_way: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -219,6 +219,15 @@ class Transaction:
             if allocation is not None:
                 allocation.granted = False
 
+    def give_up(self, grant: Grant) -> None:
+        """What this grant is for is not wanted any more, written or not: another object may have its name. Its space is
+        free when the transaction has ended."""
+        with self._call(), self._lock:
+            allocation = self.allocations.get(grant.birth)
+            if allocation is not None and allocation.own:
+                allocation.own, allocation.given_up = False, True
+                self._names.discard(allocation.name)
+
     def write_grant(self, grant: Grant, buffer: Buffer | Parts) -> Receipt:
         """On a thread of the session's own process. Nothing there refuses it when the session has become another host,
         so it keeps the transaction, and with that the host, until it has come back."""
@@ -472,6 +481,8 @@ class Transaction:
         for blob, holder in self.sources.values():
             changes.offer(blob, holder)
         for allocation in self.allocations.values():
+            if allocation.given_up:
+                continue
             if allocation.blob is None or may_still_be_written(allocation):
                 raise VolumeError(
                     "a grant was not answered" if allocation.grant is not None else "an object was not written",
