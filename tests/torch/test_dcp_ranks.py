@@ -231,6 +231,21 @@ def five_saves(rank: Rank, argument: tuple[list[str], tuple[bool, bool, bool]]) 
     return [vars(report) for report in reports]
 
 
+def reshaped(rank: Rank, uris: list[str]) -> None:
+    """Two saves of shards that are alike, of tensors that are not: each has a plan of its own."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from headrace.torch import VolumeWriter
+
+    mesh = init_device_mesh("cpu", (rank.world,))
+    local = torch.full((4, 4), float(rank.rank))
+    with VolumeWriter(uris, "reshaped") as writer:
+        for dimension in range(2):
+            writer.save({"w": DTensor.from_local(local, mesh, [Shard(dimension)])}, f"reshaped/step-{dimension}")
+
+
 def saves_that_are_skipped(rank: Rank, uris: list[str]) -> list[bool]:
     """One after another without waiting, on a rank that is not as far as the other: they must agree."""
     import torch
@@ -254,6 +269,7 @@ def all_saves(rank: Rank, uris: list[str]) -> list[bool]:
         assert all(r["write_seconds"] > 0 and r["object_bytes"] >= r["data_bytes"] > 0 for r in reports)
         # Written from where it was, or from the one copy.
         assert all(r["copied"] == {} and r["compared"] == way[1] for r in reports)
+    reshaped(rank, uris)
     return saves_that_are_skipped(rank, uris)
 
 
@@ -270,6 +286,11 @@ def test_five_saves_stay_bit_identical_with_and_without_plan_caching(volume: lis
     with Volume.open(volume) as opened:
         written = [step for step, not_written in enumerate(skipped) if not not_written]
         assert [c.step for c in list_checkpoints(opened, "busy")] == written
+        for dimension, halves in enumerate((torch.zeros(4, 4), torch.ones(4, 4)) for _ in range(2)):
+            joined = torch.cat(halves, dimension)
+            state = {"w": torch.full_like(joined, 7.0)}
+            VolumeReader(opened, f"reshaped/step-{dimension}").load(state)
+            assert torch.equal(state["w"], joined)
         for run_name in (run_of(*way) for way in WAYS):
             assert [c.step for c in list_checkpoints(opened, run_name)] == list(range(5))
             for step in range(5):

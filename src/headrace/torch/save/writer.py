@@ -45,7 +45,6 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -65,6 +64,7 @@ from headrace.torch.save.group import (
 from headrace.torch.save.one_save import OneSave
 from headrace.torch.save.options import SaveReport, WriterOptions
 from headrace.torch.save.pacing import Awaited
+from headrace.torch.save.planning import Planned, Plans, plain
 from headrace.torch.save.room import reserve_room
 from headrace.torch.save.skeleton import Survey
 from headrace.torch.save.stager import MemoryNeed, Stager
@@ -118,6 +118,7 @@ class VolumeWriter(StorageWriter):
             session=session,
         )
         self._staging = Staging()
+        self._plans = Plans()
         self._stager: Stager | None = None
         self._under_way: ConcurrentFuture[SaveReport] | None = None
         self._current = OneSave()
@@ -146,7 +147,8 @@ class VolumeWriter(StorageWriter):
         self._wait_for_async()
         with translated("save", self._failure):
             try:
-                save(state_dict, checkpoint_id=checkpoint_id, storage_writer=self, planner=planner, **self._where())
+                planned = Planned(state_dict, planner, self._plans)
+                save({}, checkpoint_id=checkpoint_id, storage_writer=self, planner=planned, **self._where())
             finally:
                 self._current.owner = None
         assert self.last_save is not None
@@ -178,7 +180,7 @@ class VolumeWriter(StorageWriter):
                     state_dict,
                     checkpoint_id=checkpoint_id,
                     storage_writer=self,
-                    planner=planner,
+                    planner=Planned(None, planner, self._plans),
                     async_stager=self.stager,
                     **self._where(),
                 )
@@ -243,7 +245,7 @@ class VolumeWriter(StorageWriter):
 
     def memory(self, state_dict: dict[str, Any]) -> MemoryNeed:
         """What saving this state will take on this rank's host, besides the state itself. Nothing is taken yet."""
-        survey = Survey(_plain(state_dict))
+        survey = Survey(plain(state_dict))
         return MemoryNeed(
             state_bytes=survey.state_bytes,
             copy_bytes=survey.total_bytes,
@@ -256,7 +258,7 @@ class VolumeWriter(StorageWriter):
         and open the volume. What it took and will take."""
         need = self.memory(state_dict)
         self._attachment.open(writable=True)
-        self.stager.prepare(_plain(state_dict))
+        self.stager.prepare(plain(state_dict))
         return need
 
     def describe(self) -> dict[str, Any]:
@@ -499,6 +501,7 @@ class VolumeWriter(StorageWriter):
         self._run, self._id, self._only = state["run"], state["id"], state["only"]
         self._attachment = state["attachment"]
         self._staging = Staging()
+        self._plans = Plans()
         self._stager = None
         self._under_way = None
         self._current = OneSave()
@@ -520,11 +523,6 @@ class _Failed(DefaultSavePlanner):
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         raise self._error
-
-
-def _plain(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """As DCP does: what has a `state_dict` at the top stands for that."""
-    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
 
 
 __all__: Sequence[str] = ["SaveReport", "VolumeWriter", "WriterOptions"]
