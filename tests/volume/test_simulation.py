@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.testing import Quirks
 from tests.volume.processes.rounds import History, Rounds
 from tests.volume.simulation.chain import Chain, Violation, content
-from tests.volume.simulation.rules import HARSH, RULES, STORMS, without
+from tests.volume.simulation.rules import HARSH, RULES, STORMS, UNKNOWN_FATE, without
 from tests.volume.simulation.run import run
 from tests.volume.simulation.weather import Weather
 
@@ -69,10 +69,10 @@ def test_the_first_copy_of_a_write_that_was_sent_again_hits_nothing() -> None:
 
 
 def test_a_log_area_of_a_session_of_unknown_fate() -> None:
-    """On a target that fences without draining; two areas are not enough for it."""
-    weather = Weather(lose_answer=0.02, given_up=1.0, cut=0.0, undrained_ghosts=True)
-    for seed in range(WORLDS):
-        run(seed, storm=(weather, Quirks(fences_without_draining=True)))
+    """On a target that fences without draining. The 24th of these worlds is one for which two areas are not enough (of
+    the first 60 the only one). More: `--storm "unknown fate"`."""
+    for seed in range(18, 30):
+        run(seed, storm=(UNKNOWN_FATE, Quirks(fences_without_draining=True)))
 
 
 def test_sessions_of_unknown_fate_one_after_another() -> None:

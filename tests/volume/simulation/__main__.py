@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 
 from headrace.testing import Quirks
-from tests.volume.simulation.rules import HARSH, STORMS
+from tests.volume.simulation.rules import HARSH, STORMS, UNKNOWN_FATE
 from tests.volume.simulation.run import run
 
 
@@ -21,9 +21,12 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every command")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first that fails")
     parser.add_argument("--resent-ghosts", action="store_true", help="writes that were sent again land late, too")
-    parser.add_argument("--storm", choices=["harsh", *sorted(STORMS)], help="one weather for all of them")
+    parser.add_argument(
+        "--storm", choices=["harsh", "unknown fate", *sorted(STORMS)], help="one weather for all of them"
+    )
     given = parser.parse_args()
-    storms = {**STORMS, "harsh": (HARSH, Quirks(fences_without_draining=True))}
+    undrained = {"harsh": HARSH, "unknown fate": UNKNOWN_FATE}
+    storms = STORMS | {name: (weather, Quirks(fences_without_draining=True)) for name, weather in undrained.items()}
     seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
     counts: Counter[str] = Counter()
     failed: list[int] = []

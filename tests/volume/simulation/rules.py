@@ -128,6 +128,8 @@ RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
 _UNDRAINED = Quirks(fences_without_draining=True)
 #: Sessions are lost while they open, one after another, and what they had under way lands later.
 HARSH = Weather(lose_answer=0.02, given_up=1.0, cut=0.0, undrained_ghosts=True, sessions=12)
+#: What a session leaves under way lands later, and nobody says that it has ended.
+UNKNOWN_FATE = Weather(lose_answer=0.02, given_up=1.0, cut=0.0, undrained_ghosts=True)
 _NOBODY_FENCES = Weather(stop=0.05, cut=0.0, many_tables=True, sessions=8), Quirks(no_reservations=True)
 
 #: Where a rule matters often.
