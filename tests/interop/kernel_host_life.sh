@@ -34,8 +34,8 @@ xfs() {
 
 restart() {
   connect_all "$PORT" || return 1
-  fio_verify restart 12 & local fio=$!
-  sleep 3; outside restart || return 1
+  fio_verify restart 8 & local fio=$!
+  sleep 2; outside restart || return 1
   step wait $fio || return 1
   until_ 20 live 1 && disconnect
 }
@@ -43,8 +43,8 @@ restart() {
 two_paths() {
   connect_all "$PORT" "$SECOND" || return 1
   live 2 || { echo "not two paths"; return 1; }
-  fio_verify paths 14 & local fio=$!
-  sleep 3; outside cut || return 1
+  fio_verify paths 11 & local fio=$!
+  sleep 2; outside cut || return 1
   sleep 3; live 1 || { echo "the path is not seen as cut"; cat /sys/class/nvme/nvme*/state; return 1; }
   outside heal || return 1
   until_ 30 live 2 || return 1
@@ -72,7 +72,7 @@ inaccessible() { [ "$(cat /sys/class/nvme/nvme*/nvme*/ana_state | grep -c '^inac
 
 ana() {
   connect_all "$PORT" "$OTHER_PORTAL" || return 1
-  fio_verify ana 12 & local fio=$!
+  fio_verify ana 9 & local fio=$!
   sleep 2; outside ana-away || return 1
   until_ 20 inaccessible 1 || { cat /sys/class/nvme/nvme*/nvme*/ana_state; return 1; }
   sleep 3; outside ana-back || return 1
