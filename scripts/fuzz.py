@@ -52,8 +52,8 @@ def host_triple() -> str:
     return found[1]
 
 
-def build() -> Path:
-    """The folder with one program a target."""
+def build(*, quick: bool = False) -> Path:
+    """The folder with one program a target. `quick`: built in half the time, for runs of a few seconds."""
     if not shutil.which(os.environ.get("CXX", "c++")) and not shutil.which("g++"):
         raise CannotFuzz("libFuzzer needs a C++ compiler (g++)")
     triple = host_triple()
@@ -62,6 +62,9 @@ def build() -> Path:
     command += ["--target", triple, "--target-dir", str(BUILT)]
     # Link-time optimisation takes most of the time and finds nothing.
     env = {**os.environ, "RUSTFLAGS": " ".join(FLAGS), "CARGO_PROFILE_RELEASE_LTO": "off"}
+    if quick:
+        # What broke is named with its place all the same.
+        env |= {"CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", "CARGO_PROFILE_RELEASE_DEBUG": "none"}
     answer = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise CannotFuzz(answer.stderr)

@@ -27,7 +27,7 @@ FUZZ = load()
 @pytest.fixture(scope="module")
 def programs() -> Path:
     try:
-        return FUZZ.build()
+        return FUZZ.build(quick=True)
     except FUZZ.CannotFuzz as error:
         pytest.skip(f"the fuzzers do not build here: {str(error)[-2000:]}")
 
