@@ -145,6 +145,17 @@ def test_a_copy_shares_its_bytes(fs: HeadraceFileSystem) -> None:
     assert fs.cat_file("b") == data
 
 
+def test_what_was_committed_last(fs: HeadraceFileSystem) -> None:
+    names = ["d/a/1", "d/b", "d/a/2"]
+    for name in names:
+        fs.pipe_file(name, b"x")
+    first, second, third = (fs.modified(name) for name in names)
+    assert len({first, second, third}) == 3
+    assert fs.modified("d") == max(first, second, third) and fs.modified("d/a") == max(first, third)
+    with pytest.raises(FileNotFoundError):
+        fs.modified("elsewhere")
+
+
 def test_replaced_and_exclusive(fs: HeadraceFileSystem) -> None:
     fs.pipe_file("x", b"first")
     birth = fs.ukey("x")

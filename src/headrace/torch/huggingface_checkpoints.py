@@ -47,10 +47,11 @@ def checkpoint_trainer(
 ) -> None:
     """Let `trainer` save into `volume` as `RUN/step-N`, and resume from there. On every rank, before `train()`.
 
-    `train(resume_from_checkpoint=True)` goes on from the latest committed step, `"checkpoint-500"` names one; a folder
-    of Trainer's own on the local disk is read as before. Saves return when the state is copied; what one failed with
-    comes with the next, or at the end. `save_total_limit` is `options.keep_last`; the best model, where
-    `load_best_model_at_end` asks for it, is pinned and stays beside those. `certificate`: see `Checkpointer`.
+    `train(resume_from_checkpoint=True)` goes on from the latest committed step, `"latest"` does so where there is one
+    and else begins, `"checkpoint-500"` names one; a folder of Trainer's own on the local disk is read as before. Saves
+    return when the state is copied; what one failed with comes with the next, or at the end. `save_total_limit` is
+    `options.keep_last`; the best model, where `load_best_model_at_end` asks for it, is pinned and stays beside those.
+    `certificate`: see `Checkpointer`.
 
     UsageError: this trainer saves in a way that is not this one (DeepSpeed, SageMaker, `save_only_model`, the Hub).
     """
@@ -121,6 +122,8 @@ class _Checkpoints:
                 self._step = self._find(resume_from_checkpoint)
                 if self._step is not None:
                     resume_from_checkpoint = self._write_state(Path(folder), self._step)
+                elif resume_from_checkpoint == "latest":
+                    resume_from_checkpoint = None
                 return self._theirs["train"](resume_from_checkpoint, *args, **options)
             finally:
                 self._open = self._step = self._rng = None
@@ -131,9 +134,9 @@ class _Checkpoints:
         """The step to go on from; None: from none of the volume."""
         if wanted is None or wanted is False:
             return None
-        if wanted is True:
+        if wanted is True or wanted == "latest":
             latest = self.checkpointer.latest()
-            if latest is None:
+            if latest is None and wanted is True:
                 raise ObjectNotFound(f"there is no committed checkpoint of run {self._run!r}")
             return latest
         named = os.fspath(wanted)
@@ -142,21 +145,23 @@ class _Checkpoints:
         match = _NAMED.search(named)
         if match is None:
             raise UsageError(
-                "resume_from_checkpoint", expected='True, "checkpoint-N", or a folder of Trainer', found=repr(wanted)
+                "resume_from_checkpoint",
+                expected='True, "latest", "checkpoint-N", or a folder of Trainer',
+                found=repr(wanted),
             )
         return int(match[1])
 
     def _write_state(self, folder: Path, step: int) -> str:
         """Trainer's own state, where it looks for it: before it makes model and optimizer."""
         self.checkpointer.restore(step)
-        text = self.checkpointer.extra.get(_STATE)
-        if not isinstance(text, str):
+        try:
+            state = json.loads(self.checkpointer.extra[_STATE])
+            # Trainer takes the best one for lost where it is no folder.
+            self._best, state["best_model_checkpoint"] = state["best_model_checkpoint"], None
+        except (KeyError, TypeError, ValueError):
             raise CheckpointFailed(
                 "this checkpoint was not saved by a Trainer", where=str(CheckpointId(self._run, step))
-            )
-        state = json.loads(text)
-        # Trainer takes the best one for lost where it is no folder.
-        self._best, state["best_model_checkpoint"] = state["best_model_checkpoint"], None
+            ) from None
         checkpoint = folder / f"checkpoint-{step}"
         checkpoint.mkdir()
         (checkpoint / "trainer_state.json").write_text(json.dumps(state))
@@ -194,11 +199,12 @@ class _Checkpoints:
             set_rng_state(self._rng)
 
     def _load_best(self) -> None:
-        best = _NAMED.search(str(self._trainer.state.best_model_checkpoint))
-        if best is None or not str(self._trainer.state.best_model_checkpoint).startswith(f"{self._run}/"):
+        best = self._best_step()
+        if best is None:
             self._theirs["_load_best_model"]()
             return
-        self.checkpointer.restore(int(best[1]), self._trainer.model)
+        self.checkpointer.restore(best, self._trainer.model)
+        # What comes next would look for a folder of this name.
         self._best, self._trainer.state.best_model_checkpoint = self._trainer.state.best_model_checkpoint, None
 
     # ---- saving ----------------------------------------------------------------------------------------------------
@@ -220,12 +226,18 @@ class _Checkpoints:
 
     def _keep_best(self) -> None:
         """Before the commit that would delete it."""
-        best = self._trainer.state.best_global_step
         if self._options.keep_last is None or not self._trainer.args.load_best_model_at_end:
             return
-        if best and best != self._pinned and best < self._trainer.state.global_step:
+        best = self._best_step()
+        if best is not None and best not in (self._pinned, self._trainer.state.global_step):
             self.checkpointer.keep(best, _BEST)
             self._pinned = best
+
+    def _best_step(self) -> int | None:
+        """None: there is none, or it is in a folder of Trainer's own. One that was not saved is not the best."""
+        run, _, step = str(self._trainer.state.best_model_checkpoint).rpartition("/")
+        named = _NAMED.search(step)
+        return int(named[1]) if named is not None and run == self._run else None
 
 
 def _optimizer(trainer: Any) -> Any:

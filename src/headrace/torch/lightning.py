@@ -20,7 +20,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +80,9 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
         run_id: who writes, for the session: a restart under the same id takes over from a dead predecessor.
         options: of the `VolumeWriter`; retention and `overwrite` are Lightning's business.
         together: the ranks load together, so that what all of them want is read once. False: each rank by itself.
+        asynchronous: saving returns when the checkpoint is copied in host memory. What is saved and removed behind it
+            comes in the same order, one at a time, and what failed is raised by the next call; nothing is removed
+            behind a save that failed. (Lightning's `AsyncCheckpointIO` removes before what takes its place is there.)
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
         run_id: str = "lightning",
         options: WriterOptions | None = None,
         together: bool = True,
+        asynchronous: bool = False,
     ) -> None:
         options = options or WriterOptions()
         if options.retention is not None:
@@ -96,6 +101,7 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
         self._options = replace(options, overwrite=True, keep_last=1)
         self._volume = list_addresses(volume)
         self._together = together
+        self._behind = _Behind() if asynchronous else None
         self._attachment = Attachment(self._volume, run_id=run_id, takeover=options.takeover, unfenced=options.unfenced)
         _make_known(self._volume)
 
@@ -104,25 +110,35 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
         if storage_options is not None:
             raise UsageError("storage_options mean nothing for a volume", found=repr(storage_options))
         run = _run(path)
+        self._settle()
         tensors, rest = take_apart(checkpoint, reserved={_REST})
-        session = self._attachment.session()
-        if run in session.volume:
-            raise ObjectExists(
-                "a file has the name of this checkpoint",
-                where=f"headrace://{run}",
-                next_step="delete it (`headrace volume rm`), or save under another name",
-            )
         packed = io.BytesIO()
         torch.save(rest, packed)
-        step = int(checkpoint.get("global_step", 0))
-        with VolumeWriter(session.volume, run, session=session, no_dist=True, options=self._options) as writer:
-            writer.save({**tensors, _REST: packed.getvalue()}, str(CheckpointId(run, step)))
+        state: dict[str, Any] = {**tensors, _REST: packed.getvalue()}
+        id = CheckpointId(run, int(checkpoint.get("global_step", 0)))
+        if self._behind is None:
+            self._save(id, state)
+            return
+        copy = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
+        self._behind.put(lambda: self._save(id, {**state, **copy}))
+
+    def _save(self, id: CheckpointId, state: dict[str, Any]) -> None:
+        session = self._attachment.session()
+        if id.run in session.volume:
+            raise ObjectExists(
+                "a file has the name of this checkpoint",
+                where=f"headrace://{id.run}",
+                next_step="delete it (`headrace volume rm`), or save under another name",
+            )
+        with VolumeWriter(session.volume, id.run, session=session, no_dist=True, options=self._options) as writer:
+            writer.save(state, str(id))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None, **unused: Any
     ) -> dict[str, Any]:
         """All of it, verified. All ranks of the job call it together, unless `together` is false."""
         run = _run(path)
+        self._settle()
         planner = _Everything()
         alone = not (self._together and dist.is_available() and dist.is_initialized())
         with VolumeReader(self._volume, run) as reader:
@@ -137,6 +153,12 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
     def remove_checkpoint(self, path: Any) -> None:
         """In one commit. What somebody has pinned stays."""
         run = _run(path)
+        if self._behind is None:
+            self._remove(run)
+        else:
+            self._behind.put(lambda: self._remove(run))
+
+    def _remove(self, run: str) -> None:
         session = self._attachment.session()
         found = find(session.volume, run)
         for id in found.pinned:
@@ -146,9 +168,45 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
             with session.transaction() as tx:
                 tx.delete(run)
 
+    def _settle(self) -> None:
+        if self._behind is not None:
+            self._behind.settle()
+
     def teardown(self) -> None:
-        """Let others write. The next save begins a session anew."""
-        self._attachment.renew()
+        """Let others write, when all is committed. The next save begins a session anew."""
+        try:
+            self._settle()
+        finally:
+            self._attachment.renew()
+
+
+class _Behind:
+    """What is done behind training, one thing after another, on a thread that ends with them. Behind a failure nothing
+    is done until somebody has heard of it."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._failure: BaseException | None = None
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="headrace-lightning")
+        self._thread.submit(self._do, work)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._failure is None:
+            try:
+                work()
+            except BaseException as error:
+                self._failure = error
+
+    def settle(self) -> None:
+        """When all of it is done; what one of them failed with."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
 
 class VolumeModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]

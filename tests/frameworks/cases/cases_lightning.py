@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec.config
 import pytest
 import pytorch_lightning as lightning
 import torch
@@ -14,7 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from headrace.checkpoint import list_checkpoints
-from headrace.errors import UsageError
+from headrace.errors import ObjectNotFound, UsageError, VolumeFull
 from headrace.torch import Epochs, OrderSampler
 from headrace.torch.lightning import VolumeCheckpointIO, VolumeModelCheckpoint
 from headrace.volume import Volume
@@ -113,6 +115,67 @@ def test_lightning_saves_into_the_volume_and_goes_on_from_there(job: Job, order:
         found = [str(each.id) for each in list_checkpoints(volume) if each.id.run.startswith("lightning/job/")]
     names = [("last.ckpt", 18), ("step=15.ckpt", 15), ("step=18.ckpt", 18)]
     assert found == [f"lightning/job/{name}/step-{step:08d}" for name, step in names]
+
+
+def _fit_tiny(job: Job, name: str, steps: int, plugins: list[Any], **options: Any) -> lightning.Trainer:
+    class Tiny(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    asked: dict[str, Any] = {"monitor": "step", "mode": "max", "save_top_k": 1, "save_last": True, **options}
+    saves = VolumeModelCheckpoint(dirpath=f"headrace://{name}", every_n_train_steps=2, filename="{step}", **asked)
+    trainer = _trainer(Rank(0, 1, None), replace(job, steps=steps), saves, plugins=plugins)  # type: ignore[arg-type]
+    batches = DataLoader(torch.ones(8, 4), batch_size=1)
+    trainer.fit(Tiny(), batches, ckpt_path="last", weights_only=False)
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["files", "asynchronous"])
+def test_one_device_saves_and_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """As files by Lightning's own writer, and behind training by ours: the last and the best one remain."""
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    monkeypatch.setenv("HEADRACE_VOLUME", job.uri)
+    plugins = [] if way == "files" else [VolumeCheckpointIO(job.uri, asynchronous=True)]
+    assert _fit_tiny(job, way, 4, plugins).ckpt_path is None
+    assert _fit_tiny(job, way, 8, plugins).ckpt_path == f"headrace://{way}/last.ckpt"
+    files = fsspec.filesystem("headrace")
+    assert files.ls(way, detail=False) == [f"{way}/last.ckpt", f"{way}/step=8.ckpt"]
+    files.close()
+    if way == "asynchronous":
+        with pytest.raises(UsageError, match="no symbolic links"):
+            _fit_tiny(job, way, 10, plugins, save_last="link")
+        other = "file:elsewhere"
+        with pytest.raises(UsageError, match="another volume in this process"):
+            VolumeCheckpointIO(other)
+
+
+def test_what_fails_behind_training_is_told_and_nothing_is_removed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    io = VolumeCheckpointIO(job.uri, asynchronous=True)
+    state = {"global_step": 1, "state_dict": {"w": torch.ones(3)}}
+    io.save_checkpoint(state, "headrace://behind/1.ckpt")
+    state["state_dict"]["w"].zero_()
+    too_large = torch.empty(1, dtype=torch.uint8).expand(64 << 20)
+    io.save_checkpoint({"global_step": 2, "w": too_large}, "headrace://behind/2.ckpt")
+    io.remove_checkpoint("headrace://behind/1.ckpt")
+    with pytest.raises(VolumeFull):
+        io.teardown()
+    assert torch.equal(io.load_checkpoint("headrace://behind/1.ckpt")["state_dict"]["w"], torch.ones(3))
+    io.remove_checkpoint("headrace://behind/1.ckpt")
+    io.teardown()
+    with pytest.raises(ObjectNotFound):
+        io.load_checkpoint("headrace://behind/1.ckpt")
+    for path, said in (("/tmp/1.ckpt", "saves into a volume"), (Path("headrace://a/1.ckpt"), "does not save by")):
+        with pytest.raises(UsageError, match=said):
+            io.save_checkpoint(state, path)
 
 
 def test_lightning_with_accumulation_on_one_rank(job: Job, order: Order) -> None:
