@@ -20,6 +20,7 @@ SUITES = {
     "volume-copy": "a folder of files into a volume and out of it, beside cp -r",
     "checkpoint": "saves and loads of a sharded state, beside raw I/O and its other stores; bytes of a restore",
     "checkpoint-blocked": "how long an asynchronous save holds up training, beside one copy of the state",
+    "checkpoint-beside-feed": "what a save that nobody waits for costs the reads of training, and what it gets",
     "stage": "a dataset staged on this node, beside a bare copy through the same host to the same medium",
     "feed": "batches of tokens for a training loop, beside the loaders of PyPI (makes .venv-peers when first run)",
     "dlio": "the DLIO benchmark from a volume over a shaped link (makes .venv-dlio when first run)",

@@ -73,7 +73,6 @@ class OneSave:
         staging: Staging,
         stager: Stager | None,
         apart: bool = False,
-        interval_s: float | None = None,
     ) -> list[WriteResult]:
         """This rank's part; returns when every rank has written, or raises on all of them. `apart`: nothing has brought
         the ranks together so far."""
@@ -104,9 +103,7 @@ class OneSave:
             assert staged is not None
             self._now("writes its bytes")
             try:
-                done = self._write_grant(
-                    grant, staged, planner, attachment, staging, options, exchange, interval_s=interval_s
-                )
+                done = self._write_grant(grant, staged, planner, attachment, staging, stager, options, exchange)
             finally:
                 self.pacer = None
                 if stager is not None and stager.copy is not None:
@@ -145,10 +142,9 @@ class OneSave:
         planner: SavePlanner,
         attachment: Attachment,
         staging: Staging,
+        stager: Stager | None,
         options: WriterOptions,
         exchange: Exchange,
-        *,
-        interval_s: float | None,
     ) -> _Written:
         if grant is None:
             return _Written(encode_receipt(None))
@@ -158,6 +154,7 @@ class OneSave:
             began = time.perf_counter()
             gathered = staging.gather(staged, planner, seal=options.integrity)
             stage_seconds = time.perf_counter() - began
+            interval_s = None if stager is None else stager.interval_s
             if options.pacing and gathered.hurry is not None and staged.total_bytes >= SHORT_BYTES:
                 self.pacer = gathered.parts.pace = Pacer(
                     staged.total_bytes,

@@ -125,6 +125,9 @@ class Pacer:
             self._held_by = ""
 
     def answered(self, length_bytes: int, seconds: float) -> None:
+        if self._dry():
+            # It is known who the company is, and the next piece waits for that anyway.
+            return
         now = self._clock()
         self.window.answered(length_bytes, seconds, now)
         self._free_at = now + self.window.pause_s

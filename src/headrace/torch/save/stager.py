@@ -16,9 +16,11 @@ the copy along in shared memory: one file descriptor, whatever the number of ten
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ from headrace.torch.save.skeleton import Survey, View, build
 
 _PAGE = 4096
 _SEE_DEVICE = "does the accelerator still work? The copy waits for what its stream was given before"
+#: Copies by whose distance it is told when the next one may come.
+_REMEMBERED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,12 +253,14 @@ class Stager(AsyncStager):
         self._layout: object = None
         self._copy: Copy | None = None
         self._streams: dict[torch.device, Any] = {}
+        self._staged_at: deque[float] = deque(maxlen=_REMEMBERED)
 
     # ---- torch's protocol ----
 
     def stage(self, state_dict: dict[str, Any], **_: Any) -> Any:
         """Copy; the copied state, or where accelerators are involved a future of it. CheckpointFailed."""
         self.wait_until_free()
+        self._staged_at.append(time.monotonic())
         survey = Survey(state_dict)
         arena = self._reserve(survey)
         copy = self._copy = Copy(arena.memory[: survey.total_bytes], survey.views, survey.skeleton, arena)
@@ -297,6 +303,13 @@ class Stager(AsyncStager):
     def copy(self) -> Copy | None:
         """What was staged last, until its memory is needed again."""
         return self._copy
+
+    @property
+    def interval_s(self) -> float | None:
+        """The longest time between two of the last copies; None before the second. The next one may come as soon."""
+        # Once: the thread of a save asks.
+        at = list(self._staged_at)
+        return max((after - before for before, after in itertools.pairwise(at)), default=None)
 
     def prepare(self, state_dict: dict[str, Any]) -> int:
         """Make the memory of the copy, page by page, so that the first save is as fast as the others; its bytes."""

@@ -28,11 +28,9 @@ volume has one writing session, so the trainer itself must not save (or publish)
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future as ConcurrentFuture
 from concurrent.futures import wait
@@ -71,9 +69,6 @@ from headrace.torch.save.stager import MemoryNeed, Stager
 from headrace.torch.save.staging import Staging
 from headrace.volume import Session
 from headrace.volume.writing.parts import PEAK_BYTES
-
-#: Saves by whose distance it is told when the next one may come.
-_REMEMBERED = 4
 
 
 class VolumeWriter(StorageWriter):
@@ -124,8 +119,6 @@ class VolumeWriter(StorageWriter):
         self._current = OneSave()
         #: The ranks plan each for itself (`use_collectives=False`), and each of them comes to `finish`.
         self._apart = False
-        #: When the last saves began to write.
-        self._wrote_at: deque[float] = deque(maxlen=_REMEMBERED)
         #: Private gloo group of the saving ranks, for `dcp.save(process_group=...)`. None where there is one process.
         self.process_group: dist.ProcessGroup | None = None
         self._exchange: Exchange | None = SoloExchange()
@@ -378,8 +371,6 @@ class VolumeWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         exchange = self._exchange_of_this_process()
         assert self._id is not None
-        self._wrote_at.append(time.monotonic())
-        between = [after - before for before, after in itertools.pairwise(self._wrote_at)]
         try:
             results = self._current.write(
                 plan,
@@ -391,7 +382,6 @@ class VolumeWriter(StorageWriter):
                 staging=self._staging,
                 stager=self._stager,
                 apart=self._apart,
-                interval_s=max(between, default=None),
             )
         except HeadraceError as error:
             self._gave_up(error)
@@ -506,7 +496,6 @@ class VolumeWriter(StorageWriter):
         self._under_way = None
         self._current = OneSave()
         self._apart = False
-        self._wrote_at = deque(maxlen=_REMEMBERED)
         self.process_group = None
         self._turns = Turns()
         self._exchange = SoloExchange() if state["solo"] else None
