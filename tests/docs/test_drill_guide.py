@@ -22,17 +22,18 @@ def test_what_the_guide_says_works() -> None:
     command, *arguments = shlex.split(line)
     assert command == "headrace"
     answer = subprocess.run(
-        [sys.executable, "-m", "headrace", *arguments, "--size", "256KiB", "--heartbeat", "0.3", "--json"],
+        [sys.executable, "-m", "headrace", *arguments, "--size", "256KiB", "--heartbeat", "0.5", "--json"],
         capture_output=True, text=True, timeout=280, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     report = json.loads(answer.stdout)
     assert report["trusted"] and report["fence"] == "persistent"
     found = {one["scenario"]: one for one in report["scenarios"]}
-    assert list(found) == list(SCENARIOS)
+    assert list(found) == list(SCENARIOS) and all(one["whole"] for one in found.values())
     for name in ("freeze", "cut", "takeover"):
         one = found[name]
         assert one["refused"] + one["held_back"] > 0 and one["late_commit"].startswith("SessionLost"), one
+        assert [text.split(":")[0] for text in one["refusals"]] == ["rank 0", "rank 1"], one
         assert one["moved_bytes"] == 0 and one["watched_bytes"] == 48 << 20, one
         # Less what was under way, and aborted, when the other one took over.
         assert one["refused_by_target"] is not None, one

@@ -110,7 +110,8 @@ class Node:
         return {
             "writes": 0 if flooding is None else flooding.writes,
             "error": None if error is None else type(error).__name__,
-            "said": None if error is None else str(error),
+            # Of a session that is lost, what the target said.
+            "said": None if error is None else error.found or str(error),
             "receipt": None if receipt is None else receipt.to_json(),
             **_refused(self.volume.writers() if self.session is None else self.session.devices),
         }

@@ -52,9 +52,13 @@ class Finding:
     #: The last step that was acknowledged before the accident, and the last one of all.
     acknowledged: str = ""
     last_step: str = ""
+    #: Every step that was acknowledged is there, bit for bit, and no other; None: nobody looked.
+    whole: bool | None = None
     #: Commands of the writer that was followed which the target answered with Reservation Conflict, or aborted for the
     #: preemption: by the statuses that came back, and as the target counts, where it is ours.
     refused: int = 0
+    #: The first one of each process, with its address, or what ended its writing instead.
+    refusals: list[str] = field(default_factory=list)
     refused_by_target: int | None = None
     #: Members that showed that writer another holder before it sent anything more.
     held_back: int = 0
@@ -105,6 +109,12 @@ class Report:
                     "media. Do not let a job take over from another one here before that one's processes are known to "
                     "have ended."
                 )
+            tried = [finding for finding in self.findings if finding.verdict != NOT_TRIED]
+            said.append(
+                "Every step that was acknowledged is what was saved, all the same."
+                if all(finding.whole for finding in tried)
+                else "Not every step that was acknowledged could be read as it was saved."
+            )
         if good:
             said.append(f"This storage can be trusted with {_several([WITH[name] for name in good])}.")
         if rest:
@@ -135,12 +145,13 @@ def lines_of(finding: Finding) -> list[str]:
         own = finding.refused_by_target
         counted = "" if own is None else f"; the target counts {own}"
         lines.append(f"  refused  {finding.refused} commands, by their statuses{counted}")
+        lines += [f"           {text}" for text in finding.refusals]
         if finding.held_back:
             lines.append(f"  asked    {finding.held_back} members showed another holder: nothing more was sent there")
         lines.append(f"  media    {finding.moved_bytes} of {finding.watched_bytes} bytes changed after the take-over")
     if finding.late_commit:
         lines.append(f"  commit   {finding.late_commit}")
-    if finding.last_step and not finding.problems:
+    if finding.whole:
         lines.append(f"  found    {finding.last_step} is there, bit for bit, read over a new connection")
     return lines
 

@@ -140,6 +140,7 @@ def _followed(
     finding.moved_bytes = media.moved_bytes(picture, media.look())
     if finding.moved_bytes:
         finding.problem(f"late writes of the writer that was followed changed {finding.moved_bytes} bytes on the media")
+    finding.refusals = [f"rank {rank}: {state.said}" for rank, state in enumerate(states) if state.error is not None]
     for rank, state in enumerate(states):
         if state.error != SessionLost.__name__:
             ended = (
@@ -152,8 +153,10 @@ def _followed(
 
 
 def _check(world: World, finding: Finding) -> None:
-    for wrong in world.verify():
-        finding.problem(wrong)
+    wrong = world.verify()
+    for text in wrong:
+        finding.problem(text)
+    finding.whole = finding.whole is not False and not wrong
     finding.last_step = world.last_step
 
 

@@ -18,8 +18,9 @@ from headrace.drill.hooks import Hook
 from headrace.drill.job import RANKS, Job
 from headrace.drill.media import Media
 from headrace.drill.report import DrillFailed
-from headrace.errors import ConnectRefused, DeviceGone, DeviceTimeout, HeadraceError, ObjectNotFound
-from headrace.volume import Volume
+from headrace.errors import ConnectRefused, DeviceGone, DeviceTimeout, HeadraceError, ObjectNotFound, WriterActive
+from headrace.volume import Session, Volume
+from headrace.volume.writing.fence import MACHINE, NODE
 
 PREFIX = "drill/"
 #: Steps that a job keeps.
@@ -27,6 +28,8 @@ KEPT_STEPS = 2
 #: How long a target that was restarted may take to be back, in seconds.
 BACK_S = 300.0
 _RETRY_S = 0.1
+#: To take over, before its refusal is the answer.
+_TRIES = 3
 #: No keep alive of the target ends the associations of a writer that is stopped, so that it wakes up with commands that
 #: it can send at once, and no time-out of its own does.
 _LONG_S = 120.0
@@ -114,10 +117,7 @@ class World:
     def take_over(self, how: str) -> None:
         """Another session, here: it saves a step, and ends. WriterActive where the last one cannot be followed."""
         self.tell("another session takes over, and saves a step")
-        with (
-            self.open(write=True) as volume,
-            volume.session("headrace drill", takeover=how, heartbeat_s=self._heartbeat_s, unfenced=True) as session,
-        ):
+        with self.open(write=True) as volume, self._session(volume, how) as session:
             names, old = self.next_step()
             with session.transaction() as tx:
                 for name in old:
@@ -125,6 +125,21 @@ class World:
                 for name in names:
                     tx.put(name, content(name, self._shard_bytes))
             self.acknowledge(names)
+
+    def _session(self, volume: Volume, how: str) -> Session:
+        """A last beat may have been under way when its heart was stopped, and a busy machine answers late: neither says
+        that the writer lives."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._session_once(volume, how)
+            except (WriterActive, DeviceTimeout):
+                # A lock of this machine is not let go while a process lives.
+                if self.fence in (MACHINE, NODE):
+                    raise
+        return self._session_once(volume, how)
+
+    def _session_once(self, volume: Volume, how: str) -> Session:
+        return volume.session("headrace drill", takeover=how, heartbeat_s=self._heartbeat_s, unfenced=True)
 
     @property
     def last_step(self) -> str:
