@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from headrace.volume import Volume
+from tests.torch import layouts
 from tests.torch.crew import Rank, run
+
+#: A Llama of six megabytes, in the layout of ZeRO-3; shares of eight that are not equal.
+LLAMA = layouts.scaled(layouts.MODELS["8b"], 6 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +147,8 @@ def load_all(rank: Rank, argument: tuple[list[str], list[tuple[str, int, str]]])
         again = state_of(model, optimizer, state["step"]) | {"loader": state["loader"]}
         loaded[f"{saved_as} as {kind}"] = whole(again)
         assert before != loaded[f"{saved_as} as {kind}"]
+    if rank.world == 8:
+        layouts.save(rank, (uris, "8b", LLAMA))
     assert rank.world == 1 or tensor_parallel(rank, uris, save=False) == []
     return loaded
 
@@ -157,6 +163,9 @@ def test_saved_by_four_ranks_restored_by_one_two_three_and_eight(volume: list[st
         for loaded in run(world, load_all, (volume, kinds)):
             for saved_as, _, kind in kinds:
                 assert loaded[f"{saved_as} as {kind}"] == saved[saved_as]
+    # As MLPerf Storage has it: eight ranks saved it, and had it back.
+    for _, read, unique in run(4, layouts.restore, (volume, "8b", LLAMA)):
+        assert unique == LLAMA.bytes <= read < 1.05 * unique
 
 
 # ---- plan caching, asynchronous saves, parameters that change meanwhile ----------------------------------------------

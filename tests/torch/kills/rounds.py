@@ -13,7 +13,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,11 +154,12 @@ class Job:
 class Rounds:
     """`run` raises AssertionError where a promise was broken."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, worlds: Sequence[int] = (2, 2, 3, 4)) -> None:
         self.counts: Counter[str] = Counter()
         #: What was done, for who looks into a failure.
         self.log: list[str] = []
         self._chance = random.Random(seed)
+        self._worlds = worlds
         self._histories = {mode: History() for mode in MODES}
         self._numbers = 0
         self._began = time.monotonic()
@@ -202,7 +203,7 @@ class Rounds:
         self._numbers += 1
         # Who is stopped loses its associations, or wakes up with commands that it can send at once.
         uris = self.target.uris(loss_timeout=60, keepalive=self._chance.choice((1, 120)))
-        job = Job(self._numbers, mode, self._chance.choice((2, 2, 3, 4)), uris, self._histories[mode])
+        job = Job(self._numbers, mode, self._chance.choice(self._worlds), uris, self._histories[mode])
         self._say(f"job {job.number} of {job.world} ranks, {mode}")
         self._jobs.append(job)
         return job
