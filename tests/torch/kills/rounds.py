@@ -116,7 +116,7 @@ class Job:
             self.hear()
             return bool(condition()) or self.over
 
-        until(there, f"{what}, of job {self.number}: {self.crew.words}", PATIENCE_S)
+        until(there, f"{what}, of job {self.number}: {self.crew.words}", 3 * PATIENCE_S)
         return bool(condition())
 
     def kill(self, *ranks: int) -> None:
