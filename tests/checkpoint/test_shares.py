@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from headrace.checkpoint.shares import U64, blocks_of, cut, decode_share, met_twice, share
+from headrace.checkpoint.shares import U64, blocks_of, cut, decode_share, encode_shares, met_twice, share
 
 BLOCK = 64
 
@@ -46,7 +46,7 @@ def test_what_several_ranks_want_is_in_one_message_that_all_of_them_know(seed: i
         for each, expected in zip(counted(of, lengths), whole, strict=True):
             assert np.array_equal(each, expected)
     depth = [sum(of) for of in zip(*(counted(of, lengths) for of in blocks), strict=True)]
-    shares = [decode_share(one.encode()) for one in share(blocks, message_bytes=256, block_bytes=BLOCK)]
+    shares = [decode_share(one) for one in encode_shares(share(blocks, message_bytes=256, block_bytes=BLOCK))]
     seen: dict[int, tuple[int, list[int], list[list[int]]]] = {}
     for rank, one in enumerate(shares):
         for got, mine, of in zip(counted(one.rows, lengths), counted(blocks[rank], lengths), depth, strict=True):
@@ -87,3 +87,13 @@ def test_readers_are_level() -> None:
     size = np.add.reduceat(found[0].rows[:, 2] - found[0].rows[:, 1], found[0].bounds[:-1])
     first, *others = (np.bincount(found[0].reader, size, 3) / BLOCK).tolist()
     assert first == 0 and sum(others) == 300 and max(others) <= 150 + 4
+
+
+def test_ranks_that_want_the_same_get_one_answer_and_a_long_one_is_short() -> None:
+    whole = blocks_of(np.array([[0, 0, 5000 * BLOCK]], np.uint64), [5000 * BLOCK], BLOCK)
+    made = share([whole] * 1000, message_bytes=BLOCK, block_bytes=BLOCK)
+    encoded = encode_shares(made)
+    assert len({id(one) for one in encoded}) == 1
+    assert len(made[0]) == 5000 and len(encoded[0]) < 16 * 5000
+    found = decode_share(encoded[0])
+    assert all(np.array_equal(of, getattr(made[0], name)) for name, of in vars(found).items())

@@ -25,6 +25,8 @@ I64 = npt.NDArray[np.int64]
 
 #: Longest message: long enough that its way costs nothing beside its bytes, short enough that many ranks read at once.
 MESSAGE_BYTES = 4 << 20
+#: Messages of a share that is worth compressing.
+_MANY = 1000
 _NO_ROWS: U64 = np.zeros((0, 3), np.uint64)
 
 
@@ -147,8 +149,15 @@ class Share:
 
     def encode(self) -> bytes:
         file = io.BytesIO()
-        np.savez(file, **vars(self))
+        # Its columns are regular; of a large job they go to each rank, through one store.
+        (np.savez_compressed if len(self) > _MANY else np.savez)(file, **vars(self))
         return file.getvalue()
+
+
+def encode_shares(shares: Sequence[Share]) -> list[bytes]:
+    """Each encoded; of ranks that have the same share it is one object, made once."""
+    made = {number: one.encode() for number, one in {id(one): one for one in shares}.items()}
+    return [made[id(one)] for one in shares]
 
 
 def decode_share(data: bytes) -> Share:
@@ -296,4 +305,4 @@ class _Axis:
         ]
 
 
-__all__ = ["Cut", "Share", "blocks_of", "cut", "decode_share", "met_twice", "rows_of", "share"]
+__all__ = ["Cut", "Share", "blocks_of", "cut", "decode_share", "encode_shares", "met_twice", "rows_of", "share"]

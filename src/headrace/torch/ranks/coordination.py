@@ -244,7 +244,10 @@ class StoreExchange:
             if heard is not None and len(good) < len(messages):
                 heard(good)
             self._raise_failures(messages, mine)
-            replies = [_encode(answer, 0) for answer in decide([self._decode(m) for m in messages])]
+            answers = decide([self._decode(m) for m in messages])
+            # What many ranks get is in memory once.
+            encoded = {key: _encode(one, 0) for key, one in {id(one): one for one in answers}.items()}
+            replies = [encoded[id(one)] for one in answers]
         except BaseException as error:
             failure = (
                 error if isinstance(error, Exception) else CheckpointFailed(f"the coordinator was stopped: {error!r}")
