@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import checkpoint_jobs as jobs
+from benchmarks import checkpoint_peers
 from benchmarks.checkpoint_jobs import Model
 from benchmarks.figures import Figure
 from benchmarks.pairs import Measure, interleaved
@@ -187,6 +188,43 @@ def beside_torch(rig: Rig, name: str, at_least: float | None) -> Iterator[Figure
         path.unlink()
 
 
+def beside_torch_checkpointing(rig: Rig, name: str, at_least: float | None) -> Iterator[Figure]:
+    folder, packages = str(rig.folder), checkpoint_peers.packages()
+
+    def saved(threads: int | None = None) -> float:
+        if threads is not None:
+            rig.ranks.all(checkpoint_peers.attach, packages, threads)
+        rig.ranks.all(checkpoint_peers.clear, folder)
+        return rig.rate(checkpoint_peers.save, folder)
+
+    best = max((1, 2, 4), key=saved)
+    saved(best)
+    if name.startswith("save"):
+        yield _figure(rig, name, rig.save, saved, at_least)
+    else:
+        rig.ranks.all(jobs.forget)
+        yield _figure(rig, name, rig.load, lambda: rig.rate(checkpoint_peers.load, folder), at_least)
+        rig.ranks.all(jobs.check)
+    rig.ranks.all(checkpoint_peers.clear, folder)
+    rig.ranks.all(checkpoint_peers.detach)
+
+
+def beside_fio(rig: Rig, name: str, at_least: float | None) -> Iterator[Figure]:
+    """Files beside those of the target, on the same disk."""
+    if not checkpoint_peers.has_fio():
+        return
+    write = name.startswith("save")
+
+    def measured(writing: bool = write) -> float:
+        drop(rig.folder)
+        return checkpoint_peers.fio(rig.folder, rig.bytes, rig.scale.ranks, writing)
+
+    measured(True)
+    yield _figure(rig, name, rig.save if write else rig.load, measured, at_least)
+    for path in rig.folder.glob("fio.*"):
+        path.unlink()
+
+
 def unverified(rig: Rig, name: str, at_least: float | None) -> Iterator[Figure]:
     yield _figure(rig, name, rig.load, lambda: rig.load(False), at_least)
 
@@ -202,6 +240,10 @@ RATES: dict[str, tuple[str, Callable[[Rig, str, float | None], Iterator[Figure]]
     "load_file": ("file", beside_bare, 0.85),
     "save_torch": ("file", beside_torch, 1.2),
     "load_torch": ("file", beside_torch, 1.2),
+    "save_torch_checkpointing": ("file", beside_torch_checkpointing, 1.2),
+    "load_torch_checkpointing": ("file", beside_torch_checkpointing, 1.2),
+    "save_fio": ("file", beside_fio, 0.85),
+    "load_fio": ("file", beside_fio, 0.85),
 }
 
 
