@@ -92,7 +92,7 @@ def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: 
     with made, made.session() as session, session.transaction() as tx:
         tx.put("weights", b"1")
     # Nobody is here to restart anything, so that nothing is tried.
-    arguments = ["drill", uri, "--scenario", "restart", "--json"]
+    arguments = ["drill", uri, "--scenario", "restart", "--size", "256KiB", "--json"]
     assert main(arguments) == 2
     assert "training" in json.loads(capsys.readouterr().err)["error"]["message"]
     with Volume.open(uri) as volume:
@@ -101,6 +101,8 @@ def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: 
     assert not json.loads(capsys.readouterr().out)["trusted"]
     # From now on it is the drill's own.
     assert main(arguments) == 1
+    capsys.readouterr()
+    assert main([*arguments, "--size", "4MiB"]) == 2 and "too small" in capsys.readouterr().err
     with Volume.open(uri) as volume:
         assert volume.name == "headrace drill" and not [*volume.list()]
 

@@ -75,14 +75,19 @@ class Job:
         self.nodes: list[Node] = []
         self.grants: list[Grant] = []
         setup = {"uris": [*uris], "run": run, "heartbeat_s": heartbeat_s, "coordinator": True, "ticket": None}
-        for rank in range(RANKS):
-            node = Node(processes, f"rank {rank} of the job", setup, folder / f"{run}-{rank}.log")
-            self.nodes.append(node)
-            said = node.hear()
-            if rank == 0:
-                #: How well the volume is fenced, as the session says.
-                self.fence = str(said["fence"])
-                setup = {**setup, "coordinator": False, "ticket": said["ticket"]}
+        try:
+            for rank in range(RANKS):
+                node = Node(processes, f"rank {rank} of the job", setup, folder / f"{run}-{rank}.log")
+                self.nodes.append(node)
+                said = node.hear()
+                if rank == 0:
+                    #: How well the volume is fenced, as the session says.
+                    self.fence = str(said["fence"])
+                    setup = {**setup, "coordinator": False, "ticket": said["ticket"]}
+        except BaseException:
+            # A session that nobody ends would be in the next one's way.
+            self.kill()
+            raise
 
     # ---- saving ----
 
@@ -147,10 +152,4 @@ class Job:
     def kill(self) -> None:
         """SIGKILL of every rank."""
         for node in self.nodes:
-            node.child.kill()
-
-    def close(self) -> None:
-        """In order: the session ends with it."""
-        for node in reversed(self.nodes):
-            node.ask("close")
             node.child.kill()

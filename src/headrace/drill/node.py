@@ -116,9 +116,6 @@ class Node:
             **_refused(self.volume.writers() if self.session is None else self.session.devices),
         }
 
-    def close(self) -> None:
-        self.volume.close()
-
 
 def _refused(devices: list[BlockDevice]) -> dict[str, int]:
     """`conflicts`: commands that targets answered with Reservation Conflict, or aborted for a preemption. `fenced`:

@@ -18,7 +18,7 @@ from headrace.drill.job import NodeError
 from headrace.drill.report import NOT_TRIED, NOT_TRUSTED, DrillFailed, Finding, Report, lines_of
 from headrace.drill.world import Hooks, World
 from headrace.errors import HeadraceError, UsageError
-from headrace.units import MIB
+from headrace.units import MIB, format_bytes
 from headrace.volume import Volume
 
 SCENARIOS: dict[str, Callable[[World, Finding], None]] = {
@@ -31,6 +31,9 @@ SCENARIOS: dict[str, Callable[[World, Finding], None]] = {
 #: A volume of this name is the drill's own, and may be made again.
 NAME = "headrace drill"
 _NQNS = ("nqn.2026-01.io.headrace:drill-a", "nqn.2026-01.io.headrace:drill-b")
+#: Steps that are kept, one that a job does not end, one of who takes over, and space that late writes may still hit: of
+#: two shards each.
+_SHARDS = 12
 #: The target of its own has this long to start, also on a busy machine.
 _START_S = 120.0
 
@@ -97,7 +100,7 @@ def run_drill(
             )
             target.start()
             uris = target.uris
-        _scratch(uris, options.destroy)
+        _scratch(uris, options.destroy, options.shard_bytes)
         # They are there now.
         uris = [_without_create(uri) for uri in uris]
         world = World(
@@ -118,7 +121,7 @@ def run_drill(
                     say(line)
                 if findings[-1].verdict == NOT_TRUSTED:
                     # Two may have written to it: what the next scenario finds must be its own.
-                    _scratch(uris, destroy=True)
+                    _scratch(uris, True, options.shard_bytes)
                     world.forget()
         return Report(uris=uris, fence=world.fence, findings=findings)
 
@@ -159,14 +162,23 @@ def _again(target: TargetProcess) -> None:
     target.start()
 
 
-def _scratch(uris: Sequence[str], destroy: bool) -> None:
-    """Make the volume. UsageError where something is there that is not the drill's own, unless that is given up."""
+def _scratch(uris: Sequence[str], destroy: bool, shard_bytes: int) -> None:
+    """Make the volume. UsageError where something is there that is not the drill's own, unless that is given up, and
+    where it is too small for what jobs will save."""
     try:
-        Volume.create(uris, name=NAME, force=destroy).close()
+        made = Volume.create(uris, name=NAME, force=destroy)
     except UsageError:
         if destroy or not _own(uris):
             raise
-        Volume.create(uris, name=NAME, force=True).close()
+        made = Volume.create(uris, name=NAME, force=True)
+    with made as volume:
+        free, need = volume.info().free_bytes, _SHARDS * shard_bytes
+        if free < need:
+            raise UsageError(
+                "the members are too small for the drill", where=", ".join(uris),
+                expected=f"{format_bytes(need)} free", found=format_bytes(free),
+                next_step="give larger ones, or a smaller --size",
+            )  # fmt: skip
 
 
 def _without_create(uri: str) -> str:
