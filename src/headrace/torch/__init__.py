@@ -7,7 +7,7 @@ files/         models and checkpoints as files
 ranks/         how the ranks of a job talk
 metadata.py tensors.py          DCP's metadata as a manifest; the memory of tensors
 huggingface.py huggingface_checkpoints.py lightning.py    for `Trainer` (feed; save), Lightning
-megatron.py dlio.py             for megatron-core and the DLIO benchmark
+megatron.py megatron_checkpoint.py dlio.py    for megatron-core (feed; save), the DLIO benchmark
 torch_checkpointing.py paths.py    its storage; `headrace://` for all ranks
 apart.py                        any state as named tensors and the rest
 """
