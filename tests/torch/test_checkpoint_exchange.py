@@ -131,6 +131,31 @@ def test_a_rank_that_gave_up_is_waited_for_when_it_comes_again() -> None:
     assert run(2, meetings, None) == [b"0+1"] * 2
 
 
+def taken_back(rank: Rank, _: None) -> str:
+    """Rank 1 gives up while rank 0 still waits for rank 2, and comes again."""
+    patient = exchange_of(rank, stall_s=50.0, deadline_s=600.0)
+    if rank.rank == 0:
+        rank.say("waits")
+    elif rank.rank == 2:
+        rank.hear()
+    else:
+        rank.hear()
+        with pytest.raises(CheckpointFailed), exchange_of(rank, stall_s=1.0, deadline_s=1.0).meeting():
+            pass
+        rank.say("gave up")
+    with patient.meeting():
+        return patient.token
+
+
+def test_a_word_that_was_taken_back_is_not_answered() -> None:
+    crew = Crew(3, taken_back)
+    crew.hear(0, "waits")
+    crew.say(1, "come")
+    crew.hear(1, "gave up")
+    crew.say(2, "come")
+    assert len(set(crew.join())) == 1
+
+
 def turns(rank: Rank, _: None) -> str:
     """Ranks 1 and 2 of the job, of which 1 says whose turn it is; rank 0 has the store, and no part in it."""
     from headrace.torch.save.group import Turns

@@ -310,17 +310,25 @@ class StoreExchange:
         found: dict[int, bytes] = {}
         began = time.monotonic()
         beats = Beats(self._store, self._stall_s)
-        for rank in ranks:
-            while rank not in found:
+        while len(found) < len(ranks):
+            for rank in ranks:
+                while rank not in found:
+                    with self._store_errors(f"the {stage} of a {self.doing}"):
+                        if self._wait(key(rank), min(self._stall_s / BEATS, self._deadline_s)):
+                            found[rank] = self._bounded(self._store.get(key(rank)), rank)
+                            break
+                        missing = [r for r in ranks if r not in found and not self._store.check([key(r)])]
+                        silent = beats.silent(missing)
+                    if rank in missing:
+                        self._judge(missing, [] if patient else silent, began, stage)
+            if patient:
+                # Who gave up while others were waited for has taken its word back, and comes with another one.
                 with self._store_errors(f"the {stage} of a {self.doing}"):
-                    if self._wait(key(rank), min(self._stall_s / BEATS, self._deadline_s)):
-                        found[rank] = self._bounded(self._store.get(key(rank)), rank)
-                        break
-                    missing = [r for r in ranks if r not in found and not self._store.check([key(r)])]
-                    silent = beats.silent(missing)
-                if rank in missing:
-                    self._judge(missing, [] if patient else silent, began, stage)
+                    found = {rank: word for rank, word in found.items() if self._has(key(rank), word)}
         return [found[rank] for rank in ranks]
+
+    def _has(self, key: str, word: bytes) -> bool:
+        return self._store.check([key]) and bytes(self._store.get(key)) == word
 
     def _bounded(self, message: Any, rank: int) -> bytes:
         data = bytes(message)
