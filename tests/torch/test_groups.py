@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import CheckpointFailed, UsageError
+from headrace.errors import CheckpointFailed, DeviceError, UsageError
 from headrace.volume import Volume
 from tests.torch.crew import Crew, Rank
 
@@ -33,6 +33,8 @@ def one_by_one(rank: Rank, uris: list[str]) -> list[Any]:
         with pytest.raises(CheckpointFailed) as caught:
             VolumeWriter(uris, "run", options=WriterOptions(stall_s=1.0, deadline_s=1.0))
         assert rank.rank or re.search(r"ranks? 1\b.* did not finish within 1.0 s", str(caught.value))
+        with pytest.raises(DeviceError, match=r"did not finish within 1\.0 s"):
+            Ranks(deadline_s=1.0, purpose="follow", failure=DeviceError)
         rank.say("alone")
     if rank.rank == 2:
         with pytest.raises(UsageError, match="not one of process_group"):

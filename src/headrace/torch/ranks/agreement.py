@@ -40,13 +40,13 @@ class Ranks:
         self.rank, self.world, self._source = 0, 1, 0
         self._failure = failure
         if dist.is_available() and dist.is_initialized():
-            private = private_group(group, purpose, stall_s=60.0, deadline_s=deadline_s)
-            self.group, self.rank, self.world, self._source = (
-                private.group,
-                private.rank,
-                private.world,
-                private.source,
-            )
+            try:
+                made = private_group(group, purpose, stall_s=60.0, deadline_s=deadline_s)
+            except CheckpointFailed as error:
+                raise failure(
+                    error.what, where=error.where, expected=error.expected, found=error.found, next_step=error.next_step
+                ) from error
+            self.group, self.rank, self.world, self._source = made.group, made.rank, made.world, made.source
 
     def highest(self, numbers: Sequence[float], doing: str) -> list[float]:
         """Of each of the numbers the highest that any rank gives."""
