@@ -95,7 +95,20 @@ def save_both(rank: Rank, uris: list[str]) -> dict[str, Any]:
             assert (report.sequence is not None) == (rank.rank == 0)
             assert report.data_bytes > 0 or rank.rank > 1, "the first ranks have something to write"
     tensor_parallel(rank, uris, save=True)
+    # Fewer elements than ranks, and nothing else: the last ranks have items that are empty.
+    few = few_elements(rank)
+    with VolumeWriter(uris, "few") as writer:
+        writer.save(few, "few/step-1")
     return saved
+
+
+def few_elements(rank: Rank) -> dict[str, Any]:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (rank.world,))
+    return {"w": distribute_tensor(torch.arange(1.0, 3.0), mesh, [Shard(0)], src_data_rank=None)}
 
 
 def tensor_parallel(rank: Rank, uris: list[str], *, save: bool) -> list[str]:
@@ -147,6 +160,12 @@ def load_all(rank: Rank, argument: tuple[list[str], list[tuple[str, int, str]]])
         again = state_of(model, optimizer, state["step"]) | {"loader": state["loader"]}
         loaded[f"{saved_as} as {kind}"] = whole(again)
         assert before != loaded[f"{saved_as} as {kind}"]
+    if rank.world > 1:
+        few = few_elements(rank)
+        few["w"].to_local().zero_()
+        with VolumeReader(uris, "few") as reader:
+            reader.load(few)
+        assert few["w"].full_tensor().tolist() == [1.0, 2.0]
     if rank.world == 8:
         layouts.save(rank, (uris, "8b", LLAMA))
     assert rank.world == 1 or tensor_parallel(rank, uris, save=False) == []

@@ -88,8 +88,9 @@ def to_manifest(
         blobs=tuple(blobs),
         planner=encode_plain(metadata.planner_data),
         key=_column(key for key, _ in rows),
-        object=_column(number[place.object] for _, place in rows),
-        offset=_column(place.offset for _, place in rows),
+        # A rank all of whose items are empty has no object: they lie anywhere, at the beginning.
+        object=_column(number.get(place.object, 0) if not place.length else number[place.object] for _, place in rows),
+        offset=_column(place.offset if place.length else 0 for _, place in rows),
         length=_column(place.length for _, place in rows),
         chunk_offset=_column(chunk_offset),
         chunk_size=_column(chunk_size),
