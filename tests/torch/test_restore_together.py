@@ -68,9 +68,7 @@ def loading(rank: Rank, argument: tuple[list[str], str, int]) -> Any:
             super().commit_tensor(read_item, tensor)
 
     reports = []
-    # Who waits for bytes of a rank that has gone on after the death of a third one may do so until the time-out.
-    timeout_s = 15.0 if fate == "kill" else TIMEOUT_S
-    with VolumeReader(uris, "run", timeout_s=timeout_s, stall_s=STALL_S) as reader:
+    with VolumeReader(uris, "run", timeout_s=TIMEOUT_S, stall_s=STALL_S) as reader:
         for _ in range(2):
             into: dict[str, Any] = {name: torch.zeros(value.shape) for name, value in values().items()}
             # One of another dtype, and one that is not contiguous: through a bounce buffer.

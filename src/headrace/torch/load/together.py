@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.torch.ranks.coordination import Exchange, PeerFailed, SoloExchange, StoreExchange
+from headrace.torch.ranks.waits import Waits
 from headrace.units import format_seconds
 
 #: Messages have smaller ones.
@@ -40,6 +41,7 @@ class Together:
         self.rank, self.world = self.ranks.index(dist.get_rank()), len(self.ranks)
         self._timeout_s = timeout_s
         self._group: Any = None
+        self._waits = Waits()
         #: Why nobody is waited for any more; and that a connection broke here.
         self._given_up: HeadraceError | None = None
         self._broken = False
@@ -72,7 +74,7 @@ class Together:
         if length:
             tensor = torch.frombuffer(held, dtype=torch.uint8)
             with self.owed(0):
-                self.group().broadcast(tensor, 0).wait()
+                self._wait(self.group().broadcast(tensor, 0))
         return bytes(held)
 
     @contextlib.contextmanager
@@ -89,14 +91,15 @@ class Together:
                 raise
 
     def _give_up(self, why: HeadraceError) -> None:
-        """On the thread that watches. Nothing ends a wait of gloo from outside but another one that meets its time-out:
-        that closes all connections of the group."""
+        """On the thread that watches. A time-out closes all connections of the group; one whose other end has left
+        meets none."""
         self._given_up = why
         group = self._group
-        if group is not None:
-            with contextlib.suppress(RuntimeError):
-                nothing = torch.empty(1, dtype=torch.uint8)
-                group.recv([nothing], (self.rank + 1) % self.world, NO_TAG).wait(timedelta(milliseconds=1))
+        for rank in range(self.world if group is not None else 0):
+            if rank != self.rank:
+                with contextlib.suppress(RuntimeError):
+                    nothing = torch.empty(1, dtype=torch.uint8)
+                    group.recv([nothing], rank, NO_TAG).wait(timedelta(milliseconds=1))
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         with self.owed(rank):
@@ -108,7 +111,10 @@ class Together:
 
     def wait(self, work: Any, rank: int) -> None:
         with self.owed(rank):
-            work.wait(timedelta(seconds=self._timeout_s))
+            self._wait(work)
+
+    def _wait(self, work: Any) -> None:
+        self._waits.wait(work, self._timeout_s, lambda: self._given_up)
 
     @contextlib.contextmanager
     def owed(self, rank: int) -> Iterator[None]:
@@ -132,6 +138,7 @@ class Together:
         """Of this process alone: the others need not come."""
         # Its connections end with it.
         self._group = None
+        self._waits.close()
 
 
 class Alone:
