@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from headrace.errors import HeadraceError, UsageError
+from headrace.torch.ranks.aside import Aside
 from headrace.torch.ranks.coordination import Exchange, PeerFailed, SoloExchange, StoreExchange
-from headrace.torch.ranks.waits import Waits
 from headrace.units import format_seconds
 
 #: Messages have smaller ones.
@@ -41,7 +41,7 @@ class Together:
         self.rank, self.world = self.ranks.index(dist.get_rank()), len(self.ranks)
         self._timeout_s = timeout_s
         self._group: Any = None
-        self._waits = Waits()
+        self._aside = Aside("headrace-waits")
         #: Why nobody is waited for any more; and that a connection broke here.
         self._given_up: HeadraceError | None = None
         self._broken = False
@@ -114,7 +114,8 @@ class Together:
             self._wait(work)
 
     def _wait(self, work: Any) -> None:
-        self._waits.wait(work, self._timeout_s, lambda: self._given_up)
+        limit = timedelta(seconds=self._timeout_s)
+        self._aside.call(lambda: work.wait(limit), lambda: self._given_up)
 
     @contextlib.contextmanager
     def owed(self, rank: int) -> Iterator[None]:
@@ -138,7 +139,7 @@ class Together:
         """Of this process alone: the others need not come."""
         # Its connections end with it.
         self._group = None
-        self._waits.close()
+        self._aside.close()
 
 
 class Alone:

@@ -15,12 +15,6 @@ import torch.distributed as dist
 BEATS = 6
 
 
-def client(prefix: str, store: Any) -> Any:
-    """One of its own, for one thread."""
-    # Any: the stubs know neither PrefixStore's clone nor values of bytes.
-    return dist.PrefixStore(prefix, store.clone())  # type: ignore[attr-defined]
-
-
 class Beats:
     """What one thread has seen of the beats of others."""
 
@@ -93,6 +87,7 @@ class Watch(_Thread):
         word: the key of that.
         silent: called once at most, on the thread, with those that are silent; its word.
         given_up: called once at most, on the thread, with a word that is there.
+        gone: called once at most, on the thread, where the store is not to be had any more.
     """
 
     def __init__(
@@ -104,16 +99,21 @@ class Watch(_Thread):
         stall_s: float,
         silent: Callable[[list[int]], bytes],
         given_up: Callable[[bytes], None],
+        gone: Callable[[dist.DistError], None],
     ) -> None:
         beats = Beats(store, stall_s)
 
         def look() -> bool:
-            if store.check([word]):
-                given_up(bytes(store.get(word)))
+            try:
+                if store.check([word]):
+                    given_up(store.get(word))
+                    return False
+                found = beats.silent(range(1, world) if rank == 0 else [0])
+                if found:
+                    store.set(word, silent(found))
+                return not found
+            except dist.DistError as error:
+                gone(error)
                 return False
-            found = beats.silent(range(1, world) if rank == 0 else [0])
-            if found:
-                store.set(word, silent(found))
-            return not found
 
         super().__init__("headrace-watch", stall_s / BEATS, look)

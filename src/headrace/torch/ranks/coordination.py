@@ -33,13 +33,16 @@ import torch.distributed as dist
 
 from headrace import errors
 from headrace.errors import CheckpointFailed, HeadraceError
-from headrace.torch.ranks.beats import BEATS, Beats, Pulse, Watch, client
+from headrace.torch.ranks.aside import StoreClient
+from headrace.torch.ranks.beats import BEATS, Beats, Pulse, Watch
 from headrace.units import format_seconds
 
 #: Longest message of one rank, grants and receipts included.
 MESSAGE_LIMIT = 64 << 20
 #: What the store may be asked by all waiting ranks of a job.
 STORE_QUESTIONS_PER_S = 5000
+#: Beyond what the store itself waits for a key (`stall_s`).
+ANSWER_S = 5.0
 _AFTER = {
     "save": "the checkpoints before it are untouched",
     "load": "what was loaded so far is not to be used",
@@ -132,11 +135,15 @@ class StoreExchange:
         self.world = world
         self._origin = store
         self._prefix = prefix
-        self._store: Any = client(prefix, store)
         self._stall_s = stall_s
+        self._store = self._client()
         self._deadline_s = deadline_s
         self._token: str | None = None
         self._spent: str | None = None
+
+    def _client(self) -> StoreClient:
+        """One more, for one thread. Whoever has the store is a rank, or its neighbour, and lives or not as one does."""
+        return StoreClient(self._prefix, self._origin, self._stall_s + ANSWER_S)
 
     @property
     def token(self) -> str:
@@ -154,7 +161,7 @@ class StoreExchange:
                         self._store.delete_key(f"{self._spent}/{stage}/{rank}")
                         self._store.delete_key(f"{self._spent}/{stage}/reply/{rank}")
         with self._store_errors("announcing a save"):
-            before = bytes(self._store.get("current")).decode() if self._store.check(["current"]) else None
+            before = self._store.get("current").decode() if self._store.check(["current"]) else None
             self._spent = before
             self._store.set("current", uuid.uuid4().hex)
 
@@ -162,8 +169,8 @@ class StoreExchange:
     def save(self) -> Iterator[None]:
         with self._store_errors("joining a save"):
             self._store.set_timeout(timedelta(seconds=self._stall_s))
-            self._token = bytes(self._store.get("current")).decode()
-        with Pulse(client(self._prefix, self._origin), self.rank, self._stall_s):
+            self._token = self._store.get("current").decode()
+        with Pulse(self._client(), self.rank, self._stall_s):
             try:
                 yield
             finally:
@@ -175,7 +182,7 @@ class StoreExchange:
         for `deadline_s` at most; rounds happen inside, and each rank beats meanwhile."""
         with self._store_errors("meeting"):
             self._store.set_timeout(timedelta(seconds=self._stall_s))
-        with Pulse(client(self._prefix, self._origin), self.rank, self._stall_s):
+        with Pulse(self._client(), self.rank, self._stall_s):
             self._token = self._meet()
             try:
                 yield
@@ -201,7 +208,7 @@ class StoreExchange:
         except CheckpointFailed as error:
             for rank in others:
                 if self._there(f"here/{rank}", "beginning"):
-                    self._welcome(rank, bytes(self._store.get(f"here/{rank}")), _encode(error, 0))
+                    self._welcome(rank, self._store.get(f"here/{rank}"), _encode(error, 0))
             raise
         token = uuid.uuid4().hex
         for rank, word_of in zip(others, words, strict=True):
@@ -328,7 +335,7 @@ class StoreExchange:
         return [found[rank] for rank in ranks]
 
     def _has(self, key: str, word: bytes) -> bool:
-        return self._store.check([key]) and bytes(self._store.get(key)) == word
+        return self._store.check([key]) and self._store.get(key) == word
 
     def _bounded(self, message: Any, rank: int) -> bytes:
         data = bytes(message)
@@ -382,14 +389,20 @@ class StoreExchange:
             end(error)
             return _encode(error, self.rank)
 
+        def gone(error: dist.DistError) -> None:
+            try:
+                with self._store_errors(where):
+                    raise error
+            except HeadraceError as told:
+                end(told)
+
         def given_up(word: bytes) -> None:
             try:
                 end(self._failure(word))
             except HeadraceError as error:
                 end(error)
 
-        store = client(self._prefix, self._origin)
-        return Watch(store, f"{self.token}/word", self.rank, self.world, self._stall_s, silent, given_up)
+        return Watch(self._client(), f"{self.token}/word", self.rank, self.world, self._stall_s, silent, given_up, gone)
 
     def give_up(self, error: Exception) -> None:
         """Those that `watch` wait no longer: this rank has left the exchange with an error."""
@@ -398,7 +411,7 @@ class StoreExchange:
 
     def pulse(self) -> Pulse:
         """Beats outside of saves and loads, too."""
-        return Pulse(client(self._prefix, self._origin), self.rank, self._stall_s)
+        return Pulse(self._client(), self.rank, self._stall_s)
 
     def said(self, key: str, mine: bytes, stage: str) -> bytes:
         """What rank 0 gives, on every rank; it waits for nobody, and must beat (`pulse`)."""
@@ -422,7 +435,7 @@ class StoreExchange:
                 f"the store through which the ranks talk is gone while {doing}",
                 where=f"rank {self.rank}",
                 found=str(error).splitlines()[0],
-                next_step="the process that holds it (rank 0 or the torchrun agent) probably ended",
+                next_step="the process that holds it (rank 0, or torchrun on its node) ended, or cannot be reached",
             ) from error
 
 

@@ -1,0 +1,133 @@
+"""Calls that somebody else, or a deadline, can end.
+
+Neither torch's store nor gloo can be called so that the call surely ends. A question to the store of a node that fell
+silent waits as long as TCP does; nothing ends a wait of gloo from outside but a time-out that another one meets, which
+closes the connections of the group, and a wait has been seen to sleep through that. So a thread aside makes the call,
+and who needs its result looks at both: at that thread, and at whether there is still something to wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import torch.distributed as dist
+
+#: Between two looks.
+LOOK_S = 0.2
+#: What was given up ends by itself within this time, or is left behind.
+GRACE_S = 3.0
+
+T = TypeVar("T")
+
+
+class LeftBehind(RuntimeError):
+    """The call goes on, without anybody who waits for it."""
+
+
+class _Call(Generic[T]):
+    def __init__(self, what: Callable[[], T]) -> None:
+        self.ended = threading.Event()
+        self.result: T
+        self.error: BaseException | None = None
+        self._what = what
+
+    def run(self) -> None:
+        try:
+            self.result = self._what()
+        except BaseException as error:  # whoever asked raises it
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+class Aside:
+    """One thread, begun by the first call and left behind by one that does not end. For one caller at a time."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._asked: SimpleQueue[_Call[Any] | None] | None = None
+
+    def call(self, what: Callable[[], T], over: Callable[[], object], grace_s: float | None = None) -> T:
+        """What `what` returns or raises; LeftBehind where it is `over`, and goes on for `grace_s` all the same.
+
+        What the call holds stays in memory until it ends, whatever the caller does.
+        """
+        if self._asked is None:
+            self._asked = SimpleQueue()
+            threading.Thread(target=_run, args=(self._asked,), name=self._name, daemon=True).start()
+        call = _Call(what)
+        self._asked.put(call)
+        while not call.ended.wait(LOOK_S):
+            if over() and not call.ended.wait(GRACE_S if grace_s is None else grace_s):
+                self.close()
+                raise LeftBehind("it was given up, and did not end")
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def close(self) -> None:
+        """The thread ends behind what it does now."""
+        if self._asked is not None:
+            self._asked.put(None)
+            self._asked = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _run(asked: SimpleQueue[_Call[Any] | None]) -> None:
+    while (call := asked.get()) is not None:
+        call.run()
+        # Nothing of it stays in here until the next one comes.
+        del call
+
+
+class StoreClient:
+    """A client of its own of the store of a job, for one thread: its questions end.
+
+    Args:
+        prefix: of all keys.
+        store: any torch.distributed store; used through a clone.
+        limit_s: who does not answer within this time, and what it says itself to a `get`, is gone: DistError, here and
+            from all later questions.
+    """
+
+    def __init__(self, prefix: str, store: Any, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._aside = Aside("headrace-store")
+        self._gone = False
+        # Any: the stubs know neither PrefixStore's clone nor values of bytes.
+        self._store: Any = self._ask(lambda: dist.PrefixStore(prefix, store.clone()))  # type: ignore[attr-defined]
+
+    def set_timeout(self, timeout: Any) -> None:
+        self._store.set_timeout(timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask(lambda: bool(self._store.check(keys)))
+
+    def get(self, key: str) -> bytes:
+        return self._ask(lambda: bytes(self._store.get(key)))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def add(self, key: str, by: int) -> int:
+        return self._ask(lambda: int(self._store.add(key, by)))
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask(lambda: bool(self._store.delete_key(key)))
+
+    def _ask(self, what: Callable[[], T]) -> T:
+        silent = dist.DistStoreError(f"no answer within {self._limit_s:g} s")
+        if self._gone:
+            raise silent
+        end = time.monotonic() + self._limit_s
+        try:
+            return self._aside.call(what, lambda: time.monotonic() >= end, 0.0)
+        except LeftBehind:
+            self._gone = True
+            raise silent from None

@@ -1,0 +1,66 @@
+"""What sleeps through everything that should end it is left behind once it was given up; the next call is not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from headrace.torch.ranks import aside
+from headrace.torch.ranks.aside import Aside, LeftBehind, StoreClient
+from tests.waiting import until
+
+
+def threads(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
+def test_a_call_that_does_not_end_is_left_behind_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "GRACE_S", 0.01)
+    calls, over = Aside("test-aside"), threading.Event()
+    assert calls.call(lambda: 7, lambda: False) == 7
+    with pytest.raises(ConnectionError, match="reset"):
+        calls.call(lambda: raised(ConnectionError("reset")), lambda: True)
+    with pytest.raises(LeftBehind):
+        calls.call(over.wait, lambda: "rank 1 gave no sign of life")
+    assert calls.call(lambda: 8, lambda: False) == 8
+    assert threads("test-aside") == 2
+    over.set()
+    calls.close()
+    until(lambda: not threads("test-aside"), "both threads end")
+
+
+class Silent:
+    """A store whose node cannot be reached any more, once `fell` is set."""
+
+    def __init__(self, store: Any, fell: threading.Event, over: threading.Event) -> None:
+        self._store, self._fell, self._over = store, fell, over
+
+    def __getattr__(self, name: str) -> Any:
+        if self._fell.is_set():
+            self._over.wait()
+        return getattr(self._store, name)
+
+
+def test_a_store_that_falls_silent_is_gone_after_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    fell, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(dist, "PrefixStore", lambda prefix, store: Silent(store, fell, over))
+    client = StoreClient("here", dist.HashStore(), 1.0)
+    client.set("key", "word")
+    assert client.check(["key"]) and client.get("key") == b"word" and client.add("count", 2) == 2
+    assert client.delete_key("key") and not client.check(["key"])
+    fell.set()
+    try:
+        for _ in range(3):
+            with pytest.raises(dist.DistStoreError, match="no answer within 1 s"):
+                client.check(["key"])
+    finally:
+        over.set()
+    with pytest.raises(dist.DistStoreError):
+        client.get("key")
