@@ -77,6 +77,18 @@ def test_who_has_no_command_for_it_and_files_are_told_what_was_not_tried(tmp_pat
     assert "--restart-command" in report.findings[1].problems[0]
 
 
+def test_a_path_that_was_cut_is_healed_though_nobody_could_follow(tmp_path: Path) -> None:
+    """A lock keeps processes of this machine apart, so that what comes behind the cut is not tried."""
+    log = tmp_path / "log"
+    options = DrillOptions(
+        uris=[f"file:{tmp_path}/a?create=16MiB"], scenarios=["cut"], shard_bytes=256 << 10, heartbeat_s=BEAT,
+        cut_command=f"echo cut >> {log}", heal_command=f"echo healed >> {log}",
+    )  # fmt: skip
+    report = run_drill(options, tell=lambda text: None, say=lambda line: None)
+    assert report.findings[0].verdict == "not tried" and "nobody can follow" in report.findings[0].problems[0]
+    assert log.read_text().split() == ["cut", "healed"]
+
+
 def test_a_command_that_fails_or_nobody_means_that_it_was_not_tried() -> None:
     Hook("heal it", "true")()
     Hook("heal it", ask=lambda what, patience_s: what == "heal it")()

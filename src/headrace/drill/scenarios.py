@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from headrace.accidents.relay import Relay
 from headrace.drill.hooks import Hook
@@ -36,9 +37,9 @@ def cut(world: World, finding: Finding) -> None:
     if world.hooks.cut:
         if not world.hooks.heal:
             raise DrillFailed("nothing heals what --cut-command cuts", next_step="give --heal-command, too")
-        with world.job() as job:
-            begin, end = _told(world.hooks.cut, finding), _told(world.hooks.heal, finding)
-            _followed(world, finding, job, "if-dead", begin, end)
+        heal = _told(world.hooks.heal, finding)
+        with world.job() as job, _healed(heal, finding) as end:
+            _followed(world, finding, job, "if-dead", _told(world.hooks.cut, finding), end)
         return
     with world.relayed() as (uris, relays), world.job(uris) as job:
 
@@ -166,6 +167,28 @@ def _told(hook: Hook, finding: Finding) -> Callable[[], None]:
         finding.did.append(f"done: {hook.what}")
 
     return do
+
+
+@contextmanager
+def _healed(heal: Callable[[], None], finding: Finding) -> Iterator[Callable[[], None]]:
+    """What heals a path of the user. If nobody has called it, it is called here, however the scenario ends: what was cut
+    is in nobody's way when the drill is over."""
+    tried = False
+
+    def end() -> None:
+        nonlocal tried
+        tried = True
+        heal()
+
+    try:
+        yield end
+    finally:
+        if not tried:
+            try:
+                heal()
+            except DrillFailed as error:
+                # What ended the scenario counts.
+                finding.problems.append(f"the path of the writer may still be cut: {error}")
 
 
 def _hold(relays: Sequence[Relay]) -> None:
