@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 from headrace.cli import main
 from headrace.device import NvmeTcpAddress, parse_address
 from headrace.drill.hooks import Hook
-from headrace.drill.report import DrillFailed, Report
-from headrace.drill.run import DrillOptions, run_drill
+from headrace.drill.report import DrillFailed, Finding, Report
+from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
+from headrace.drill.world import World
 from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 from headrace.units import MIB
 from headrace.volume import Volume
@@ -117,6 +120,27 @@ def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: 
     assert main([*arguments, "--size", "4MiB"]) == 2 and "too small" in capsys.readouterr().err
     with Volume.open(uri) as volume:
         assert volume.name == "headrace drill" and not [*volume.list()]
+
+
+def test_what_was_found_is_told_though_a_process_dies_or_the_storage_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(world: World, finding: Finding) -> None:
+        with world.job() as job:
+            os.kill(job.nodes[1].child.pid, signal.SIGKILL)
+            job.states()
+
+    def gone(world: World, finding: Finding) -> None:
+        finding.problem("a byte moved")
+        (tmp_path / "a").unlink()
+
+    monkeypatch.setitem(SCENARIOS, "cut", dies)
+    monkeypatch.setitem(SCENARIOS, "freeze", gone)
+    report = drill([f"file:{tmp_path}/a?create=16MiB"], "cut", "freeze", "kill")
+    assert [finding.verdict for finding in report.findings] == ["not tried", "not trusted", "not tried"]
+    died, moved, behind = (finding.problems for finding in report.findings)
+    assert "rank 1 of the job ended" in died[0] and moved == ["a byte moved"], report
+    assert "cannot be made again" in behind[0]
 
 
 @pytest.mark.parametrize(

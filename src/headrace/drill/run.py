@@ -15,7 +15,7 @@ from headrace.device import FileAddress, parse_address
 from headrace.drill import scenarios
 from headrace.drill.hooks import Ask, Hook
 from headrace.drill.job import NodeError
-from headrace.drill.report import NOT_TRIED, NOT_TRUSTED, DrillFailed, Finding, Report, lines_of
+from headrace.drill.report import NOT_TRIED, TRUSTED, DrillFailed, Finding, Report, lines_of
 from headrace.drill.world import Hooks, World
 from headrace.errors import HeadraceError, UsageError
 from headrace.units import MIB, format_bytes
@@ -114,14 +114,16 @@ def run_drill(
             target=target,
             tell=tell,
         )
+        #: Why no scenario can be tried any more.
+        broken = ""
         for _ in range(options.rounds):
             for name in options.scenarios:
-                findings.append(_try(world, name))
+                findings.append(_try(world, name) if not broken else _not_tried(name, broken))
                 for line in lines_of(findings[-1]):
                     say(line)
-                if findings[-1].verdict == NOT_TRUSTED:
-                    # Two may have written to it: what the next scenario finds must be its own.
-                    _scratch(uris, True, options.shard_bytes)
+                if findings[-1].verdict != TRUSTED and not broken:
+                    # Two may have written, or a commit was left half way: what the next one finds must be its own.
+                    broken = _again_scratch(uris, options.shard_bytes)
                     world.forget()
         return Report(uris=uris, fence=world.fence, findings=findings)
 
@@ -131,17 +133,31 @@ def _try(world: World, name: str) -> Finding:
     began = time.monotonic()
     try:
         SCENARIOS[name](world, finding)
-    except (ChildFailed, UsageError):
+    except UsageError:
         raise
     except NodeError as error:
         finding.problem(f"the job failed with {error.kind}: {error}")
-    except DrillFailed as error:
-        finding.verdict = NOT_TRIED
+    except (ChildFailed, DrillFailed) as error:
+        # What was found before stays found.
+        finding.verdict = NOT_TRIED if finding.verdict == TRUSTED else finding.verdict
         finding.problems.append(str(error))
     except HeadraceError as error:
         finding.problem(f"it came to {type(error).__name__}: {error}")
     finding.seconds = round(time.monotonic() - began, 3)
     return finding
+
+
+def _not_tried(name: str, why: str) -> Finding:
+    return Finding(scenario=name, verdict=NOT_TRIED, problems=[why])
+
+
+def _again_scratch(uris: Sequence[str], shard_bytes: int) -> str:
+    """The volume, made anew; why that cannot be done, or nothing. What was found before is told all the same."""
+    try:
+        _scratch(uris, True, shard_bytes)
+    except HeadraceError as error:
+        return f"the scratch volume cannot be made again: {error}"
+    return ""
 
 
 def _hooks(options: DrillOptions, target: TargetProcess | None, ask: Ask | None) -> Hooks:
