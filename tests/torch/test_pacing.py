@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -257,15 +259,43 @@ def test_a_ring_is_low_before_it_is_empty(ready: list[bool], low: bool) -> None:
     assert hunger.is_low(ready) is low
 
 
-def test_only_those_that_read_ahead_count() -> None:
-    class Ahead:
-        def batches_ahead(self) -> list[bool]:
-            return [False]
+class Waiting:
+    """Reads ahead, and has nothing."""
 
-    before = hunger.dry()
-    ahead = Ahead()
+    def batches_ahead(self) -> list[bool]:
+        return [False]
+
+
+@pytest.fixture
+def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests of this process left behind."""
+    monkeypatch.setattr(hunger, "_reading", {})
+
+
+@pytest.mark.usefixtures("nobody_else")
+def test_only_those_that_read_ahead_count() -> None:
+    ahead = Waiting()
+    assert not hunger.dry()
+    hunger.join(ahead)
     hunger.join(ahead)
     assert hunger.dry()
     hunger.leave(ahead)
     hunger.leave(ahead)
-    assert hunger.dry() is before
+    assert not hunger.dry()
+    hunger.join(ahead)
+    del ahead
+    gc.collect()
+    assert not hunger.dry(), "nobody holds it any more"
+
+
+def test_a_child_does_not_wait_for_feeds_of_its_parent() -> None:
+    ahead = Waiting()
+    hunger.join(ahead)
+    try:
+        child = os.fork()
+        if not child:
+            os._exit(hunger.dry())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert hunger.dry()
+    finally:
+        hunger.leave(ahead)

@@ -6,10 +6,10 @@ and has time, asks here first, and lets those reads go before its own work (`hea
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Sequence
 from typing import Protocol
-from weakref import WeakSet
+from weakref import ref
 
 
 class Ahead(Protocol):
@@ -20,20 +20,22 @@ class Ahead(Protocol):
         thread may ask."""
 
 
-_lock = threading.Lock()
-_reading: WeakSet[Ahead] = WeakSet()
+#: By identity. No lock: each step is one of the dictionary's own, so that whatever the collector closes in the middle
+#: may leave, too, and no fork finds it held.
+_reading: dict[int, ref[Ahead]] = {}
+#: Feeds of the parent do not go on in a child, and never come to have their batches there.
+os.register_at_fork(after_in_child=_reading.clear)
 
 
 def join(ahead: Ahead) -> None:
     """It counts until `leave`, or until nobody holds it any more."""
-    with _lock:
-        _reading.add(ahead)
+    number = id(ahead)
+    _reading[number] = ref(ahead, lambda _: _reading.pop(number, None))
 
 
 def leave(ahead: Ahead) -> None:
     """Safe to call again."""
-    with _lock:
-        _reading.discard(ahead)
+    _reading.pop(id(ahead), None)
 
 
 def is_low(ready: Sequence[bool]) -> bool:
@@ -41,15 +43,8 @@ def is_low(ready: Sequence[bool]) -> bool:
     return len(ready) > 0 and (not ready[0] or 2 * sum(ready) < len(ready))
 
 
-def anyone() -> bool:
-    """Somebody in this process reads ahead, or may begin to."""
-    with _lock:
-        return len(_reading) > 0
-
-
 def dry() -> bool:
     """A step waits for a batch that is on its way, or will soon. Of one that has all that it asked for, or asked for
     nothing, this is false."""
-    with _lock:
-        reading = list(_reading)
-    return any(is_low(each.batches_ahead()) for each in reading)
+    reading = [each() for each in list(_reading.values())]
+    return any(is_low(each.batches_ahead()) for each in reading if each is not None)
