@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.errors import HeadraceError
@@ -35,4 +35,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def _thread_states(pid: int) -> list[str]:
-    return [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        # One that was about to end has.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return states

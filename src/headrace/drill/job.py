@@ -14,6 +14,7 @@ from typing import Any
 from headrace.accidents.processes import Child, Processes
 from headrace.accidents.stopping import stop
 from headrace.drill.report import DrillFailed
+from headrace.errors import HeadraceError
 from headrace.volume import Grant
 
 RANKS = 2
@@ -142,8 +143,12 @@ class Job:
     # ---- accidents ----
 
     def freeze(self) -> None:
+        """DrillFailed where a process cannot be stopped: that is not the storage's fault."""
         for node in self.nodes:
-            stop(node.child.pid)
+            try:
+                stop(node.child.pid)
+            except HeadraceError as error:
+                raise DrillFailed(str(error)) from error
 
     def thaw(self) -> None:
         for node in self.nodes:

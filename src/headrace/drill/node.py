@@ -33,9 +33,11 @@ class Flood:
         self._thread.start()
 
     def _run(self) -> None:
-        buffer = np.empty(self._grant.length_bytes, np.uint8)
+        buffer = np.zeros(self._grant.length_bytes, np.uint8)
+        words = buffer[: buffer.size // 8 * 8].view("<u8")
         while not self._end.is_set():
-            buffer.fill(1 + self.writes % 251)
+            # A number, not a byte: what was written before is never written again, however long this goes on.
+            words.fill(1 + self.writes)
             try:
                 self.receipt = self._volume.write_grant(self._grant, buffer)
             except HeadraceError as error:

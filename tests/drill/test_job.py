@@ -1,0 +1,65 @@
+"""A job of the drill, without storage: what it writes, and how it is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from headrace.accidents import stopping
+from headrace.drill import job
+from headrace.drill.node import Flood
+from headrace.drill.report import DrillFailed
+from headrace.errors import DeviceError, HeadraceError
+from tests.waiting import until
+
+#: More than bytes have values.
+WRITES = 600
+
+
+class Keeping:
+    """A volume that keeps what each write begins with."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    def write_grant(self, grant: object, buffer: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        if len(self.seen) == WRITES:
+            raise DeviceError("enough")
+        self.seen.append(buffer[4096:4104].tobytes())
+
+
+def test_no_write_of_a_flood_is_taken_for_another_one() -> None:
+    volume = Keeping()
+    flood = Flood(cast(Any, volume), cast(Any, SimpleNamespace(length_bytes=8195)))
+    until(lambda: flood.error is not None, "it ends")
+    flood.end()
+    assert flood.writes == WRITES == len(set(volume.seen))
+
+
+def test_who_cannot_be_stopped_says_nothing_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(pid: int) -> None:
+        raise HeadraceError("process 1 does not stop")
+
+    monkeypatch.setattr(job, "stop", stop)
+    one = job.Job.__new__(job.Job)
+    one.nodes = [cast(Any, SimpleNamespace(child=SimpleNamespace(pid=1)))]
+    with pytest.raises(DrillFailed, match="does not stop"):
+        one.freeze()
+
+
+def test_threads_that_end_meanwhile_do_not_count() -> None:
+    program = "import threading\nprint(flush=True)\nwhile True: threading.Thread(target=int).start()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert all(stopping._thread_states(process.pid) for _ in range(500))
+            with stopping.stopped(process.pid):
+                assert set(stopping._thread_states(process.pid)) == {"T"}
+        finally:
+            process.kill()
