@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from headrace.checkpoint import latest
+from headrace.errors import ObjectNotFound
 from headrace.torch.load.reader import LoadReport, VolumeReader
 from headrace.torch.ranks.attachment import VolumeLike
 from headrace.torch.save.options import SaveReport, WriterOptions
@@ -129,13 +130,16 @@ class _Load(theirs.TorchDistLoadShardedStrategy):  # type: ignore[misc]
     def __init__(self, reader: VolumeReader) -> None:
         super().__init__()
         self._reader = reader
+        self._sequence = 0
         self.report: LoadReport | None = None
 
     @contextmanager
     def folder(self) -> Iterator[str]:
         """What it looks into before it asks a strategy: the two small files, on each rank."""
         planner = _Raw(flatten_state_dict=False)
-        self._reader.load({_COMMON: io.BytesIO()}, planner=planner)
+        # Each load of a run looks for its latest step; what comes behind this one is of the same commit.
+        self._reader.reset(self._reader.load({_COMMON: io.BytesIO()}, planner=planner).checkpoint_id)
+        self._sequence = self._reader.sequence
         with tempfile.TemporaryDirectory(prefix="headrace-megatron-") as folder:
             (Path(folder) / COMMON_STATE_FNAME).write_bytes(planner.found)
             save_config(CheckpointingConfig(_BACKEND, _VERSION), folder)
@@ -151,10 +155,23 @@ class _Load(theirs.TorchDistLoadShardedStrategy):  # type: ignore[misc]
             allow_shape_mismatch_sharded_tensors={one.key: one for one in tensors if one.allow_shape_mismatch},
         )
         self.report = self._reader.load(state, planner=planner)
+        self._check()
         unwrapped = {key: theirs._unwrap_pyt_sharded_tensor(value) for key, value in state.items()}
         loaded: dict[str, Any] = theirs._replace_sharded_keys_with_state_dict_keys(unwrapped, flat, names)
         theirs._restore_dict_types(loaded, original)
         return loaded
+
+    def _check(self) -> None:
+        # All ranks load one manifest: they agree about this.
+        if self._reader.sequence != self._sequence:
+            raise ObjectNotFound(
+                f"checkpoint {self._reader.checkpoint_id} was replaced while it was loaded", next_step="load it again"
+            )
+
+    def _read_metadata(self) -> Metadata:
+        metadata = self._reader.read_metadata()
+        self._check()
+        return metadata
 
     def load_tensors_metadata(self, checkpoint_dir: str | Path, metadata: Metadata | None = None) -> Any:
         # Theirs gives `torch.empty` all that torch knows of a tensor, which of newer ones is more than that takes.
@@ -162,12 +179,12 @@ class _Load(theirs.TorchDistLoadShardedStrategy):  # type: ignore[misc]
             key: ShardedTensor.from_rank_offsets(
                 key, torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
             ).without_data()
-            for key, entry in (metadata or self._reader.read_metadata()).state_dict_metadata.items()
+            for key, entry in (metadata or self._read_metadata()).state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
         }
 
     def load_sharded_metadata(self, checkpoint_dir: str | Path) -> Any:
-        metadata = self._reader.read_metadata()
+        metadata = self._read_metadata()
         found = self.load_tensors_metadata(checkpoint_dir, metadata)
         for key, entry in metadata.state_dict_metadata.items():
             if isinstance(entry, BytesStorageMetadata) and key != _COMMON:

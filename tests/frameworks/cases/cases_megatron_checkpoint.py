@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -129,7 +129,29 @@ def goes_on(rank: Rank, job: Job) -> int:
         assert (missing, unexpected) == ({"extra"}, set())
         model.load({**loaded, "extra": expected.extra})
         assert model.same(expected)
+        _commit_in_mid_load(checkpoints, model, expected)
     return begun
+
+
+def _commit_in_mid_load(checkpoints: MegatronCheckpoints, model: _Model, expected: _Model) -> None:
+    """Of the next step, between the small files and the tensors: what is loaded is all of one step."""
+    load = dist_checkpointing.load
+
+    def late(*args: Any, **options: Any) -> Any:
+        later.step()
+        checkpoints.save(later.sharded(), later.at["step"])
+        return load(*args, **options)
+
+    parallel_state.destroy_model_parallel()
+    later = _Model()
+    for _ in range(expected.at["step"]):
+        later.step()
+    dist_checkpointing.load = late
+    try:
+        model.load(checkpoints.load(model.sharded()))
+    finally:
+        dist_checkpointing.load = load
+    assert later.at["step"] == expected.at["step"] + 1 and model.same(expected)
 
 
 def test_two_ranks_are_killed_in_mid_save_and_three_go_on(job: Job) -> None:

@@ -273,6 +273,11 @@ class VolumeReader(StorageReader):
     def checkpoint_id(self) -> str:
         return self._run if self._id is None else str(self._id)
 
+    @property
+    def sequence(self) -> int:
+        """Of the commit of the manifest that was read last."""
+        return self._sequence
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._metadata, self._places = None, {}
         if checkpoint_id:
