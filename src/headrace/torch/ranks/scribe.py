@@ -3,6 +3,7 @@ one commit by the one that has the session."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.device.protocol import Buffer
-from headrace.errors import ObjectExists, ObjectNotFound, UsageError
+from headrace.errors import HeadraceError, ObjectExists, ObjectNotFound, UsageError
 from headrace.torch.ranks.attachment import Attachment
 from headrace.torch.ranks.desk import Desk, Inquirer, Job
 from headrace.volume import Grant, Parts, Receipt, Session, Volume
@@ -73,11 +74,20 @@ class Scribe:
         length = data.nbytes if isinstance(data, (Parts, np.ndarray)) else memoryview(data).nbytes
         asked = {"do": "allocate", "group": within, "name": name, "length": length, "vacant": vacant}
         grant = Grant.from_json(self._ask(asked))
-        receipt = self._attachment.open(writable=True).write_grant(grant, data)
+        try:
+            receipt = self._attachment.open(writable=True).write_grant(grant, data)
+        except BaseException:
+            if alone:
+                # Nobody else knows of it: its space would be held until the session ends.
+                with contextlib.suppress(HeadraceError):
+                    self.give_up(within)
+            raise
         self._ask({"do": "accept", "group": within, "receipt": receipt.to_json(), "publish": alone})
 
     def pending(self, group: str) -> dict[str, int]:
-        """Length in bytes of each object of the group that any process has written."""
+        """Length in bytes of each object of the group that any process has written. Begins no session."""
+        if self._gathering is None and self._elsewhere() is None:
+            return {}
         found: dict[str, int] = self._ask({"do": "pending", "group": group})
         return found
 
@@ -107,16 +117,19 @@ class Scribe:
     # ---- where it is done ----
 
     def _ask(self, what: dict[str, Any]) -> Any:
-        if self._gathering is not None or self._job.world == 1:
-            return self._answer(what)
+        inquirer = None if self._gathering is not None else self._elsewhere()
+        return self._answer(what) if inquirer is None else inquirer.ask(what)
+
+    def _elsewhere(self) -> Inquirer | None:
+        """Asks who has the session, or will have it; None: that is for this process."""
+        if self._job.world == 1:
+            return None
         with self._lock:
             if self._inquirer is None:
                 self._inquirer = Inquirer(self._job, self._prefix, self._deadline_s)
             inquirer = self._inquirer
         # A rank may have several processes: the trainer, and one that saves.
-        if self._job.rank == 0 and not inquirer.has_desk():
-            return self._answer(what)
-        return inquirer.ask(what)
+        return None if self._job.rank == 0 and not inquirer.has_desk() else inquirer
 
     def _begun(self) -> Gathering:
         with self._lock:

@@ -58,7 +58,13 @@ class Gathering:
             elif name not in found.replaced and name in transaction.session.volume:
                 transaction.delete(name)
                 found.replaced.add(name)
-            grant = transaction.allocate(name, length_bytes)
+            try:
+                grant = transaction.allocate(name, length_bytes)
+            except BaseException:
+                if not found.grants and not found.written:
+                    # Nobody has anything of it.
+                    self.give_up(group)
+                raise
             found.grants[name] = grant
             return grant
 
