@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.accidents.relay import Relay
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, WriterActive
 from headrace.testing.serve import ServeProcess, serving
@@ -23,7 +24,6 @@ from headrace.torch import Checkpointer, VolumeReader, VolumeWriter, WriterOptio
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.stopping import stop, stopped
-from tests.volume.test_phases import SlowRelay
 
 NQN = "nqn.2026-01.io.headrace:trouble"
 ELEMENTS = 300_000
@@ -106,7 +106,7 @@ def test_a_target_that_is_silent_for_longer_than_it_may(target: ServeProcess, mo
 
 
 def test_a_target_that_stands_still_and_one_that_crawls_hold_up_the_save_and_nobody_else(target: ServeProcess) -> None:
-    with SlowRelay(target.port, 4e6) as relay:
+    with Relay(target.port, bytes_per_s=4e6) as relay:
         uris = [uri.replace(f":{target.port}/", f":{relay.port}/") for uri in uris_of(target)]
         with VolumeWriter(uris, "run") as writer:
             # Through the relay, at a hundredth of what a loopback carries at the least.
