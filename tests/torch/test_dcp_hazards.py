@@ -279,6 +279,9 @@ def part(rank: int, size: list[int], offsets: list[int], sizes: list[int]) -> Ma
 
 
 def test_ranks_that_planned_apart_must_make_a_whole(volume: list[str]) -> None:
+    # Rows, columns, and a square of squares.
+    put_together([part(rank, [4, 2], [0, rank], [4, 1]) for rank in range(2)])
+    put_together([part(rank, [4, 2], [2 * (rank // 2), rank % 2], [2, 1]) for rank in range(4)])
     metadata, places = put_together([part(0, [4, 2], [0, 0], [3, 2]), part(1, [4, 2], [3, 0], [1, 2])])
     assert metadata.planner_data == {"w": ("w",), "own 0": ("own 0",), "own 1": ("own 1",)}
     assert {place.object[-6] for place in places.values()} == {"0", "1"} and len(places) == 4
@@ -287,7 +290,9 @@ def test_ranks_that_planned_apart_must_make_a_whole(volume: list[str]) -> None:
     assert places[MetadataIndex("w", torch.Size([0, 0]))].object.endswith("rank-00000.data") and len(places) == 3
     for other, wrong in (
         (part(1, [4, 2], [2, 0], [1, 2]), "do not have tensor 'w' once.* expected 8 elements, found 6"),
-        (part(1, [4, 2], [1, 0], [3, 2]), "do not have tensor 'w' once.* found 10 in 2 pieces"),
+        (part(1, [4, 2], [1, 0], [3, 2]), "do not have tensor 'w' once.* found 10 in 2 pieces, two of which overlap"),
+        # As many elements as there are, some of them twice.
+        (part(1, [4, 2], [1, 0], [2, 2]), "do not have tensor 'w' once.* found 8 in 2 pieces, two of which overlap"),
         (part(1, [5, 2], [2, 0], [3, 2]), "different things as 'w' at rank 1"),
         (part(1, [4, 2], [0, 0], [4, 2]), "cut tensor 'w' in different ways at rank 1"),
     ):

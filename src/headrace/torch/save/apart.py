@@ -69,15 +69,36 @@ def _kind(entry: Any) -> str:
 
 
 def _refuse_holes(fqn: str, entry: TensorStorageMetadata) -> None:
-    # No two begin at one place: where they overlap, something else is missing, or there are too many elements.
     found = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-    if found != math.prod(entry.size):
+    # As many elements may still be some of them twice, and others not at all.
+    overlap = _overlap(entry)
+    if overlap or found != math.prod(entry.size):
         raise CheckpointFailed(
             f"the ranks together do not have tensor {fqn!r} once",
             expected=f"{math.prod(entry.size)} elements",
-            found=f"{found} in {len(entry.chunks)} pieces",
+            found=f"{found} in {len(entry.chunks)} pieces{', two of which overlap' if overlap else ''}",
             next_step="each rank must save its own part, under the offsets that it has in the whole",
         )
+
+
+def _overlap(entry: TensorStorageMetadata) -> bool:
+    boxes = [
+        (chunk.offsets, [low + size for low, size in zip(chunk.offsets, chunk.sizes, strict=True)])
+        for chunk in entry.chunks
+        if math.prod(chunk.sizes)
+    ]
+    if len(boxes) < 2:
+        return False
+    # Along the dimension in which most of them begin apart few are beside each other.
+    along = max(range(len(entry.size)), key=lambda dimension: len({low[dimension] for low, _ in boxes}))
+    beside: list[Any] = []
+    for low, high in sorted(boxes, key=lambda box: box[0][along]):
+        beside = [box for box in beside if box[1][along] > low[along]]
+        for other_low, other_high in beside:
+            if all(a < d and c < b for a, b, c, d in zip(low, high, other_low, other_high, strict=True)):
+                return True
+        beside.append((low, high))
+    return False
 
 
 __all__ = ["put_together"]
