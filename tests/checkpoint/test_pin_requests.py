@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,10 @@ def test_a_step_that_is_asked_for_stays(
     strange = [folder / "notes.txt", folder / "pin-0123456789abcdef.json"]
     for path in strange:
         path.write_text("[" * 10_000)
+    strange += [folder / "pin-00000000000000aa.json", folder / "pin-00000000000000bb.json"]
+    # An open of it would wait for somebody who writes; and a note that is longer in a pin than here.
+    os.mkfifo(strange[-2])
+    strange[-1].write_text(f'{{"checkpoint": "run/step-2", "note": "{"é" * 2000}"}}')
     save_step(session, 3, **keeps)
     assert [(info.step, info.pinned) for info in list_checkpoints(volume, "run")] == [(1, True), (3, True)]
     pin = read_pin(volume, CheckpointId("run", 1))

@@ -13,19 +13,23 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
 import secrets
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.checkpoint.names import CheckpointId, parse_checkpoint_id
-from headrace.checkpoint.retention import PIN_LIMIT, Found
+from headrace.checkpoint.retention import PIN_LIMIT, Found, check_note
 from headrace.errors import UsageError
 
 _log = logging.getLogger("headrace")
 #: So many are looked at in one commit.
 _MOST = 1000
+#: With the name of the checkpoint; written by hand, its note may be shorter in a pin.
+_REQUEST_LIMIT = 2 * PIN_LIMIT
 _NAME = re.compile(r"pin-[0-9a-f]{16}\.json")
 
 
@@ -39,8 +43,7 @@ class Request:
 def ask(folder: str | os.PathLike[str], id: CheckpointId, note: str = "") -> Path:
     """Leave a request; its file, which is gone when the job has pinned. OSError."""
     data = json.dumps({"checkpoint": str(id), "note": note}).encode()
-    if len(data) > PIN_LIMIT:
-        raise UsageError("the note of a pin is too long", expected=f"{PIN_LIMIT} bytes", found=f"{len(data)} bytes")
+    check_note(note)
     path = Path(folder) / f"pin-{secrets.token_hex(8)}.json"
     part = path.with_suffix(".part")
     try:
@@ -62,17 +65,26 @@ def asked(folder: str | os.PathLike[str] | None, run: str) -> list[Request]:
     except OSError as error:
         _log.warning("headrace: nobody can ask for pins: %s", error)
         return []
-    for path in paths[:_MOST]:
+    # Others each time, so that what nobody takes away is in nobody's way for ever.
+    for path in paths if len(paths) <= _MOST else random.sample(paths, _MOST):
         try:
-            with path.open("rb") as file:
-                told = json.loads(file.read(PIN_LIMIT + 1))
+            told = json.loads(_read(path))
             id, note = parse_checkpoint_id(str(told["checkpoint"])), str(told["note"])
+            check_note(note)
         except (OSError, ValueError, TypeError, LookupError, RecursionError, UsageError) as error:
             _log.warning("headrace: %s asks for no pin that can be understood: %s", path, error)
             continue
         if id.run == run:
             found.append(Request(id=id, note=note, path=path))
     return found
+
+
+def _read(path: Path) -> bytes:
+    # Whoever may write to the folder may have made a pipe, of which an open waits for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file")
+        return file.read(_REQUEST_LIMIT)
 
 
 def there(requests: Iterable[Request], found: Found, newest: CheckpointId) -> list[Request]:

@@ -22,6 +22,7 @@ from headrace.volume.writing.reserve import Reservation
 #: What is reserved for a manifest; most are much smaller.
 MANIFEST_ROOM_BYTES = 64 << 10
 PIN_LIMIT = 4096
+_BESIDE_NOTE_BYTES = 96
 
 #: What is deleted and what is pinned is decided and committed by one thread at a time.
 deciding = threading.RLock()
@@ -177,9 +178,7 @@ def pin(session: Session, id: CheckpointId, note: str = "") -> bool:
 
     ObjectNotFound where there is no such checkpoint. UsageError for a note that is too long.
     """
-    data = _pin_bytes(note)
-    if len(data) > PIN_LIMIT:
-        raise UsageError("the note of a pin is too long", expected=f"{PIN_LIMIT} bytes", found=f"{len(data)} bytes")
+    check_note(note)
     with deciding:
         found = objects_of(session.volume, id)
         if id.manifest not in found:
@@ -191,13 +190,17 @@ def pin(session: Session, id: CheckpointId, note: str = "") -> bool:
     return True
 
 
-def _pin_bytes(note: str) -> bytes:
-    return json.dumps({"pinned_unix": time.time(), "note": note}).encode()
+def check_note(note: str) -> None:
+    """UsageError for one that is too long: of a pin so much is read as it may have."""
+    limit, found = PIN_LIMIT - _BESIDE_NOTE_BYTES, len(json.dumps(note))
+    if found > limit:
+        raise UsageError("the note of a pin is too long", expected=f"{limit} bytes", found=f"{found} bytes")
 
 
 def put_pin(tx: Transaction, id: CheckpointId, note: str) -> None:
-    """With whatever else is committed."""
-    tx.put(id.pin, _pin_bytes(note), checksum_block_bytes=4096)
+    """With whatever else is committed. `check_note` comes first."""
+    data = json.dumps({"pinned_unix": time.time(), "note": note}).encode()
+    tx.put(id.pin, data, checksum_block_bytes=4096)
 
 
 def unpin(session: Session, id: CheckpointId) -> bool:
