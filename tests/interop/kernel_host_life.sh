@@ -45,8 +45,8 @@ two_paths() {
   live 2 || { echo "not two paths"; return 1; }
   fio_verify paths 11 & local fio=$!
   sleep 2; outside cut || return 1
-  sleep 3; live 1 || { echo "the path is not seen as cut"; cat /sys/class/nvme/nvme*/state; return 1; }
-  outside heal || return 1
+  until_ 20 live 1 || { echo "the path is not seen as cut"; cat /sys/class/nvme/nvme*/state; return 1; }
+  sleep 3; outside heal || return 1
   until_ 30 live 2 || return 1
   step wait $fio && disconnect
 }
