@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import time
 from typing import Any
 
@@ -104,7 +105,8 @@ def slow(rank: Rank, _: None) -> tuple[str, float]:
 
 def test_a_rank_that_is_alive_and_slow_is_named() -> None:
     for text, seconds in run(3, slow, None):
-        assert "rank 1 did not finish within 2.0 s" in text
+        # Rank 2, too, where it stood still for so long.
+        assert re.search(r"ranks? 1\b.* did not finish within 2\.0 s", text), text
         assert seconds < 15
 
 

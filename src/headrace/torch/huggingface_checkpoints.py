@@ -9,7 +9,7 @@ generators of every rank and `trainer_state.json` (with the position in the data
 checkpoint of `Checkpointer`, `RUN/step-N`. What Trainer itself must find on a disk when it goes on, its state, lies in
 a temporary folder meanwhile.
 
-Of Trainer this takes the place of `train` and of the methods in `_TAKEN`; they are looked for when it is set up. Held
+Of Trainer this takes the place of `train` and of six private methods; they are looked for when it is set up. Held
 with transformers 5.23.
 """
 

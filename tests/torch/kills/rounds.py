@@ -194,7 +194,9 @@ class Rounds:
             each.end()
             self.counts["failed saves, as a rank saw them"] += len(each.failures)
             self.counts["jobs"] += 1
-            self.counts["commits acknowledged"] += max(0, each.acknowledged - each.restored.get(0, NOTHING)[0])
+            self.counts["commits acknowledged"] += max(
+                0, each.acknowledged - next(iter(each.restored.values()), NOTHING)[0]
+            )
         self._jobs = []
         self._say("over")
         self._verify(mode)
@@ -287,7 +289,8 @@ class Rounds:
         if not after.wait_for("a save", lambda: after.acknowledged):
             return
         self.counts["taken over"] += 1
-        before, successors = job.acknowledged, after.restored[0]
+        # Of whichever rank was heard first: that rank 0 has restored may still be in its pipe.
+        before, successors = job.acknowledged, next(iter(after.restored.values()))
         job._history = History()
         job.wake()
         # It has not heard yet that what it was writing is committed: its successor found that, or it must not hear it.
