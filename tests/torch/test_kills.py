@@ -13,14 +13,23 @@ from tests.torch.kills.rounds import History, Rounds
 def test_rounds_of_kills(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path, seed=6, worlds=(2,))
     try:
-        rounds.run("target and job are killed", mode="checkpointer")
-        rounds.run("another job takes over", mode="checkpointer")
+        happened(rounds, "target and job are killed", "target and job are killed")
+        happened(rounds, "another job takes over", "taken over")
     except BaseException:
         print("\n".join(rounds.log))
         raise
     finally:
         rounds.close()
     assert rounds.counts["commits acknowledged"] >= 3 and rounds.counts["checkpoints compared"] >= 2
+
+
+def happened(rounds: Rounds, accident: str, what: str) -> None:
+    """A job may give up before, on a machine that stands still for longer than a save waits; not every one."""
+    for _ in range(3):
+        rounds.run(accident, mode="checkpointer")
+        if rounds.counts[what]:
+            return
+    raise AssertionError(f"not once in three rounds: {what}; {dict(rounds.counts)}")
 
 
 def test_what_may_be_restored() -> None:
