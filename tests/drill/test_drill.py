@@ -13,6 +13,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.device import NvmeTcpAddress, parse_address
+from headrace.drill import scenarios
 from headrace.drill.hooks import Hook
 from headrace.drill.report import DrillFailed, Finding, Report
 from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
@@ -90,6 +91,18 @@ def test_a_path_that_was_cut_is_healed_though_nobody_could_follow(tmp_path: Path
     report = run_drill(options, tell=lambda text: None, say=lambda line: None)
     assert report.findings[0].verdict == "not tried" and "nobody can follow" in report.findings[0].problems[0]
     assert log.read_text().split() == ["cut", "healed"]
+
+
+def test_a_command_that_restarts_nothing_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "_NOTICED_S", 0.2)
+    with target(tmp_path) as uris:
+        options = DrillOptions(
+            uris=uris, scenarios=["restart"], shard_bytes=256 << 10, heartbeat_s=BEAT, restart_command="true"
+        )
+        report = run_drill(options, tell=lambda text: None, say=lambda line: None)
+    (finding,) = report.findings
+    assert finding.verdict == "not tried" and "no target was restarted" in finding.problems[0], finding
+    assert not report.trusted
 
 
 def test_a_command_that_fails_or_nobody_means_that_it_was_not_tried() -> None:

@@ -117,6 +117,11 @@ class Job:
     def states(self) -> list[State]:
         return [node.state() for node in self.nodes]
 
+    def losses(self) -> int | None:
+        """Associations that the session has lost so far; None where a member hides them (`BlockDevice.loss_count`)."""
+        said = self.nodes[0].ask("losses")
+        return None if said is None else int(said)
+
     def goes_on(self, before: Sequence[State], writes: int = ENOUGH_WRITES) -> list[State]:
         """Until each rank was refused, or has had so many answers more than before."""
         deadline = time.monotonic() + ANSWER_S

@@ -87,6 +87,13 @@ class Node:
             self.transaction.accept(Receipt.from_json(receipt))
         return self.transaction.commit()
 
+    def losses(self) -> int | None:
+        assert self.session is not None
+        devices = self.session.devices
+        if not all(device.describe().get("transport") == "nvme+tcp" for device in devices):
+            return None
+        return sum(device.loss_count() for device in devices)
+
     # ---- of every rank ----
 
     def take(self, grant: str) -> None:

@@ -15,6 +15,8 @@ from headrace.errors import SessionLost, WriterActive
 
 #: How long a write may take to come into the relay that waits for it.
 _HELD_S = 120.0
+#: How long a job may take to find that a target has ended that it does not write to just then.
+_NOTICED_S = 30.0
 
 
 def freeze(world: World, finding: Finding) -> None:
@@ -93,8 +95,11 @@ def restart(world: World, finding: Finding) -> None:
         finding.acknowledged = world.last_step
         names = world.begin(job)
         job.flood()
+        lost = job.losses()
         again()
         job.goes_on(job.states())
+        if lost is not None:
+            _restarted(world, job, lost)
         try:
             receipts = job.write()
             job.commit(receipts)
@@ -189,6 +194,21 @@ def _healed(heal: Callable[[], None], finding: Finding) -> Iterator[Callable[[],
             except DrillFailed as error:
                 # What ended the scenario counts.
                 finding.problems.append(f"the path of the writer may still be cut: {error}")
+
+
+def _restarted(world: World, job: Job, before: int) -> None:
+    """DrillFailed where the job still has every association that it had: then no target has ended, whatever the command
+    said."""
+    world.tell("the job finds that a target has ended")
+    deadline = time.monotonic() + _NOTICED_S
+    while (job.losses() or 0) <= before:
+        if time.monotonic() >= deadline:
+            raise DrillFailed(
+                "no target was restarted: the job has lost no association",
+                expected=f"one lost within {_NOTICED_S:g} s",
+                next_step="give a --restart-command that ends the target and returns when it is about to be back",
+            )
+        time.sleep(0.1)
 
 
 def _hold(relays: Sequence[Relay]) -> None:
