@@ -13,7 +13,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.device import NvmeTcpAddress, parse_address
-from headrace.drill import scenarios
+from headrace.drill import hooks, scenarios
 from headrace.drill.hooks import Hook
 from headrace.drill.report import DrillFailed, Finding, Report
 from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
@@ -22,6 +22,7 @@ from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Targe
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.drill.careless import careless
+from tests.waiting import PATIENCE_S
 
 NQN = "nqn.2026-01.io.headrace:drilled"
 BEAT = 0.5
@@ -112,6 +113,17 @@ def test_a_command_that_fails_or_nobody_means_that_it_was_not_tried() -> None:
         with pytest.raises(DrillFailed, match=r"heal it failed.*exit status 3, no such port|nobody did it: heal it"):
             hook()
     assert not Hook("heal it")
+
+
+def test_a_command_has_ended_though_what_it_started_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a target would that it starts again in the background."""
+    monkeypatch.setattr(hooks, "PATIENCE_S", PATIENCE_S)
+    here = tmp_path / "here"
+    here.touch()
+    try:
+        Hook("restart the target", f"(while test -e {here}; do sleep 0.1; done) &")()
+    finally:
+        here.unlink()
 
 
 def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

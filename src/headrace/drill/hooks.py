@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +12,8 @@ from headrace.drill.report import DrillFailed
 
 #: For a command, and for a person.
 PATIENCE_S = 600.0
+#: Of what a command printed, its end.
+_SAID_BYTES = 4096
 
 #: Asks a person to do something, and waits for so many seconds; False: it was not done.
 Ask = Callable[[str, float], bool]
@@ -37,16 +41,20 @@ class Hook:
             if self.ask is None or not self.ask(self.what, PATIENCE_S):
                 raise DrillFailed(f"nobody did it: {self.what}", next_step="give a command for it; see --help")
             return
-        try:
-            answer = subprocess.run(
-                self.command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise DrillFailed(
-                f"the command to {self.what} does not end", where=self.command, expected=f"within {PATIENCE_S:g} s"
-            ) from None
+        # Not a pipe: a target that the command starts may hold that for as long as it lives.
+        with tempfile.TemporaryFile() as output:
+            try:
+                answer = subprocess.run(
+                    self.command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    timeout=PATIENCE_S, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                raise DrillFailed(
+                    f"the command to {self.what} does not end", where=self.command, expected=f"within {PATIENCE_S:g} s"
+                ) from None
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _SAID_BYTES))
+            said = output.read().decode(errors="replace").strip().splitlines()
         if answer.returncode:
-            said = (answer.stderr or answer.stdout).decode(errors="replace").strip().splitlines()
             raise DrillFailed(
                 f"the command to {self.what} failed",
                 where=self.command,
