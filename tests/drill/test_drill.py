@@ -169,6 +169,20 @@ def test_what_was_found_is_told_though_a_process_dies_or_the_storage_is_gone(
 
 
 @pytest.mark.parametrize(
+    ("whole", "said"),
+    [
+        ([True, True], "Every step that was acknowledged is what was saved"),
+        ([True, None], "ended before the steps that were acknowledged had been read"),
+        ([None, False], "Not every step that was acknowledged could be read"),
+    ],
+)
+def test_only_what_was_read_is_said_to_be_whole_or_not(whole: list[bool | None], said: str) -> None:
+    findings = [Finding(scenario=name, whole=each) for name, each in zip(("freeze", "kill"), whole, strict=True)]
+    findings[1].problem("it came to something")
+    assert said in Report(uris=[], fence="none", findings=findings).sentence
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [],

@@ -109,12 +109,13 @@ class Report:
                     "media. Do not let a job take over from another one here before that one's processes are known to "
                     "have ended."
                 )
-            tried = [finding for finding in self.findings if finding.verdict != NOT_TRIED]
-            said.append(
-                "Every step that was acknowledged is what was saved, all the same."
-                if all(finding.whole for finding in tried)
-                else "Not every step that was acknowledged could be read as it was saved."
-            )
+            whole = [finding.whole for finding in self.findings if finding.verdict != NOT_TRIED]
+            if False in whole:
+                said.append("Not every step that was acknowledged could be read as it was saved.")
+            elif None in whole:
+                said.append("A scenario ended before the steps that were acknowledged had been read.")
+            else:
+                said.append("Every step that was acknowledged is what was saved, all the same.")
         if good:
             said.append(f"This storage can be trusted with {_several([WITH[name] for name in good])}.")
         if rest:
