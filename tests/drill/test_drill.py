@@ -16,8 +16,9 @@ from headrace.device import NvmeTcpAddress, parse_address
 from headrace.drill import hooks, scenarios
 from headrace.drill.hooks import Hook
 from headrace.drill.report import DrillFailed, Finding, Report
-from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
+from headrace.drill.run import NAME, SCENARIOS, DrillOptions, run_drill
 from headrace.drill.world import World
+from headrace.errors import WriterActive
 from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 from headrace.units import MIB
 from headrace.volume import Volume
@@ -180,6 +181,17 @@ def test_only_what_was_read_is_said_to_be_whole_or_not(whole: list[bool | None],
     findings = [Finding(scenario=name, whole=each) for name, each in zip(("freeze", "kill"), whole, strict=True)]
     findings[1].problem("it came to something")
     assert said in Report(uris=[], fence="none", findings=findings).sentence
+
+
+def test_two_drills_at_once_are_refused(tmp_path: Path) -> None:
+    with target(tmp_path) as uris, Volume.create(uris, name=NAME) as volume:
+        # A heart that is not taken for dead on a busy machine.
+        with volume.session("another drill", heartbeat_s=2) as session:
+            with pytest.raises(WriterActive):
+                drill(uris, "restart")
+            with session.transaction() as tx:
+                tx.put("step", b"1")
+        assert drill(uris, "restart").findings[0].verdict == "not tried", "it has ended"
 
 
 @pytest.mark.parametrize(

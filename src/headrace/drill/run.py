@@ -180,12 +180,15 @@ def _again(target: TargetProcess) -> None:
 
 def _scratch(uris: Sequence[str], destroy: bool, shard_bytes: int) -> None:
     """Make the volume. UsageError where something is there that is not the drill's own, unless that is given up, and
-    where it is too small for what jobs will save."""
+    where it is too small for what jobs will save; WriterActive where another drill is at it."""
     try:
         made = Volume.create(uris, name=NAME, force=destroy)
     except UsageError:
         if destroy or not _own(uris):
             raise
+        # Not of a drill that is still going on.
+        with Volume.open(uris, write=True) as volume, volume.session(NAME, takeover="if-dead", unfenced=True):
+            pass
         made = Volume.create(uris, name=NAME, force=True)
     with made as volume:
         free, need = volume.info().free_bytes, _SHARDS * shard_bytes
