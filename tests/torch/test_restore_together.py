@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,27 @@ def damaged_on_the_way(rank: Rank, uris: list[str]) -> str:
 def test_bytes_that_another_rank_read_are_compared_when_they_come(saved: list[str]) -> None:
     for text in run(WORLD, damaged_on_the_way, saved):
         assert "damaged on their way from rank 1" in text
+
+
+def behind_one_that_was_given_up(rank: Rank, _: None) -> bytes:
+    from headrace.torch.load.together import Together
+    from headrace.torch.ranks import aside
+    from headrace.torch.ranks.coordination import PeerFailed
+
+    # Who has given up waits no longer than this.
+    aside.LOOK_S = aside.GRACE_S = 0.05
+    ranks = Together(None, timeout_s=TIMEOUT_S, stall_s=STALL_S)
+    ranks._give_up(PeerFailed("of the load before"))
+    ranks.close()
+    with ranks.meeting():
+        ranks.group()
+        if rank.rank == 0:
+            time.sleep(1.0)
+        return ranks.broadcast(b"manifest" if rank.rank == 0 else None, 8)
+
+
+def test_what_was_given_up_in_a_load_is_waited_for_in_the_next() -> None:
+    assert run(WORLD, behind_one_that_was_given_up, None) == [b"manifest"] * WORLD
 
 
 def some_and_then_all(rank: Rank, uris: list[str]) -> list[float]:

@@ -176,8 +176,8 @@ def _told(hook: Hook, finding: Finding) -> Callable[[], None]:
 
 @contextmanager
 def _healed(heal: Callable[[], None], finding: Finding) -> Iterator[Callable[[], None]]:
-    """What heals a path of the user. If nobody has called it, it is called here, however the scenario ends: what was cut
-    is in nobody's way when the drill is over."""
+    """What heals a path of the user. If nobody has called it, it is called here, however the scenario ends: what was
+    cut is in nobody's way when the drill is over."""
     tried = False
 
     def end() -> None:

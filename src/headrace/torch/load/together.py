@@ -137,8 +137,8 @@ class Together:
 
     def close(self) -> None:
         """Of this process alone: the others need not come."""
-        # Its connections end with it.
-        self._group = None
+        # Its connections end with it, and what was given up of them: the next load makes others.
+        self._group, self._given_up, self._broken = None, None, False
         self._aside.close()
 
 
