@@ -130,6 +130,15 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
                 where=f"headrace://{id.run}",
                 next_step="delete it (`headrace volume rm`), or save under another name",
             )
+        later = [pinned for pinned in sorted(find(session.volume, id.run).pinned) if pinned.step > id.step]
+        if later:
+            # It stays, and would be what is loaded under this name.
+            raise CheckpointFailed(
+                f"a later step is pinned under the name of this checkpoint: {later[-1]}",
+                where=f"headrace://{id.run}",
+                found=f"a save of step {id.step}",
+                next_step="`headrace checkpoint unpin` it, or save under another name",
+            )
         with VolumeWriter(session.volume, id.run, session=session, no_dist=True, options=self._options) as writer:
             writer.save(state, str(id))
 

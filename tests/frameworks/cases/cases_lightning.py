@@ -15,8 +15,9 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from headrace.checkpoint import list_checkpoints
-from headrace.errors import ObjectNotFound, UsageError, VolumeFull
+from headrace.checkpoint import CheckpointId, list_checkpoints
+from headrace.checkpoint.retention import pin, unpin
+from headrace.errors import CheckpointFailed, ObjectNotFound, UsageError, VolumeFull
 from headrace.torch import Epochs, OrderSampler
 from headrace.torch.lightning import VolumeCheckpointIO, VolumeModelCheckpoint
 from headrace.volume import Volume
@@ -176,6 +177,23 @@ def test_what_fails_behind_training_is_told_and_nothing_is_removed(job: Job, mon
     for path, said in (("/tmp/1.ckpt", "saves into a volume"), (Path("headrace://a/1.ckpt"), "does not save by")):
         with pytest.raises(UsageError, match=said):
             io.save_checkpoint(state, path)
+
+
+def test_a_later_step_that_is_pinned_is_not_taken_for_what_was_saved(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    io, path = VolumeCheckpointIO(job.uri), "headrace://pinned/last.ckpt"
+    for step in (18, 6, 18):
+        io.save_checkpoint({"global_step": step, "w": torch.full((3,), float(step))}, path)
+        assert io.load_checkpoint(path)["global_step"] == step
+    later = CheckpointId("pinned/last.ckpt", 18)
+    pin(io._attachment.session(), later)
+    with pytest.raises(CheckpointFailed, match=r"a later step is pinned.*step-00000018"):
+        io.save_checkpoint({"global_step": 6}, path)
+    unpin(io._attachment.session(), later)
+    io.save_checkpoint({"global_step": 6}, path)
+    assert io.load_checkpoint(path)["global_step"] == 6
+    io.remove_checkpoint(path)
+    io.teardown()
 
 
 def test_lightning_with_accumulation_on_one_rank(job: Job, order: Order) -> None:
