@@ -50,6 +50,19 @@ fn reads(fake: &Fake) -> usize {
         .count()
 }
 
+/// No path is slow for what took less. What takes more may have waited for a core: the machine may be busy.
+const QUICK: Duration = Duration::from_millis(20);
+
+/// How long the longest of these took.
+fn longest(count: usize, look: impl Fn()) -> Duration {
+    let took = (0..count).map(|_| {
+        let begun = Instant::now();
+        look();
+        begun.elapsed()
+    });
+    took.max().unwrap_or_default()
+}
+
 #[test]
 fn a_path_whose_answers_are_late_is_left_alone_until_they_are_in_time() {
     let on = Arc::new(AtomicBool::new(false));
@@ -57,22 +70,23 @@ fn a_path_whose_answers_are_late_is_left_alone_until_they_are_in_time() {
     let bytes = pattern(4096, 3);
     write(&device, 0, &bytes).unwrap();
     let look = || assert_eq!(read(&device, 0, 4096).unwrap(), bytes);
-    (0..8).for_each(|_| look());
+    let first = longest(8, look);
     let before: Vec<_> = fakes.iter().map(reads).collect();
-    (0..8).for_each(|_| look());
-    assert_eq!(
-        fakes
+    if first.max(longest(8, look)) < QUICK {
+        assert_eq!(
+            fakes
+                .iter()
+                .map(reads)
+                .zip(before)
+                .map(|(now, then)| now - then)
+                .max(),
+            Some(4)
+        );
+        assert!(device
+            .paths()
             .iter()
-            .map(reads)
-            .zip(before)
-            .map(|(now, then)| now - then)
-            .max(),
-        Some(4)
-    );
-    assert!(device
-        .paths()
-        .iter()
-        .all(|path| !path.slow && path.slow_times == 0));
+            .all(|path| !path.slow && path.slow_times == 0));
+    }
 
     on.store(true, Ordering::SeqCst);
     until("it is slow", || {
@@ -140,7 +154,7 @@ fn reads_that_wait_on_a_frozen_path_are_sent_by_the_other_and_late_answers_touch
     let bytes = pattern(8 * 4096, 3);
     write(&device, 0, &bytes).unwrap();
     let look = || assert_eq!(read(&device, 0, 4096).unwrap(), bytes[..4096]);
-    (0..8).for_each(|_| look());
+    let in_turns = longest(8, look) < QUICK;
     on.store(true, Ordering::SeqCst);
     // In turns: half of them go the first way, which answers one after another.
     let into: Vec<_> = (0..8).map(|_| Buffer::zeroed(4096)).collect();
@@ -155,7 +169,7 @@ fn reads_that_wait_on_a_frozen_path_are_sent_by_the_other_and_late_answers_touch
     }
     let first = &device.paths()[0];
     // Nobody looked too late: the machine may be busy.
-    if begun.elapsed() < LATE {
+    if in_turns && begun.elapsed() < LATE {
         assert_eq!(
             (first.under_way, first.slow, first.usable),
             (4, true, true),
@@ -194,11 +208,22 @@ fn a_flush_that_takes_long_says_nothing_of_its_path() {
     let bytes = pattern(4096, 3);
     // In turns: both have something to flush, and of both it is known how quick they are.
     (0..2).for_each(|at| write(&device, at * 4096, &bytes).unwrap());
-    (0..4).for_each(|_| assert_eq!(read(&device, 0, 4096).unwrap(), bytes));
+    let look = || assert_eq!(read(&device, 0, 4096).unwrap(), bytes);
+    let first = longest(4, look);
+    let slow_times = || {
+        device
+            .paths()
+            .iter()
+            .map(|path| path.slow_times)
+            .collect::<Vec<_>>()
+    };
+    let before = slow_times();
     let flush = submit_one(&*device, Op::Flush, 0);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(read(&device, 0, 4096).unwrap(), bytes);
+    let quick = first.max(longest(1, look)) < QUICK;
     flush.wait(Duration::from_secs(20)).unwrap().unwrap();
-    assert!(device.paths().iter().all(|path| path.slow_times == 0));
+    if quick {
+        assert_eq!(slow_times(), before);
+    }
     close(&device);
 }
