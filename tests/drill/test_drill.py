@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
+from headrace.cli.drill import _ask
 from headrace.device import NvmeTcpAddress, parse_address
 from headrace.drill import hooks, scenarios
 from headrace.drill.hooks import Hook
@@ -125,6 +128,18 @@ def test_a_command_has_ended_though_what_it_started_lives(tmp_path: Path, monkey
         Hook("restart the target", f"(while test -e {here}; do sleep 0.1; done) &")()
     finally:
         here.unlink()
+
+
+def test_an_enter_from_before_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = os.openpty()
+    with os.fdopen(near, "wb", buffering=0) as keys, os.fdopen(far) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        keys.write(b"\n")
+        assert not _ask("restart the target", 0.01)
+        said = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", said)
+        monkeypatch.setattr(said, "flush", lambda: keys.write(b"\n"))
+        assert _ask("restart the target", PATIENCE_S) and "restart the target" in said.getvalue()
 
 
 def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

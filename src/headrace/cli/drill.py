@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -123,7 +124,11 @@ def drill(
 def _ask(what: str, patience_s: float) -> bool:
     """A person at the terminal does it, and says so."""
     import select
+    import termios
 
+    # An Enter that was pressed before is no answer to this.
+    with contextlib.suppress(termios.error):
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
     print(f"\nnow {what}, then press Enter (within {patience_s:g} s)", file=sys.stderr, flush=True)
     if not select.select([sys.stdin], [], [], patience_s)[0]:
         return False
