@@ -239,7 +239,10 @@ class VolumeStorage(Storage):  # type: ignore[misc]
         split = self._split(name)
         assert split is not None
         before = "/".join(part for part in (split[0], self._config.temp_dir_prefix + split[1]) if part)
-        return {before + one[len(group) :]: length for one, length in self._scribe().pending(group).items()}
+        there = {before + one[len(group) :]: length for one, length in self._scribe().pending(group).items()}
+        # What this process wrote counts until it is renamed or removed here, also where it was given up meanwhile: its
+        # `CheckpointWriter` renames only what `exists`, and says else that it is saved. The rename tells.
+        return {**self._written.get(group, {}), **there}
 
 
 def _name(path: Path) -> str:

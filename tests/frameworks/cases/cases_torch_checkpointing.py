@@ -26,6 +26,7 @@ from torch_checkpointing.metadata_manager import DefaultMetadataManager
 from torch_checkpointing.storage.base_storage import ReadArgs
 from torch_checkpointing.types import RankInfo
 
+from headrace.errors import UsageError
 from headrace.torch.torch_checkpointing import VolumeStorage, VolumeStorageConfig
 from headrace.volume import Volume
 from tests.frameworks.cases import halting
@@ -235,6 +236,20 @@ def test_what_is_given_up_is_nowhere(storage: VolumeStorage) -> None:
         storage.read(Path("contract/half"))
     storage.write(Path("contract/whole"), b"")
     assert storage.read(Path("contract/whole")) == b"" and storage.getsize(Path("contract/whole")) == 0
+
+
+def test_what_was_given_up_for_another_save_is_not_taken_for_saved(storage: VolumeStorage) -> None:
+    """`CheckpointWriter` leaves out the rename of a folder that is not there, and says that all is well."""
+    other = storage._config.create_storage()
+    for writer, folder in ((storage, "tmp_a"), (other, "tmp_b")):
+        writer.write(Path("contract") / folder / "one", b"1")
+    other.rename(Path("contract/tmp_b"), Path("contract/b"), is_directory=True)
+    assert storage.exists(Path("contract/tmp_a"))
+    with pytest.raises(UsageError, match="given up"):
+        storage.rename(Path("contract/tmp_a"), Path("contract/a"), is_directory=True)
+    storage.write(Path("contract/tmp_a/one"), b"1")
+    storage.rename(Path("contract/tmp_a"), Path("contract/a"), is_directory=True)
+    assert storage.ls(Path("contract")) == ["a", "b"] and not storage.exists(Path("contract/tmp_a"))
 
 
 def test_tensors_are_written_from_where_they_are(storage: VolumeStorage) -> None:
