@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.accidents.processes import Processes
 from headrace.cli import main
 from headrace.cli.drill import _ask
 from headrace.device import NvmeTcpAddress, parse_address
@@ -20,7 +21,7 @@ from headrace.drill import hooks, scenarios
 from headrace.drill.hooks import Hook
 from headrace.drill.report import DrillFailed, Finding, Report
 from headrace.drill.run import NAME, SCENARIOS, DrillOptions, run_drill
-from headrace.drill.world import World
+from headrace.drill.world import Hooks, World
 from headrace.errors import WriterActive
 from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 from headrace.units import MIB
@@ -140,6 +141,20 @@ def test_an_enter_from_before_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(sys, "stderr", said)
         monkeypatch.setattr(said, "flush", lambda: keys.write(b"\n"))
         assert _ask("restart the target", PATIENCE_S) and "restart the target" in said.getvalue()
+
+
+@pytest.mark.parametrize("heartbeat_s", [1.0, 60.0])
+def test_a_stopped_writer_keeps_its_associations_until_it_was_followed(tmp_path: Path, heartbeat_s: float) -> None:
+    uri = f"nvme+tcp://127.0.0.1:4420/{NQN}?nsid=1"
+    nobody = Hook("nothing")
+    world = World(
+        Processes(), tmp_path, [uri], writer_uris=[uri], shard_bytes=1 << 20, heartbeat_s=heartbeat_s,
+        hooks=Hooks(restart=nobody, cut=nobody, heal=nobody), target=None, tell=lambda text: None,
+    )  # fmt: skip
+    address = parse_address(world.writer_uris[0])
+    assert isinstance(address, NvmeTcpAddress)
+    # Who follows it waits for five missing beats, and tries up to three times.
+    assert min(address.options.keep_alive_s, address.options.io_timeout_s) >= max(120, 3 * 5 * heartbeat_s)
 
 
 def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,8 +31,10 @@ _RETRY_S = 0.1
 #: To take over, before its refusal is the answer.
 _TRIES = 3
 #: No keep alive of the target ends the associations of a writer that is stopped, so that it wakes up with commands that
-#: it can send at once, and no time-out of its own does.
+#: it can send at once, and no time-out of its own does. So many beats, too: who follows it waits for five that are
+#: missing, and may have to try again.
 _LONG_S = 120.0
+_LONG_BEATS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class World:
         """`writer_uris`: by which the job reaches the members that is stopped, cut off or killed; all others use
         `uris`. `target`: where it is ours."""
         self.uris = [*uris]
-        self.writer_uris = [_patient(uri) for uri in writer_uris]
+        self.writer_uris = [_patient(uri, max(_LONG_S, _LONG_BEATS * heartbeat_s)) for uri in writer_uris]
         self.hooks = hooks
         self.tell = tell
         #: As the last session of a job said it.
@@ -213,11 +215,11 @@ class World:
             yield uris, relays
 
 
-def _patient(uri: str) -> str:
+def _patient(uri: str, long_s: float) -> str:
     address = parse_address(uri)
     if not isinstance(address, NvmeTcpAddress):
         return uri
-    options = replace(address.options, keep_alive_s=_LONG_S, io_timeout_s=_LONG_S, loss_timeout_s=BACK_S)
+    options = replace(address.options, keep_alive_s=long_s, io_timeout_s=long_s, loss_timeout_s=BACK_S)
     return replace(address, options=options).uri
 
 
