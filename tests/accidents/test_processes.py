@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headrace.accidents.processes import ChildFailed, Processes, descendants
+from tests.waiting import PATIENCE_S, until
 
 #: A process that has a child in a session of its own, as torchrun's workers are, and says both pids.
 FAMILY = """
@@ -40,17 +39,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def pids_in(log: Path) -> list[int]:
-    assert wait_until(lambda: log.exists() and log.read_text().count(" ") == 1 and log.read_text().endswith("\n"))
+    until(lambda: log.exists() and log.read_text().count(" ") == 1 and log.read_text().endswith("\n"))
     return [int(pid) for pid in log.read_text().split()]
 
 
@@ -72,8 +62,8 @@ def test_an_owner_that_ends_takes_its_children_along(tmp_path: Path, number: sig
     try:
         child, grandchild = pids_in(log)
         owner.send_signal(number)
-        owner.wait(20)
-        assert wait_until(lambda: not alive(child))
+        owner.wait(PATIENCE_S)
+        until(lambda: not alive(child))
         if number == signal.SIGINT:
             assert not alive(grandchild)
         else:
@@ -90,15 +80,18 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
     worker += "die_with_parent()\nprint('ready', flush=True)\n"
     launcher = (
         "import subprocess, sys, time\n"
-        f"w = subprocess.Popen([sys.executable, '-c', {worker + 'time.sleep(600)'!r}], start_new_session=True)\n"
+        f"worker = [sys.executable, '-c', {worker + 'time.sleep(600)'!r}]\n"
+        "w = subprocess.Popen(worker, stdout=subprocess.PIPE, start_new_session=True)\n"
+        "assert w.stdout.readline() == b'ready\\n'\n"
         "print(w.pid, flush=True)\ntime.sleep(600)\n"
     )
     with Processes() as processes:
         child = processes.start("launcher", ["-c", launcher], log=log)
-        assert wait_until(lambda: "ready" in (log.read_text() if log.exists() else ""))
-        pid = next(int(word) for word in log.read_text().split() if word.isdigit())
+        until(lambda: log.exists() and log.read_text().endswith("\n"), "the worker is ready")
+        pid = int(log.read_text())
+        assert alive(pid)
         os.kill(child.pid, signal.SIGKILL)
-        assert wait_until(lambda: not alive(pid))
+        until(lambda: not alive(pid))
 
 
 def test_a_failure_says_which_process_and_shows_the_end_of_its_log(tmp_path: Path) -> None:
@@ -106,10 +99,10 @@ def test_a_failure_says_which_process_and_shows_the_end_of_its_log(tmp_path: Pat
     with Processes() as processes:
         child = processes.start("the worker", ["-c", "print('first'); raise SystemExit('disk on fire')"], log=log)
         with pytest.raises(ChildFailed, match=r"(?s)the worker failed: found exit status 1.*disk on fire"):
-            child.check(20.0)
+            child.check(PATIENCE_S)
         child = processes.start("the tool", ["-c", "raise SystemExit('headrace: error: no such thing')"], log=log)
         with pytest.raises(ChildFailed) as caught:
-            child.check(20.0)
+            child.check(PATIENCE_S)
         assert str(caught.value) == "the tool failed: no such thing"
         child = processes.start("the sleeper", ["-c", "import time; time.sleep(600)"], log=log)
         with pytest.raises(ChildFailed, match="did not end"):
@@ -124,7 +117,7 @@ def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Processes() as processes:
         child = processes.start("deaf", ["-c", deaf], log=log)
-        assert wait_until(lambda: log.exists() and "deaf" in log.read_text())
+        until(lambda: log.exists() and "deaf" in log.read_text())
         assert child.stop(timeout_s=0.2) == -signal.SIGKILL
 
 
@@ -133,4 +126,4 @@ def test_what_failed_first_is_shown_before_a_launchers_closing_words(tmp_path: P
     with Processes() as processes:
         child = processes.start("train", ["-c", program], log=tmp_path / "train.log")
         with pytest.raises(ChildFailed, match="the save was given up"):
-            child.check(20)
+            child.check(PATIENCE_S)
