@@ -50,7 +50,7 @@ class Silent:
         return getattr(self._store, name)
 
 
-def test_a_store_that_falls_silent_is_gone_after_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_falls_silent_is_gone_after_its_limit_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     fell, over = threading.Event(), threading.Event()
     monkeypatch.setattr(dist, "PrefixStore", lambda prefix, store: Silent(store, fell, over))
     client = StoreClient("here", dist.HashStore(), PATIENCE_S)
@@ -65,5 +65,8 @@ def test_a_store_that_falls_silent_is_gone_after_its_limit(monkeypatch: pytest.M
                 client.check(["key"])
     finally:
         over.set()
-    with pytest.raises(dist.DistStoreError):
-        client.get("key")
+    # The next save asks again.
+    client._limit_s = PATIENCE_S
+    assert client._unanswered is not None and client._unanswered.wait(PATIENCE_S)
+    client.set("key", "again")
+    assert client.get("key") == b"again"

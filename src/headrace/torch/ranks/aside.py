@@ -25,7 +25,11 @@ T = TypeVar("T")
 
 
 class LeftBehind(RuntimeError):
-    """The call goes on, without anybody who waits for it."""
+    """The call goes on, without anybody who waits for it, until `ended` is set."""
+
+    def __init__(self, ended: threading.Event) -> None:
+        super().__init__("it was given up, and did not end")
+        self.ended = ended
 
 
 class _Call(Generic[T]):
@@ -64,7 +68,7 @@ class Aside:
         while not call.ended.wait(LOOK_S):
             if over() and not call.ended.wait(GRACE_S if grace_s is None else grace_s):
                 self.close()
-                raise LeftBehind("it was given up, and did not end")
+                raise LeftBehind(call.ended)
         if call.error is not None:
             raise call.error
         return call.result
@@ -93,13 +97,15 @@ class StoreClient:
         prefix: of all keys.
         store: any torch.distributed store; used through a clone.
         limit_s: who does not answer within this time, and what it says itself to a `get`, is gone: DistError, here and
-            from all later questions.
+            from all later questions until that answer has come. A network may be away for longer than a save waits, and
+            this process may have been stopped: the next saves go on.
     """
 
     def __init__(self, prefix: str, store: Any, limit_s: float) -> None:
         self._limit_s = limit_s
         self._aside = Aside("headrace-store")
-        self._gone = False
+        #: Of the question that is not answered; it has the connection.
+        self._unanswered: threading.Event | None = None
         # Any: the stubs know neither PrefixStore's clone nor values of bytes.
         self._store: Any = self._ask(lambda: dist.PrefixStore(prefix, store.clone()))  # type: ignore[attr-defined]
 
@@ -123,11 +129,12 @@ class StoreClient:
 
     def _ask(self, what: Callable[[], T]) -> T:
         silent = dist.DistStoreError(f"no answer within {self._limit_s:g} s")
-        if self._gone:
+        if self._unanswered is not None and not self._unanswered.is_set():
             raise silent
+        self._unanswered = None
         end = time.monotonic() + self._limit_s
         try:
-            return self._aside.call(what, lambda: time.monotonic() >= end, 0.0)
-        except LeftBehind:
-            self._gone = True
+            return self._aside.call(what, lambda: time.monotonic() >= end, LOOK_S)
+        except LeftBehind as left:
+            self._unanswered = left.ended
             raise silent from None
