@@ -34,7 +34,7 @@ from headrace.errors import (
 )
 from headrace.torch import VolumeReader, VolumeWriter, WriterOptions, load_model, save_model
 from headrace.torch.metadata import Place, to_manifest
-from headrace.torch.save.apart import put_together
+from headrace.torch.save.without_collectives import put_together
 from headrace.volume import Session, Volume
 
 MIB = 1 << 20

@@ -17,12 +17,12 @@ from headrace.errors import CheckpointFailed, HeadraceError
 from headrace.torch.metadata import Place, to_manifest
 from headrace.torch.ranks.attachment import Attachment
 from headrace.torch.ranks.coordination import Exchange
-from headrace.torch.save.apart import put_together
 from headrace.torch.save.group import decode_grant, decode_receipt, encode_grant, encode_receipt
 from headrace.torch.save.options import SaveReport, WriterOptions
 from headrace.torch.save.pacing import SHORT_BYTES, Pacer, PaceReport, within_seconds
 from headrace.torch.save.stager import Stager
 from headrace.torch.save.staging import StagedPlan, Staging, lay_out
+from headrace.torch.save.without_collectives import put_together
 from headrace.units import format_seconds
 from headrace.volume import Grant, Volume
 
