@@ -38,6 +38,15 @@ def test_a_call_that_does_not_end_is_left_behind_and_the_next_one_is_made(monkey
     until(lambda: not threads("test-aside"), "both threads end")
 
 
+def test_a_thread_that_does_not_start_is_told_and_the_next_call_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Aside("test-aside-start")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: raised(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            calls.call(lambda: 7, lambda: True, PATIENCE_S)
+    assert calls.call(lambda: 7, lambda: False) == 7
+
+
 class Silent:
     """A store whose node cannot be reached any more, once `fell` is set."""
 

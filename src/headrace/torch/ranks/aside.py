@@ -61,8 +61,10 @@ class Aside:
         What the call holds stays in memory until it ends, whatever the caller does.
         """
         if self._asked is None:
-            self._asked = SimpleQueue()
-            threading.Thread(target=_run, args=(self._asked,), name=self._name, daemon=True).start()
+            asked: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+            threading.Thread(target=_run, args=(asked,), name=self._name, daemon=True).start()
+            # Not before: of a thread that did not start nobody would hear.
+            self._asked = asked
         call = _Call(what)
         self._asked.put(call)
         while not call.ended.wait(LOOK_S):
