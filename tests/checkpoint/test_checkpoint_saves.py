@@ -19,17 +19,17 @@ from headrace.volume import Session, Volume
 from tests.checkpoint.steps import manifest, save_step
 
 
-def test_a_listing_shows_committed_checkpoints_by_step(session: Session, volume: Volume) -> None:
-    sequences = {step: save_step(session, step) for step in (20, 3, 100)}
+def test_a_listing_shows_checkpoints_in_the_order_of_their_commits(session: Session, volume: Volume) -> None:
+    sequences = {step: save_step(session, step) for step in (20, 100, 3)}
     save_step(session, 5, run="other/run")
     found = list_checkpoints(volume, "run")
     assert [(c.checkpoint_id, c.ranks, c.item_count, c.data_bytes) for c in found] == [
-        (f"run/step-{step:08d}", 3, 2, 71_000) for step in (3, 20, 100)
+        (f"run/step-{step:08d}", 3, 2, 71_000) for step in (20, 100, 3)
     ]
     assert [c.sequence for c in found] == [sequences[c.step] for c in found]
     newest = latest(volume, "run")
     assert newest is not None
-    assert newest.step == 100
+    assert newest.step == 3
     assert latest(volume, "nothing") is None
     assert [c.id.run for c in list_checkpoints(volume)] == ["other/run", "run", "run", "run"]
     assert read_manifest(volume, newest.id).tensors[0].shape == (71_000,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
@@ -77,6 +78,11 @@ class Job:
             self.loader.at += 1
             losses.append(loss.item())
         return losses
+
+
+def steps_of(uris: list[str]) -> list[int]:
+    with Volume.open(uris) as volume:
+        return [each.step for each in list_checkpoints(volume, "run")]
 
 
 def damage(uris: list[str], tensor: torch.Tensor) -> None:
@@ -190,6 +196,55 @@ def test_a_damaged_step_names_the_tensor_and_the_one_before_is_taken_where_that_
     with Checkpointer(uris, "run") as checkpointer:
         assert checkpointer.restore(2, **job.parts, on_damage="previous") == 1
         assert [each.checkpoint for each in checkpointer.certificate.damaged] == ["run/step-00000002"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("started_again", [False, True])
+def test_a_job_that_goes_back_goes_on_from_there(
+    uris: list[str], started_again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether a new process goes back, or the loop does so by itself: what it saves from there on is what counts."""
+    job, options = Job(1), WriterOptions(keep_last=3)
+    with contextlib.ExitStack() as stack:
+        checkpointer = stack.enter_context(Checkpointer(uris, "run", interval=2, options=options))
+        assert checkpointer.restore("latest", **job.parts) is None
+        for step in range(1, 7):
+            job.steps(1)
+            checkpointer.step(step)
+        if started_again:
+            stack.close()
+            job = Job(2)
+            checkpointer = stack.enter_context(Checkpointer(uris, "run", interval=2, options=options))
+        else:
+            checkpointer.wait()
+        assert checkpointer.restore(4, **job.parts) == 4
+        assert checkpointer.latest() == 6, "nothing was saved yet"
+        [said] = [each.getMessage() for each in caplog.records if each.name == "headrace"]
+        assert "restoring step 4 of run, behind which others were committed, the last of them step 6" in said
+        job.steps(1)
+        checkpointer.save(5, wait=True)
+        assert (checkpointer.latest(), steps_of(uris)) == (5, [2, 4, 5]), "what was left behind goes first"
+        job.steps(1)
+        # The step that was saved last before it went back.
+        checkpointer.step(6)
+        checkpointer.wait()
+        assert (checkpointer.latest(), steps_of(uris)) == (6, [4, 5, 6])
+        weight = job.model[0].weight.detach().clone()
+    unbroken = Job(1)
+    unbroken.steps(6)
+    assert torch.equal(weight, unbroken.model[0].weight)
+    with Checkpointer(uris, "run") as checkpointer:
+        # Without a bound all stay; from what was saved last it goes back to what that went on from.
+        checkpointer.keep(6, "mine")
+        assert checkpointer.restore(4, **job.parts) == 4
+        assert "pinned, and not replaced: a save of step 6 will fail" in caplog.records[-1].getMessage()
+        job.model[0].weight.data.add_(1)
+        checkpointer.save(5, wait=True)
+        assert steps_of(uris) == [4, 6, 5]
+        checkpointer.save(6)
+        with pytest.raises(CheckpointFailed, match="pinned, and not replaced"):
+            checkpointer.wait()
+        damage(uris, job.model[0].weight)
+        assert checkpointer.restore("latest", **job.parts, on_damage="previous") == 4
 
 
 def test_what_was_damaged_on_the_way_is_read_again(uris: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

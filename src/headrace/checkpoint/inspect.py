@@ -11,8 +11,8 @@ import numpy as np
 from headrace.checkpoint.listing import read_manifest
 from headrace.checkpoint.manifest import Manifest
 from headrace.checkpoint.names import CheckpointId
+from headrace.checkpoint.order import find
 from headrace.checkpoint.ranges import DAMAGES, Piece, pieces_of, read_ahead
-from headrace.checkpoint.retention import find
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound
 from headrace.volume import ObjectInfo, Volume
 
@@ -26,6 +26,9 @@ class Look:
     pinned: bool
     #: Space on the members, of all its objects.
     stored_bytes: int
+    #: Of the commit that made it visible; and whether that was the last one of its run.
+    sequence: int
+    latest: bool
     #: None where the manifest does not say.
     ranks: int | None = None
     items: int | None = None
@@ -35,24 +38,38 @@ class Look:
 
 
 def look(volume: Volume, run: str | None = None) -> Iterator[Look]:
-    """All committed checkpoints of a run (or of all runs), by run and step; those that are not whole say why."""
+    """All committed checkpoints of a run (or of all runs), by run and in the order of their commits; those that are not
+    whole say why."""
     volume.refresh()
     found = find(volume, run)
+    last = {id.run: id for id in found.ids}
     for id in found.ids:
         objects = volume.list(f"{id}/")
+        sequence = next((entry.sequence for entry in objects if entry.name == id.manifest), 0)
+        latest = last[id.run] == id
         stored = sum(entry.stored_bytes for entry in objects)
         pinned = id in found.pinned
         try:
             summary = read_manifest(volume, id).summary
         except (CheckpointFailed, ObjectNotFound, *DAMAGES) as error:
             created = next((entry.created_s for entry in objects if entry.name == id.manifest), 0.0)
-            yield Look(id=id, created_unix=created, pinned=pinned, stored_bytes=stored, problem=error)
+            yield Look(
+                id=id,
+                created_unix=created,
+                pinned=pinned,
+                stored_bytes=stored,
+                sequence=sequence,
+                latest=latest,
+                problem=error,
+            )
             continue
         yield Look(
             id=id,
             created_unix=summary.created_unix,
             pinned=pinned,
             stored_bytes=stored,
+            sequence=sequence,
+            latest=latest,
             ranks=summary.ranks,
             items=summary.item_count,
             data_bytes=summary.data_bytes,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from headrace.checkpoint.manifest import MANIFEST_LIMIT, SUMMARY_END, Manifest, decode, decode_summary
 from headrace.checkpoint.names import CheckpointId
-from headrace.checkpoint.retention import find, not_there
+from headrace.checkpoint.order import find
+from headrace.checkpoint.retention import not_there
 from headrace.errors import CheckpointFailed, ObjectNotFound
 from headrace.volume import ObjectInfo, Volume
 
@@ -40,7 +41,8 @@ class CheckpointInfo:
 
 
 def list_checkpoints(volume: Volume, run: str | None = None) -> list[CheckpointInfo]:
-    """All committed checkpoints of a run (or of all runs), by run and step. Reads at most 4 KiB of each.
+    """All committed checkpoints of a run (or of all runs), by run and in the order of their commits: the
+    last of a run is its latest. Reads at most 4 KiB of each.
 
     Follows the volume's log first. CheckpointFailed where a manifest is not one.
     """
@@ -50,7 +52,7 @@ def list_checkpoints(volume: Volume, run: str | None = None) -> list[CheckpointI
 
 
 def latest(volume: Volume, run: str) -> CheckpointInfo | None:
-    """The committed checkpoint of the highest step, or None."""
+    """The checkpoint of this run that was committed last, whatever its step, or None (`headrace.checkpoint.order`)."""
     volume.refresh()
     found = find(volume, run)
     return _info(volume, found.ids[-1], found.ids[-1] in found.pinned) if found.ids else None

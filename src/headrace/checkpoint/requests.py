@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.checkpoint.names import CheckpointId, parse_checkpoint_id
-from headrace.checkpoint.retention import PIN_LIMIT, Found, check_note
+from headrace.checkpoint.order import Found
+from headrace.checkpoint.retention import PIN_LIMIT, check_note
 from headrace.errors import UsageError
 
 _log = logging.getLogger("headrace")

@@ -1,5 +1,8 @@
 """Which checkpoints of a run stay: the last ones, every Nth step, and those that are pinned.
 
+The last ones are those that were committed last (`headrace.checkpoint.order`). Where a job went back, and too many are
+there, those that it left behind go before any that it goes on from.
+
 A pin is an object of the checkpoint, `RUN/step-N/pin`, that is put and deleted like any other: in a commit, by the
 session that holds the volume. Its bytes are JSON for people (since when, and a note); that it is there is what counts.
 A pinned step is deleted neither by retention nor by name, and never replaced.
@@ -13,7 +16,8 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.checkpoint.names import CheckpointId, check_run, parse_manifest_name, parse_pin_name
+from headrace.checkpoint.names import CheckpointId
+from headrace.checkpoint.order import Found, find, line
 from headrace.errors import CheckpointFailed, ObjectNotFound, UsageError, VolumeFull
 from headrace.units import format_bytes
 from headrace.volume import ObjectInfo, Session, Transaction, Volume
@@ -43,9 +47,11 @@ class Retention:
                 raise UsageError(name, expected="at least 1", found=str(value))
 
     def older(self, found: Found, newest: CheckpointId | None = None) -> list[CheckpointId]:
-        """All but the last ones; `newest`, which may not be committed yet, is one of those."""
-        others = [id for id in found.ids if id != newest]
-        return others[: max(0, len(others) - self.keep_last + (newest is not None))]
+        """All but the last ones; `newest`, which may not be committed yet, is the last of those."""
+        ids = [id for id in found.ids if id != newest] + ([] if newest is None else [newest])
+        last = line(ids)
+        left_behind = [id for id in ids if id not in set(last)]
+        return (left_behind + last)[: max(0, len(ids) - self.keep_last)]
 
     def stays(self, found: Found, id: CheckpointId) -> bool:
         """Though it is older than the last ones."""
@@ -56,27 +62,6 @@ class Retention:
     ) -> list[CheckpointId]:
         """What is to be deleted; `keep`: what is about to be pinned."""
         return [id for id in self.older(found, newest) if not self.stays(found, id) and id not in keep]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The committed checkpoints of a run (or of all runs), by run and step."""
-
-    ids: Sequence[CheckpointId]
-    pinned: frozenset[CheckpointId]
-
-
-def find(volume: Volume, run: str | None = None) -> Found:
-    """One look at the names of a volume."""
-    prefix = "" if run is None else f"{check_run(run)}/step-"
-    ids, pins = [], []
-    for entry in volume.list(prefix):
-        manifest, pin = parse_manifest_name(entry.name), parse_pin_name(entry.name)
-        if manifest is not None and run in (None, manifest.run):
-            ids.append(manifest)
-        elif pin is not None and run in (None, pin.run):
-            pins.append(pin)
-    return Found(ids=sorted(ids), pinned=frozenset(pins).intersection(ids))
 
 
 def objects_of(volume: Volume, id: CheckpointId) -> list[str]:
@@ -220,10 +205,21 @@ def pin_alone(session: Session, id: CheckpointId, note: str) -> None:
     """Pin this one, and unpin those of its run that have the same note. ObjectNotFound where it does not exist."""
     with deciding:
         pin(session, id, note)
-        for other in find(session.volume, id.run).pinned - {id}:
-            there = read_pin(session.volume, other)
-            if there is not None and there.note == note:
+        for other in _pinned_with(session.volume, id.run, note) - {id}:
+            unpin(session, other)
+
+
+def unpin_above(session: Session, id: CheckpointId, note: str) -> None:
+    """Those of its run with higher steps that have this note."""
+    with deciding:
+        for other in _pinned_with(session.volume, id.run, note):
+            if other.step > id.step:
                 unpin(session, other)
+
+
+def _pinned_with(volume: Volume, run: str, note: str) -> set[CheckpointId]:
+    pins = {id: read_pin(volume, id) for id in find(volume, run).pinned}
+    return {id for id, there in pins.items() if there is not None and there.note == note}
 
 
 def read_pin(volume: Volume, id: CheckpointId) -> Pin | None:

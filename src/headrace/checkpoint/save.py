@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 from headrace.checkpoint.manifest import Manifest, ObjectEntry, encode
 from headrace.checkpoint.names import CheckpointId
+from headrace.checkpoint.order import find
 from headrace.checkpoint.requests import asked, done, there
-from headrace.checkpoint.retention import Retention, deciding, find, objects_of, put_pin, refuse_pinned, reserve
+from headrace.checkpoint.retention import Retention, deciding, objects_of, put_pin, refuse_pinned, reserve
 from headrace.errors import CheckpointFailed, ObjectExists
 from headrace.volume import Grant, Receipt, Session, Transaction
 
@@ -65,7 +66,9 @@ class Save:
         committed = objects_of(self._session.volume, self.id)
         if committed and not self._overwrite:
             raise ObjectExists(
-                f"checkpoint {self.id} is committed already", next_step="save another step, or pass overwrite=True"
+                f"checkpoint {self.id} is committed already",
+                next_step="a job that went back replaces what it left behind with WriterOptions(overwrite=True), in "
+                "one commit; else save another step, or as another run",
             )
         refuse_pinned(self.id, committed)
         if self._retention is not None:

@@ -16,6 +16,7 @@ with transformers 5.23.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import tempfile
@@ -31,6 +32,7 @@ from headrace.torch.job.training_state import rng_state, set_rng_state
 from headrace.torch.ranks.attachment import VolumeLike
 from headrace.torch.save.options import WriterOptions
 
+_log = logging.getLogger("headrace")
 #: What somebody who looks at the pins of a volume reads.
 _BEST = "best of the trainer"
 _STATE = "trainer_state"
@@ -47,11 +49,11 @@ def checkpoint_trainer(
 ) -> None:
     """Let `trainer` save into `volume` as `RUN/step-N`, and resume from there. On every rank, before `train()`.
 
-    `train(resume_from_checkpoint=True)` goes on from the latest committed step, `"latest"` does so where there is one
-    and else begins, `"checkpoint-500"` names one; a folder of Trainer's own on the local disk is read as before. Saves
-    return when the state is copied; what one failed with comes with the next, or at the end. `save_total_limit` is
-    `options.keep_last`; the best model, where `load_best_model_at_end` asks for it, is pinned and stays beside those.
-    `certificate`: see `Checkpointer`.
+    `train(resume_from_checkpoint=True)` goes on from the step that was committed last, `"latest"` does so where there
+    is one and else begins, `"checkpoint-500"` names one; a folder of Trainer's own on the local disk is read as before.
+    Saves return when the state is copied; what one failed with comes with the next, or at the end. `save_total_limit`
+    is `options.keep_last`; the best model, where `load_best_model_at_end` asks for it, is pinned and stays beside
+    those. `certificate`: see `Checkpointer`.
 
     UsageError: this trainer saves in a way that is not this one (DeepSpeed, SageMaker, `save_only_model`, the Hub).
     """
@@ -119,8 +121,11 @@ class _Checkpoints:
             tempfile.TemporaryDirectory(prefix="headrace-trainer-") as folder,
         ):
             try:
-                self._step = self._find(resume_from_checkpoint)
+                self._step, self._pinned = self._find(resume_from_checkpoint), None
                 if self._step is not None:
+                    if self._pins_best:
+                        # Where training goes back, what became the best since would not be replaced while pinned.
+                        self.checkpointer.let_go(_BEST, above=self._step)
                     resume_from_checkpoint = self._write_state(Path(folder), self._step)
                 elif resume_from_checkpoint == "latest":
                     resume_from_checkpoint = None
@@ -226,12 +231,23 @@ class _Checkpoints:
 
     def _keep_best(self) -> None:
         """Before the commit that would delete it."""
-        if self._options.keep_last is None or not self._trainer.args.load_best_model_at_end:
+        state = self._trainer.state
+        if not self._pins_best:
             return
         best = self._best_step()
-        if best is not None and best not in (self._pinned, self._trainer.state.global_step):
-            self.checkpointer.keep(best, _BEST)
+        if best is not None and best not in (self._pinned, state.global_step):
+            try:
+                self.checkpointer.keep(best, _BEST)
+            except ObjectNotFound:
+                # A better one took its place, was left behind, and is gone.
+                _log.warning("headrace: %s was the best, and is not there any more", state.best_model_checkpoint)
+                state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+                return
             self._pinned = best
+
+    @property
+    def _pins_best(self) -> bool:
+        return self._options.keep_last is not None and bool(self._trainer.args.load_best_model_at_end)
 
     def _best_step(self) -> int | None:
         """None: there is none, or it is in a folder of Trainer's own. One that was not saved is not the best."""

@@ -33,7 +33,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from headrace.checkpoint import CheckpointId
 from headrace.checkpoint.names import check_run
-from headrace.checkpoint.retention import delete_checkpoints, find
+from headrace.checkpoint.order import find
+from headrace.checkpoint.retention import delete_checkpoints
 from headrace.errors import CheckpointFailed, ObjectExists, UsageError
 from headrace.settings import VOLUME, volume_addresses
 from headrace.torch.apart import put_together, take_apart
@@ -129,15 +130,6 @@ class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]
                 "a file has the name of this checkpoint",
                 where=f"headrace://{id.run}",
                 next_step="delete it (`headrace volume rm`), or save under another name",
-            )
-        later = [pinned for pinned in sorted(find(session.volume, id.run).pinned) if pinned.step > id.step]
-        if later:
-            # It stays, and would be what is loaded under this name.
-            raise CheckpointFailed(
-                f"a later step is pinned under the name of this checkpoint: {later[-1]}",
-                where=f"headrace://{id.run}",
-                found=f"a save of step {id.step}",
-                next_step="`headrace checkpoint unpin` it, or save under another name",
             )
         with VolumeWriter(session.volume, id.run, session=session, no_dist=True, options=self._options) as writer:
             writer.save(state, str(id))

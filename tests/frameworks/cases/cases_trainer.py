@@ -99,27 +99,31 @@ def test_trainer_saves_into_the_volume_and_goes_on_from_there(job: Job, order: O
         assert [each.step for each in list_checkpoints(volume, "trainer")] == [18, 20]
 
 
+def trainer_of(
+    job: Job, data: Any, steps: int, metrics: dict[int, float], run: str = "best", limit: int = 1
+) -> Trainer:
+    """It evaluates to `metrics` behind each step, saves every second one, and keeps the best."""
+    arguments = TrainingArguments(
+        output_dir=str(job.folder / run), max_steps=steps, save_steps=2, eval_strategy="steps", eval_steps=1,
+        load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False, save_total_limit=limit,
+        use_cpu=True, per_device_train_batch_size=BATCH, report_to="none", disable_tqdm=True, learning_rate=1e-2,
+        train_sampling_strategy="sequential", dataloader_drop_last=True,
+    )  # fmt: skip
+    trainer = Trainer(model=tiny_gpt(), args=arguments, train_dataset=data, eval_dataset=data)
+    trainer.evaluate = lambda *_, **__: {"eval_loss": metrics[trainer.state.global_step]}
+    checkpoint_trainer(trainer, job.uri, run)
+    return trainer
+
+
 def test_the_best_model_stays_and_is_loaded(job: Job) -> None:
     """Also where `save_total_limit` is long past it, and training went on from another step."""
     # A better one that was not saved is none.
     metrics = {1: 6.0, 2: 5.0, 3: 4.0, 4: 3.0, 5: 4.0, 6: 4.0, 7: 1.0, 8: 3.5}
 
-    def trainer_of(steps: int) -> Trainer:
-        arguments = TrainingArguments(
-            output_dir=str(job.folder / "best"), max_steps=steps, save_steps=2, eval_strategy="steps", eval_steps=1,
-            load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False, save_total_limit=1,
-            use_cpu=True, per_device_train_batch_size=BATCH, report_to="none", disable_tqdm=True, learning_rate=1e-2,
-            train_sampling_strategy="sequential", dataloader_drop_last=True,
-        )  # fmt: skip
-        trainer = Trainer(model=tiny_gpt(), args=arguments, train_dataset=data, eval_dataset=data)
-        trainer.evaluate = lambda *_, **__: {"eval_loss": metrics[trainer.state.global_step]}
-        checkpoint_trainer(trainer, job.uri, "best")
-        return trainer
-
     with Volume.open(job.uri) as volume:
         data = job.dataset(volume, form="causal")
-        trainer_of(6).train()
-        trainer = trainer_of(8)
+        trainer_of(job, data, 6, metrics).train()
+        trainer = trainer_of(job, data, 8, metrics)
         trainer.train(resume_from_checkpoint="checkpoint-6")
         assert trainer.state.best_model_checkpoint == "best/step-00000004" and trainer.state.best_metric == 1.0
         assert [(each.step, each.pinned) for each in list_checkpoints(volume, "best")] == [(4, True), (8, False)]
@@ -128,7 +132,25 @@ def test_the_best_model_stays_and_is_loaded(job: Job) -> None:
             reader.load(expected)
         assert all(torch.equal(expected["model"][name], it) for name, it in trainer.model.state_dict().items())
         with pytest.raises(ObjectNotFound, match="no committed checkpoint"):
-            trainer_of(8).train(resume_from_checkpoint="checkpoint-6")
+            trainer_of(job, data, 8, metrics).train(resume_from_checkpoint="checkpoint-6")
+
+
+def test_training_goes_back_behind_the_best_model(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """What was the best then is gone; what was since is another one now, and not in the way of it."""
+    metrics = dict.fromkeys(range(1, 13), 5.0) | {4: 3.0, 8: 1.0}
+    with Volume.open(job.uri) as volume:
+        data = job.dataset(volume, form="causal")
+        for steps, back, committed in ((12, None, [6, 8, 10, 12]), (8, "checkpoint-6", [6, 10, 12, 8])):
+            trainer = trainer_of(job, data, steps, metrics, run="back", limit=4)
+            trainer.train(resume_from_checkpoint=back)
+            found = list_checkpoints(volume, "back")
+            assert [each.step for each in found] == committed
+            assert [each.step for each in found if each.pinned] == ([] if back else [8])
+            metrics[8] = 5.0
+        assert trainer.state.best_model_checkpoint is None
+    said = [each.getMessage() for each in caplog.records if each.name == "headrace"]
+    assert any("back/step-00000004 was the best, and is not there any more" in each for each in said)
+    assert any("restoring step 6 of back, behind which others were committed" in each for each in said)
 
 
 def test_a_trainer_that_saves_otherwise_is_refused(job: Job) -> None:

@@ -16,8 +16,10 @@ def ls(
     degraded: Degraded = False,
     json: AsJson = False,
 ) -> None:
-    """The committed checkpoints of a volume, by run and step: when, ranks, bytes, pinned, whole. `--json`: one object a
-    line.
+    """The committed checkpoints of a volume, by run and in the order of their commits: when, ranks, bytes, pinned,
+    whole, latest. `--json`: one object a line.
+
+    `latest`: committed last of its run, so what the run goes on from, whatever the number of the step.
 
     `whole`: the manifest is good, and all objects that it names are there. `verify` reads them, too.
 
@@ -40,6 +42,8 @@ def ls(
                     "items": found.items,
                     "data_bytes": found.data_bytes,
                     "stored_bytes": found.stored_bytes,
+                    "commit": found.sequence,
+                    "latest": found.latest,
                     "pinned": found.pinned,
                     "whole": found.problem is None,
                 }
@@ -53,7 +57,8 @@ def ls(
                     "-" if found.data_bytes is None else format_bytes(found.data_bytes),
                     "pinned" if found.pinned else "-",
                     "whole" if found.problem is None else shown(f"damaged: {found.problem}"),
+                    "latest" if found.latest else "-",
                 ]
             )
     if not json:
-        print_table(("checkpoint", "when", "ranks", "size", "pinned", "whole"), rows, right=(2, 3))
+        print_table(("checkpoint", "when", "ranks", "size", "pinned", "whole", ""), rows, right=(2, 3))

@@ -30,7 +30,8 @@ import torch
 import torch.distributed as dist
 
 from headrace.checkpoint import CheckpointId
-from headrace.checkpoint.retention import find, pin_alone
+from headrace.checkpoint.order import find
+from headrace.checkpoint.retention import pin_alone, unpin_above
 from headrace.errors import CheckpointFailed, HeadraceError, UsageError
 from headrace.torch.job.certificate import RestartCertificate
 from headrace.torch.job.preemption import Preemption, SignalWatch
@@ -124,8 +125,11 @@ class Checkpointer:
         *,
         on_damage: OnDamage = "raise",
     ) -> int | None:
-        """Put back what is given, out of the latest committed step or a step that is named. The step; None where
+        """Put back what is given, out of the step that was committed last or a step that is named. The step; None where
         "latest" is asked for and there is none: then nothing was touched.
+
+        A run that goes back to an earlier step goes on from there: what it saves next is "latest", and a step that it
+        comes by again replaces the one that was left behind, in the same commit, unless that is pinned.
 
         What is given here is what `save` and `step` save where they are given nothing. Values of `extra` that have
         `state_dict` and `load_state_dict` (schedulers, scalers) are put back, too; all are in `self.extra`.
@@ -133,8 +137,8 @@ class Checkpointer:
         Random number generators are put back where the number of ranks is the one that saved, else the certificate says
         that they are not. Where `options` say how many checkpoints stay, room for them is kept now: VolumeFull comes
         before training begins. Every byte is verified. ChecksumMismatch names the tensor that is damaged; with
-        `on_damage="previous"` all ranks go back to the step before, and certificate and log say so. After an error
-        model and optimizer may hold some of a checkpoint.
+        `on_damage="previous"` all ranks go back to the step that it went on from, and certificate and log say so. After
+        an error model and optimizer may hold some of a checkpoint.
         """
         self._settle()
         parts = Parts.of(model, optimizer, loader, extra)
@@ -147,7 +151,8 @@ class Checkpointer:
         self.extra = done.extra
         self._certificate, self._certified = done.certificate, False
         self._restored_at = time.monotonic()
-        self._agreed = None
+        # It may come by the step that was saved last again.
+        self._agreed = self._begun = None
         return done.certificate.step
 
     @property
@@ -177,7 +182,7 @@ class Checkpointer:
                 _log.error("headrace: the restart certificate was not written: %s", error)
 
     def latest(self) -> int | None:
-        """The latest committed step, None where there is none. Collective."""
+        """The step that was committed last, None where there is none. Collective."""
         return self._ranks.told(self._latest, "looking for the latest checkpoint")
 
     def _latest(self) -> int | None:
@@ -338,6 +343,13 @@ class Checkpointer:
         self._settle()
         session = self._writer.session
         self._ranks.told(lambda: pin_alone(session(), CheckpointId(self.run, step), note), "pinning a checkpoint")
+
+    def let_go(self, note: str, *, above: int) -> None:
+        """Unpin the steps above this one that were pinned with this note: a run that went back comes by them again.
+        Collective."""
+        self._settle()
+        session = self._writer.session
+        self._ranks.told(lambda: unpin_above(session(), CheckpointId(self.run, above), note), "unpinning checkpoints")
 
     # ---- life ------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Rank 0 looks which steps there are, and all ranks try the same one. A step that some rank finds damaged is read once
 more (what was damaged on the way is good then), and then, where that was asked for, all ranks go back to the one
-before.
+before: the one that it goes on from, never one that the run had left behind (`headrace.checkpoint.order`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrace.checkpoint import CheckpointId
 from headrace.checkpoint.listing import read_info
-from headrace.checkpoint.retention import find
+from headrace.checkpoint.order import Found, find, line
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
 from headrace.torch.job.certificate import Damage, RestartCertificate, process_age_s, slowest_path
 from headrace.torch.job.training_state import Parts, Planner, put_back, tensors_of
@@ -88,7 +88,7 @@ def restore(
         if not damaged:
             return None
         raise CheckpointFailed(
-            "every checkpoint of this run is damaged",
+            "every checkpoint that this run could go back to is damaged",
             where=run,
             found="; ".join(f"{each.checkpoint}: {each.error}" for each in damaged[:3]),
             next_step="`headrace volume scrub` says what else is; `headrace volume salvage` saves what can be saved",
@@ -100,22 +100,37 @@ def restore(
 def _candidates(volume: Volume, run: str, which: int | str, on_damage: OnDamage) -> list[int]:
     """Steps to try, in order."""
     volume.refresh()
-    steps = [id.step for id in find(volume, run).ids]
+    found = find(volume, run)
+    ids = list(found.ids)
     if which != "latest":
-        if which not in steps:
+        wanted = CheckpointId(run, int(which))
+        if wanted not in ids:
             raise ObjectNotFound(
-                f"there is no committed checkpoint {CheckpointId(run, int(which))}",
-                found=f"{len(steps)} of this run, the last of step {steps[-1]}" if steps else "none of this run",
+                f"there is no committed checkpoint {wanted}",
+                found=f"{len(ids)} of this run, the last of step {ids[-1].step}" if ids else "none of this run",
             )
-        ahead = [step for step in steps if step > int(which)]
-        if ahead:
-            _log.warning(
-                "headrace: restoring step %s of %s, which has later ones, up to step %d: until this run has come past"
-                ' that, "latest" is not what it saves',
-                which, run, ahead[-1],
-            )  # fmt: skip
-        steps = [step for step in steps if step <= int(which)]
-    return steps[::-1] if on_damage == "previous" else steps[-1:]
+        at = ids.index(wanted) + 1
+        _warn_of_what_is_left_behind(found, ids[at:], wanted)
+        ids = ids[:at]
+    steps = [id.step for id in reversed(line(ids))]
+    return steps if on_damage == "previous" else steps[:1]
+
+
+def _warn_of_what_is_left_behind(found: Found, later: list[CheckpointId], wanted: CheckpointId) -> None:
+    if not later:
+        return
+    _log.warning(
+        "headrace: restoring step %d of %s, behind which others were committed, the last of them step %d: that is"
+        ' "latest" until this run has saved; a step that it comes by again is replaced',
+        wanted.step, wanted.run, later[-1].step,
+    )  # fmt: skip
+    kept = sorted(id.step for id in found.pinned if id.step > wanted.step)
+    if kept:
+        _log.warning(
+            "headrace: of %s there are steps above %d that are pinned, and not replaced: a save of step %s will fail;"
+            " unpin it before, or go on as another run",
+            wanted.run, wanted.step, " or ".join(map(str, kept[:8])),
+        )  # fmt: skip
 
 
 def _try(
