@@ -41,5 +41,7 @@ def save_step(
     save = Save(session, CheckpointId(run, step), **options)  # type: ignore[arg-type]
     grants = save.allocate(lengths)
     assert [grant is None for grant in grants] == [length == 0 for length in lengths]
-    save.accept([None if g is None else session.volume.write_grant(g, bytes([step % 256]) * g.length_bytes) for g in grants])
+    save.accept(
+        [None if g is None else session.volume.write_grant(g, bytes([step % 256]) * g.length_bytes) for g in grants]
+    )
     return save.commit(manifest(save, list(lengths)))
