@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from headrace.errors import UsageError
 from headrace.torch.ranks import aside
 from headrace.torch.ranks.aside import Aside, LeftBehind, StoreClient
 from tests.waiting import PATIENCE_S, until
@@ -45,6 +48,23 @@ def test_a_thread_that_does_not_start_is_told_and_the_next_call_starts_one(monke
         with pytest.raises(RuntimeError, match="can't start new thread"):
             calls.call(lambda: 7, lambda: True, PATIENCE_S)
     assert calls.call(lambda: 7, lambda: False) == 7
+
+
+def test_a_forked_child_is_told_that_what_it_asks_over_is_its_parents() -> None:
+    client = StoreClient("here", dist.HashStore(), PATIENCE_S)
+    hears, says = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            try:
+                client.get("key")
+            except UsageError as error:
+                os.write(says, str(error).encode())
+        os._exit(0)
+    os.close(says)
+    with os.fdopen(hears, "rb") as pipe:
+        assert f"found process {child}, forked from {os.getpid()}" in pipe.read().decode()
+    os.waitpid(child, 0)
 
 
 class Silent:

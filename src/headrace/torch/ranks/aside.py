@@ -8,6 +8,7 @@ and who needs its result looks at both: at that thread, and at whether there is 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
+
+from headrace.errors import UsageError
 
 #: Between two looks.
 LOOK_S = 0.2
@@ -49,17 +52,26 @@ class _Call(Generic[T]):
 
 
 class Aside:
-    """One thread, begun by the first call and left behind by one that does not end. For one caller at a time."""
+    """One thread, begun by the first call and left behind by one that does not end. For one caller at a time, in the
+    process that made it: neither the thread nor the connections that it asks over are a forked child's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._pid = os.getpid()
         self._asked: SimpleQueue[_Call[Any] | None] | None = None
 
     def call(self, what: Callable[[], T], over: Callable[[], object], grace_s: float | None = None) -> T:
         """What `what` returns or raises; LeftBehind where it is `over`, and goes on for `grace_s` all the same.
+        UsageError in a forked child.
 
         What the call holds stays in memory until it ends, whatever the caller does.
         """
+        if self._pid != os.getpid():
+            raise UsageError(
+                "a process that was forked cannot talk to the other ranks over what its parent has",
+                found=f"process {os.getpid()}, forked from {self._pid}",
+                next_step="do this in the parent, or start the process with spawn or forkserver",
+            )
         if self._asked is None:
             asked: SimpleQueue[_Call[Any] | None] = SimpleQueue()
             threading.Thread(target=_run, args=(asked,), name=self._name, daemon=True).start()
@@ -122,6 +134,9 @@ class StoreClient:
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(lambda: self._store.set(key, value))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        return self._ask(lambda: bytes(self._store.compare_set(key, expected, value)))
 
     def add(self, key: str, by: int) -> int:
         return self._ask(lambda: int(self._store.add(key, by)))

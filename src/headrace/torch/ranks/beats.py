@@ -68,11 +68,12 @@ class _Thread:
 
 
 class Pulse(_Thread):
-    """Changes this rank's key. `store`: a client of its own."""
+    """Changes this rank's key. `store`: a client of its own. `also`: done with each beat, on its thread."""
 
-    def __init__(self, store: Any, rank: int, stall_s: float) -> None:
+    def __init__(self, store: Any, rank: int, stall_s: float, also: Callable[[], None] = lambda: None) -> None:
         def beat() -> bool:
             store.set(f"beat/{rank}", uuid.uuid4().hex)
+            also()
             return True
 
         super().__init__("headrace-pulse", stall_s / BEATS, beat)

@@ -10,6 +10,11 @@ sees files that are opened and closed. So
 What is asked and answered goes through the store with which the job rendezvoused, under a token that the desk draws.
 The desk waits in the store, not in turns, and ends with its process, or with `close`. Who asks waits `deadline_s` at
 most.
+
+Any of them may be killed at any moment, and leaves in the store what it had put there. So the desk beats (`beats`), and
+who waits for its answer looks whether it does. Who asks takes a number, and then puts its question there. A number
+under which nothing comes for as long as a dead process is waited for is passed over; who was only slow finds that
+there, and takes another one.
 """
 
 from __future__ import annotations
@@ -17,22 +22,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
+import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from headrace import errors
 from headrace.errors import CheckpointFailed, HeadraceError, UsageError
+from headrace.torch.ranks.aside import Aside, LeftBehind, StoreClient
+from headrace.torch.ranks.beats import BEATS, Beats, Pulse
+from headrace.units import format_seconds
 
 #: What the desk may be idle for: it then asks the store anew.
 _IDLE_S = 86400.0
+#: Who gives no sign of life for so long is taken for dead.
+STALL_S = 60.0
+#: What a store that is there takes to answer at most.
+_ANSWER_S = 5.0
 _FIELDS = ("what", "where", "expected", "found", "next_step")
-_STOP = b"stop"
+_STOP = "stop"
+#: In the place of a question: nobody put one there in time.
+_PASSED = "passed over"
 #: The stubs know neither stores nor what they have.
 _stores: Any = dist
 
@@ -47,23 +64,35 @@ class Job:
     host: str = ""
     port: int = 0
     path: str = ""
-    #: Workers that were started again in place find the store as it was.
-    restart: str = "0"
+    #: Of this job alone: others may have the same store, under prefixes of theirs, and workers that were started again
+    #: in place find the store as it was.
+    name: str = ""
 
     @classmethod
     def here(cls) -> Job:
         """As torch.distributed says, of this process; a job of one where it is not initialised."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return cls()
-        store: Any = dist.distributed_c10d._get_default_store()
+        return cls.of(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
+
+    @classmethod
+    def of(cls, store: Any, rank: int, world: int) -> Job:
+        """The job whose ranks have this store, under this prefix. UsageError where it cannot be reached from others."""
+        given = store
         while isinstance(store, _stores.PrefixStore):
             store = store.underlying_store
-        rank, world = dist.get_rank(), dist.get_world_size()
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        place: dict[str, Any]
         if isinstance(store, _stores.TCPStore):
-            return cls(rank, world, host=store.host, port=store.port, restart=restart)
-        if isinstance(store, _stores.FileStore):
-            return cls(rank, world, path=store.path, restart=restart)
+            place = {"host": store.host, "port": store.port}
+        elif isinstance(store, _stores.FileStore):
+            place = {"path": store.path}
+        else:
+            place = {}
+        if place:
+            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            # What a prefix is cannot be asked; whoever comes first draws a name that stands under it.
+            name = given.compare_set(f"headrace/job/{restart}", "", uuid.uuid4().hex)
+            return cls(rank, world, name=bytes(name).decode(), **place)
         raise UsageError(
             "the store of this job cannot be reached from other processes",
             expected="a TCPStore or a FileStore",
@@ -72,15 +101,68 @@ class Job:
 
     def store(self, prefix: str) -> Any:
         """A client of its own, for one thread."""
-        store: Any
+        return _stores.PrefixStore(self._keys(prefix), self._connected())
+
+    def client(self, prefix: str, limit_s: float) -> StoreClient:
+        """One whose questions end."""
+        return StoreClient(self._keys(prefix), self._connected(), limit_s)
+
+    def _keys(self, prefix: str) -> str:
+        return f"headrace/desk/{self.name}/{prefix}"
+
+    def _connected(self) -> Any:
         if self.path:
-            store = _stores.FileStore(self.path)
-        else:
-            store = _stores.TCPStore(self.host, self.port, None, False, timedelta(seconds=60), wait_for_workers=False)
-        return _stores.PrefixStore(f"headrace/desk/{self.restart}/{prefix}", store)
+            return _stores.FileStore(self.path)
+        return _stores.TCPStore(self.host, self.port, None, False, timedelta(seconds=60), wait_for_workers=False)
 
 
 Answer = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a desk is, as it says in the store."""
+
+    token: str
+    #: How long its beats may stay away.
+    stall_s: float
+    node: str
+    pid: int
+    #: When that process began, in the node's ticks: its number may be another's by now.
+    began: int
+
+    @classmethod
+    def here(cls, stall_s: float) -> _Place:
+        return cls(uuid.uuid4().hex, stall_s, socket.gethostname(), os.getpid(), _began(os.getpid()) or 0)
+
+    @classmethod
+    def found(cls, store: Any) -> _Place | None:
+        # Between the two questions it may be taken away.
+        try:
+            return cls(**json.loads(bytes(store.get("desk")))) if store.check(["desk"]) else None
+        except dist.DistStoreError as error:
+            if _is_timeout(error):
+                return None
+            raise
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on node {self.node}"
+
+
+def _began(pid: int) -> int | None:
+    """In ticks since the node was started (`proc_pid_stat(5)`); None where it has ended, whether its parent knows it
+    or not."""
+    try:
+        # The name in parentheses may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def _is_timeout(error: Exception) -> bool:
+    """Of a wait in a store that answers; `StoreClient` says else that it does not."""
+    return "timeout" in str(error).lower()
 
 
 class Desk:
@@ -88,22 +170,28 @@ class Desk:
 
     Args:
         answer: from what was asked to what is answered, both as JSON has them; a HeadraceError goes to who asked.
+        stall_s: after so long without a sign of life it is taken for dead, and so is who took a number and did not ask.
     """
 
-    def __init__(self, job: Job, prefix: str, answer: Answer) -> None:
+    def __init__(self, job: Job, prefix: str, answer: Answer, stall_s: float = STALL_S) -> None:
         self._answer = answer
-        # The process, for those of the same rank: whether it is there still.
-        self._token = f"{os.getpid()}.{uuid.uuid4().hex}"
-        self._ours = job.store(prefix)
+        self._place = _Place.here(stall_s)
+        self._token = self._place.token
+        self._ours = job.client(prefix, stall_s + _ANSWER_S)
         self._store = job.store(prefix)
+        #: The number whose question is waited for; 0 while one is answered.
+        self._due = 0
+        passing = _Passing(job.store(prefix), self._token, lambda: self._due)
+        self._pulse = Pulse(job.store(prefix), 0, stall_s, passing.look)
         self._thread = threading.Thread(target=self._run, name="headrace-desk", daemon=True)
         self._thread.start()
-        self._ours.set("desk", self._token)
+        self._ours.set("desk", json.dumps(asdict(self._place)))
 
     def close(self) -> None:
         """Who asks from now on finds no desk."""
         with contextlib.suppress(dist.DistError, RuntimeError):
-            if bytes(self._ours.get("desk")).decode() == self._token:
+            self._ours.set_timeout(timedelta(seconds=_ANSWER_S))
+            if _Place.found(self._ours) == self._place:
                 self._ours.delete_key("desk")
             _put(self._ours, self._token, _STOP)
         # Where the store is gone, so is what the thread waited for.
@@ -111,18 +199,20 @@ class Desk:
 
     def _run(self) -> None:
         number = 0
-        while True:
-            number += 1
-            key = f"{self._token}/{number}"
-            try:
+        # Where the store is gone, so are all who could ask.
+        with contextlib.suppress(dist.DistError, RuntimeError), self._pulse:
+            while True:
+                number += 1
+                key = f"{self._token}/{number}"
+                self._due = number
                 asked = self._wait(f"{key}/asked")
-                if asked == _STOP:
+                self._due = 0
+                if asked == _PASSED.encode():
+                    continue  # It stays there, for who comes late.
+                if asked == _STOP.encode():
                     return
                 self._store.delete_key(f"{key}/asked")
                 self._store.set(f"{key}/answer", self._say(asked))
-            except (dist.DistError, RuntimeError):
-                # The store is gone, and with it all who could ask.
-                return
 
     def _wait(self, key: str) -> bytes:
         while True:
@@ -130,7 +220,7 @@ class Desk:
             try:
                 return bytes(self._store.get(key))
             except dist.DistStoreError as error:
-                if "timeout" not in str(error).lower():
+                if not _is_timeout(error):
                     raise
 
     def _say(self, asked: bytes) -> bytes:
@@ -145,32 +235,55 @@ class Desk:
             return json.dumps({"kind": "CheckpointFailed", "fields": fields}).encode()
 
 
+class _Passing:
+    """Passes over numbers that somebody took, and put no question there. `store`: a client of its own."""
+
+    def __init__(self, store: Any, token: str, due: Callable[[], int]) -> None:
+        self._store = store
+        self._token = token
+        self._due = due
+        self._held = (0, 0)
+        self._looks = 0
+
+    def look(self) -> None:
+        """To be called with each beat."""
+        due, key = self._due(), f"{self._token}/asked"
+        taken = int(self._store.get(key)) if self._store.check([key]) else 0
+        if due != self._held[0] or not 0 < due <= taken:
+            self._held, self._looks = (due, taken), 0
+            return
+        self._looks += 1
+        if self._looks >= BEATS:
+            # Also what was taken when this one was: it took as long.
+            for number in range(due, max(due, self._held[1]) + 1):
+                self._store.compare_set(f"{self._token}/{number}/asked", "", _PASSED)
+            self._looks = 0
+
+
 class Inquirer:
     """Asks the desk under `prefix`, wherever in the job it is. Thread-safe, one at a time."""
 
     def __init__(self, job: Job, prefix: str, deadline_s: float) -> None:
-        self._rank = job.rank
+        self._job = job
+        self._prefix = prefix
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._store = job.store(prefix)
+        self._store = job.client(prefix, min(STALL_S, deadline_s) + _ANSWER_S)
+        #: What waits in the store, and with which client: one that does not end is left behind with it.
+        self._aside = Aside("headrace-asks")
+        self._waiting: Any = None
 
     def ask(self, what: dict[str, Any]) -> Any:
-        """Its answer. The HeadraceError that befell it; CheckpointFailed where there is none in time."""
+        """Its answer. The HeadraceError that befell it; CheckpointFailed where there is none in time, or where the
+        desk gives no sign of life."""
         with self._lock:
-            try:
-                self._store.set_timeout(timedelta(seconds=self._deadline_s))
-                token = bytes(self._store.get("desk")).decode()
-                key = _put(self._store, token, json.dumps(what).encode())
-                said = json.loads(bytes(self._store.get(f"{key}/answer")))
+            end = time.monotonic() + self._deadline_s
+            with self._store_errors():
+                place = _Place(**json.loads(self._wait("desk", end, lambda: "")))
+            with self._store_errors(place):
+                key = _put(self._store, place.token, json.dumps(what))
+                said = json.loads(self._wait(f"{key}/answer", end, self._looks(place), place))
                 self._store.delete_key(f"{key}/answer")
-            except (dist.DistError, RuntimeError) as error:
-                raise CheckpointFailed(
-                    "the process that has the session of the volume does not answer",
-                    where=f"rank {self._rank}",
-                    expected=f"an answer within {self._deadline_s:.0f} s",
-                    found=str(error).splitlines()[0],
-                    next_step="see the log of rank 0, which begins the session when it writes",
-                ) from error
         if "kind" in said:
             kind = getattr(errors, said["kind"], None)
             if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
@@ -178,20 +291,78 @@ class Inquirer:
             raise kind(said["fields"].pop("what"), **said["fields"])
         return said["answer"]
 
-    def has_desk(self) -> bool:
-        """For rank 0: another process of this rank has the session."""
-        with self._lock:
-            if not self._store.check(["desk"]):
-                return False
-            pid = int(bytes(self._store.get("desk")).decode().partition(".")[0])
+    def _looks(self, place: _Place) -> Callable[[], str]:
+        """What has become of that desk, asked now and then; "": nothing, as far as is known."""
+        beats, due = Beats(self._store, place.stall_s), 0.0
+
+        def look() -> str:
+            nonlocal due
+            now = time.monotonic()
+            if now < due:
+                return ""
+            due = now + place.stall_s / BEATS
+            if _Place.found(self._store) != place:
+                return "has given it up"
+            if beats.silent([0]):
+                return f"gave no sign of life for {format_seconds(place.stall_s)}"
+            return ""
+
+        return look
+
+    def _wait(self, key: str, end: float, look: Callable[[], str], place: _Place | None = None) -> bytes:
+        """What is put there; CheckpointFailed where `look` says that nothing will be."""
+        if self._waiting is None:
+            self._waiting = self._job.store(self._prefix)
+        store, found = self._waiting, ""
+        store.set_timeout(timedelta(seconds=max(end - time.monotonic(), 0.01)))
+
+        def over() -> bool:
+            nonlocal found
+            found = look() or ("does not answer" if time.monotonic() >= end + _ANSWER_S else "")
+            return bool(found)
+
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return pid != os.getpid()
+            return self._aside.call(lambda: bytes(store.get(key)), over)
+        except LeftBehind:
+            self._waiting = None
+            raise CheckpointFailed(
+                f"the process that has the session of the volume {found}",
+                where=self._where(place),
+                next_step="what was not published is given up: save again; see the log of rank 0",
+            ) from None
+
+    def is_there(self) -> bool:
+        """Somebody has begun the session, or had it and was killed."""
+        with self._lock, self._store_errors():
+            return self._store.check(["desk"])
+
+    def is_beside(self) -> bool:
+        """For rank 0: another process of this rank, which lives, has the session."""
+        with self._lock, self._store_errors():
+            self._store.set_timeout(timedelta(seconds=_ANSWER_S))
+            place = _Place.found(self._store)
+        return place is not None and place.pid != os.getpid() and _began(place.pid) == place.began
+
+    def _where(self, place: _Place | None) -> str:
+        seen = f"rank {self._job.rank}"
+        return seen if place is None else f"{place}, as seen by {seen}"
+
+    @contextlib.contextmanager
+    def _store_errors(self, place: _Place | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (dist.DistError, RuntimeError) as error:
+            raise CheckpointFailed(
+                "the process that has the session of the volume does not answer",
+                where=self._where(place),
+                expected=f"an answer within {self._deadline_s:.0f} s",
+                found=str(error).splitlines()[0],
+                next_step="see the log of rank 0, which begins the session when it writes",
+            ) from error
 
 
-def _put(store: Any, token: str, value: bytes) -> str:
-    key = f"{token}/{store.add(f'{token}/asked', 1)}"
-    store.set(f"{key}/asked", value)
-    return key
+def _put(store: StoreClient, token: str, value: str) -> str:
+    while True:
+        key = f"{token}/{store.add(f'{token}/asked', 1)}"
+        if store.compare_set(f"{key}/asked", "", value) == value.encode():
+            return key

@@ -85,9 +85,12 @@ class Scribe:
         self._ask({"do": "accept", "group": within, "receipt": receipt.to_json(), "publish": alone})
 
     def pending(self, group: str) -> dict[str, int]:
-        """Length in bytes of each object of the group that any process has written. Begins no session."""
-        if self._gathering is None and self._elsewhere() is None:
-            return {}
+        """Length in bytes of each object of the group that any process has written. Begins no session, and waits for
+        none."""
+        if self._gathering is None:
+            inquirer = self._elsewhere()
+            if inquirer is None or not inquirer.is_there():
+                return {}
         found: dict[str, int] = self._ask({"do": "pending", "group": group})
         return found
 
@@ -129,7 +132,7 @@ class Scribe:
                 self._inquirer = Inquirer(self._job, self._prefix, self._deadline_s)
             inquirer = self._inquirer
         # A rank may have several processes: the trainer, and one that saves.
-        return None if self._job.rank == 0 and not inquirer.has_desk() else inquirer
+        return None if self._job.rank == 0 and not inquirer.is_beside() else inquirer
 
     def _begun(self) -> Gathering:
         with self._lock:
