@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import CheckpointFailed, DeviceGone
-from headrace.torch.ranks.coordination import MESSAGE_LIMIT, SoloExchange, StoreExchange
+from headrace.torch.ranks.coordination import MESSAGE_LIMIT, STORE_QUESTIONS_PER_S, SoloExchange, StoreExchange, looks
 from tests.stopping import stopped
 from tests.torch.crew import Crew, Rank, run
 
@@ -238,3 +238,14 @@ def test_alone() -> None:
         assert exchange.round("grant", b"x", lambda all: [all[0] * 2]) == b"xx"
         with pytest.raises(DeviceGone):
             exchange.round("grant", DeviceGone("away"), lambda all: all)
+
+
+def test_few_ranks_look_often_and_many_leave_the_store_alone() -> None:
+    waited = 0.0
+    for pause, _ in zip(looks(2), range(300), strict=False):
+        assert pause <= min(0.0006 + waited / 9, 0.05)
+        waited += pause
+    assert waited > 5 and pause == 0.05, "not twenty times a second for ever"
+    many = [pause for pause, _ in zip(looks(1000), range(100), strict=False)]
+    assert min(many[15:]) >= 1000 / STORE_QUESTIONS_PER_S
+    assert sum(many[:15]) < 1, "and they begin soon"

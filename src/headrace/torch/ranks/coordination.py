@@ -137,6 +137,8 @@ class StoreExchange:
         self._prefix = prefix
         self._stall_s = stall_s
         self._store = self._client()
+        #: Of the thread that beats while a save or load is under way, made by the first.
+        self._beating: StoreClient | None = None
         self._deadline_s = deadline_s
         self._token: str | None = None
         self._spent: str | None = None
@@ -144,6 +146,11 @@ class StoreExchange:
     def _client(self) -> StoreClient:
         """One more, for one thread. Whoever has the store is a rank, or its neighbour, and lives or not as one does."""
         return StoreClient(self._prefix, self._origin, self._stall_s + ANSWER_S)
+
+    def _part(self) -> Pulse:
+        """While this rank does its part: one at a time, so one client is enough."""
+        self._beating = self._beating or self._client()
+        return Pulse(self._beating, self.rank, self._stall_s)
 
     @property
     def token(self) -> str:
@@ -170,7 +177,7 @@ class StoreExchange:
         with self._store_errors("joining a save"):
             self._store.set_timeout(timedelta(seconds=self._stall_s))
             self._token = self._store.get("current").decode()
-        with Pulse(self._client(), self.rank, self._stall_s):
+        with self._part():
             try:
                 yield
             finally:
@@ -182,7 +189,7 @@ class StoreExchange:
         for `deadline_s` at most; rounds happen inside, and each rank beats meanwhile."""
         with self._store_errors("meeting"):
             self._store.set_timeout(timedelta(seconds=self._stall_s))
-        with Pulse(self._client(), self.rank, self._stall_s):
+        with self._part():
             self._token = self._meet()
             try:
                 yield
@@ -344,16 +351,14 @@ class StoreExchange:
         return data
 
     def _wait(self, key: str, seconds: float) -> bool:
-        # Asking again, ever more rarely: a blocking `wait` of TCPStore logs two warnings each time it times out.
-        # All ranks together ask at most STORE_QUESTIONS_PER_S times a second in the long run.
+        # Asking again: a blocking `wait` of TCPStore logs two warnings each time it times out.
         end = time.monotonic() + seconds
-        pause = 0.0005
+        pauses = looks(self.world)
         while not self._store.check([key]):
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(pause, left))
-            pause = min(pause * 1.5, max(0.05, self.world / STORE_QUESTIONS_PER_S))
+            time.sleep(min(next(pauses), left))
         return True
 
     def _there(self, key: str, stage: str) -> bool:
@@ -437,6 +442,18 @@ class StoreExchange:
                 found=str(error).splitlines()[0],
                 next_step="the process that holds it (rank 0, or torchrun on its node) ended, or cannot be reached",
             ) from error
+
+
+def looks(world: int) -> Iterator[float]:
+    """Seconds between the looks of a rank for what is not there yet, ever longer.
+
+    In the long run all ranks together look at most STORE_QUESTIONS_PER_S times a second, and each twenty times. Where
+    they are few, what comes late is found when a tenth more of that time has passed, at the latest.
+    """
+    pause, all_of_them = 0.0005, world / STORE_QUESTIONS_PER_S
+    while True:
+        yield pause
+        pause = min(pause * (1.5 if pause < all_of_them else 1.1), max(0.05, all_of_them))
 
 
 def named(ranks: Sequence[int]) -> str:
