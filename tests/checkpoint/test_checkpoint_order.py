@@ -8,6 +8,7 @@ import pytest
 
 from headrace.checkpoint import CheckpointId, Retention, delete_checkpoints, keep_last, latest, list_checkpoints
 from headrace.checkpoint.inspect import look
+from headrace.checkpoint.listing import latest_id
 from headrace.checkpoint.order import line
 from headrace.checkpoint.retention import pin, unpin_above
 from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectExists
@@ -50,6 +51,7 @@ def test_a_run_that_went_back_goes_on_from_what_it_saved_last(session: Session, 
             assert steps(volume) == steps(reader) == stays
             newest = latest(reader, "run")
             assert newest is not None and (newest.step, newest.sequence) == (step, sequence)
+            assert latest_id(reader, "run") == newest.id
         assert [(found.id.step, found.latest) for found in look(reader)] == [(520, False), (1000, True)]
 
 

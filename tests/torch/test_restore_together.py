@@ -113,6 +113,7 @@ def unready(rank: Rank, uris: list[str]) -> list[str]:
     from torch.distributed.checkpoint import DefaultLoadPlanner
 
     from headrace.torch import VolumeReader
+    from headrace.torch.load import reader as reader_module
 
     class Planner(DefaultLoadPlanner):
         def finish_plan(self, new_plan: Any) -> Any:
@@ -139,6 +140,16 @@ def unready(rank: Rank, uris: list[str]) -> list[str]:
             into = {"norm.1": torch.zeros(1000)}
             reader.load(into, planner=planner)
             assert np.array_equal(into["norm.1"].numpy(), values()["norm.1"])
+    # What two of them want and the third does not, what each wants alone, and a manifest that goes from rank to rank.
+    alone = f"norm.{20 * rank.rank}"
+    for names, along in ((["norm.1"] if rank.rank < 2 else ["embed"], None), ([alone], None), (["head", alone], 0)):
+        if along is not None:
+            reader_module.ALONG_BYTES = along
+        with VolumeReader(uris, "run", timeout_s=TIMEOUT_S, stall_s=STALL_S) as reader:
+            into = {name: torch.zeros(values()[name].shape) for name in names}
+            report = reader.load(into)
+        assert all(np.array_equal(into[name].numpy(), values()[name]) for name in names)
+        assert (report.received_bytes > 0) == ("head" in names or (names == ["norm.1"] and not report.read_bytes))
     return found
 
 

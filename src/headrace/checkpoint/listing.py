@@ -58,6 +58,13 @@ def latest(volume: Volume, run: str) -> CheckpointInfo | None:
     return _info(volume, found.ids[-1], found.ids[-1] in found.pinned) if found.ids else None
 
 
+def latest_id(volume: Volume, run: str) -> CheckpointId | None:
+    """Which one that is; nothing of it is read."""
+    volume.refresh()
+    found = find(volume, run)
+    return found.ids[-1] if found.ids else None
+
+
 def read_info(volume: Volume, id: CheckpointId) -> CheckpointInfo:
     """Of one committed checkpoint; reads at most 4 KiB. ObjectNotFound where there is none."""
     return _info(volume, id, id in find(volume, id.run).pinned)
@@ -88,6 +95,8 @@ class Committed:
     id: CheckpointId
     sequence: int
     manifest: Manifest
+    #: The manifest as it lies there.
+    encoded: bytes
     #: Those of the manifest, in its order.
     objects: tuple[ObjectInfo, ...]
 
@@ -130,8 +139,9 @@ def _committed(volume: Volume, id: CheckpointId, entry: ObjectInfo) -> Committed
         )
     data = bytearray(entry.length_bytes)
     volume.submit_read(entry, [0], [entry.length_bytes], [data], [0]).wait()
+    encoded = bytes(data)
     try:
-        manifest = decode(bytes(data))
+        manifest = decode(encoded)
         if manifest.summary.id != id:
             raise CheckpointFailed("this manifest is of another checkpoint", found=str(manifest.summary.id))
         objects = tuple(volume.stat(item.name) for item in manifest.objects)
@@ -145,4 +155,4 @@ def _committed(volume: Volume, id: CheckpointId, entry: ObjectInfo) -> Committed
     except CheckpointFailed as error:
         error.where = error.where or id.manifest
         raise
-    return Committed(id=id, sequence=entry.sequence, manifest=manifest, objects=objects)
+    return Committed(id=id, sequence=entry.sequence, manifest=manifest, encoded=encoded, objects=objects)

@@ -29,21 +29,26 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from headrace.checkpoint import CheckpointId, Manifest, latest, parse_checkpoint_id
-from headrace.checkpoint.listing import Committed, read_committed
-from headrace.checkpoint.manifest import decode, encode
+from headrace.checkpoint import CheckpointId, Manifest, parse_checkpoint_id
+from headrace.checkpoint.listing import Committed, latest_id, read_committed
+from headrace.checkpoint.manifest import decode
 from headrace.checkpoint.names import parse_path
 from headrace.checkpoint.save import CHECKSUM_BLOCK_BYTES
 from headrace.checkpoint.shares import U64, blocks_of, decode_share, encode_shares, share
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
+from headrace.torch.load.planning import create_local_plan
 from headrace.torch.load.plans import decode_plan, encode_plan
 from headrace.torch.load.reading import U8, Reading, Wanted, rows_of_items, wanted
 from headrace.torch.load.sharing import Exchange
-from headrace.torch.load.together import Alone, Together
+from headrace.torch.load.together import Alone, Together, ranks_of
 from headrace.torch.metadata import Place, from_manifest
 from headrace.torch.ranks.attachment import Attachment, VolumeLike
 from headrace.torch.ranks.failures import translated
+from headrace.units import MIB
 from headrace.volume import ObjectInfo
+
+#: A manifest goes to all ranks through the store of the job where it is no more than that for all of them together.
+ALONG_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +169,10 @@ class VolumeReader(StorageReader):
         return replace(report, seconds=time.perf_counter() - began)
 
     def _together(self, group: dist.ProcessGroup | None) -> Together:
-        ranks = Together(group, timeout_s=self._timeout_s, stall_s=self._stall_s)
-        if self._ranks is not None and self._ranks.ranks != ranks.ranks:
+        if self._ranks is not None and self._ranks.ranks != ranks_of(group):
             self._ranks.close()
             self._ranks = None
-        self._ranks = self._ranks or ranks
+        self._ranks = self._ranks or Together(group, timeout_s=self._timeout_s, stall_s=self._stall_s)
         return self._ranks
 
     def _load(self, state: dict[str, Any], planner: LoadPlanner, ranks: Together | Alone) -> LoadReport:
@@ -182,7 +186,7 @@ class VolumeReader(StorageReader):
             metadata = self._take(*found)
             planner.set_up_planner(state, metadata, ranks.rank == 0)
             self.set_up_storage_reader(metadata, ranks.rank == 0)
-            plan = planner.create_local_plan()
+            plan = create_local_plan(planner)
             items = self._items(plan)
             mine = encode_plan(plan) if gathers else _pack(self._wants(items))
         except Exception as error:
@@ -201,7 +205,10 @@ class VolumeReader(StorageReader):
             union = blocks_of(np.concatenate(wants), self._lengths, 1)
             unique = int((union[:, 2] - union[:, 1]).sum())
             blocks = [blocks_of(rows, self._lengths, CHECKSUM_BLOCK_BYTES) for rows in wants]
-            both = list(zip(plans, encode_shares(share(blocks)), strict=True))
+            shares = share(blocks)
+            # Nothing for anybody where no rank has a message: then nobody waits for another one's bytes.
+            shared = encode_shares(shares) if any(map(len, shares)) else [b""] * len(shares)
+            both = list(zip(plans, shared, strict=True))
             # What many ranks get alike is in memory once.
             alike = {(id(plan), id(one)): (plan, one) for plan, one in both}
             pairs = {key: _pair(*pair) for key, pair in alike.items()}
@@ -218,15 +225,16 @@ class VolumeReader(StorageReader):
             if gathers or final is not plan:
                 items = self._items(final)
             reading = self._reading(items, planner)
-            if isinstance(ranks, Together):
+            if shared:
                 reading.leave_to(decode_share(shared))
             reading.count()
         except Exception as error:
             reading = _Failed(error)
         try:
-            if isinstance(ranks, Together):
+            if shared and isinstance(ranks, Together):
                 exchange = Exchange(ranks, decode_share(shared), reading.read_message, reading.arrived)
                 with ranks.watched():
+                    ranks.connect()
                     exchange.run()
             reading.run()
             self.read_bytes = reading.read_bytes
@@ -256,18 +264,23 @@ class VolumeReader(StorageReader):
 
     def _read_manifest_once(self, ranks: Together | Alone) -> tuple[CheckpointId, int, Manifest]:
         """The manifest as rank 0 finds it, on all ranks."""
-        data = b""
+        one: Committed | None = None
 
         def find(messages: list[bytes]) -> list[bytes]:
-            nonlocal data
+            nonlocal one
             one = self._find()
-            data = encode(one.manifest)
-            return [json.dumps([str(one.id), one.sequence, len(data)]).encode()] * len(messages)
+            data = one.encoded
+            # A short one comes along, a long one as bytes from rank to rank: the store is one process.
+            along = data if len(data) * len(messages) <= ALONG_BYTES else b""
+            head = json.dumps([str(one.id), one.sequence, len(data)]).encode()
+            return [_pair(head, along)] * len(messages)
 
         self._failure = None
-        id, sequence, length = json.loads(ranks.exchange.round("manifest", b"", find))
-        data = ranks.broadcast(data or None, length)
-        return parse_checkpoint_id(id), sequence, decode(data)
+        head, data = _unpair(ranks.exchange.round("manifest", b"", find))
+        id, sequence, length = json.loads(head)
+        if len(data) != length:
+            data = ranks.broadcast(None if one is None else one.encoded, length)
+        return parse_checkpoint_id(id), sequence, decode(data) if one is None else one.manifest
 
     @property
     def checkpoint_id(self) -> str:
@@ -332,13 +345,13 @@ class VolumeReader(StorageReader):
         return found
 
     def _latest(self) -> CheckpointId:
-        found = latest(self._attachment.open(), self._run)
+        found = latest_id(self._attachment.open(), self._run)
         if found is None:
             raise ObjectNotFound(
                 f"there is no committed checkpoint of run {self._run!r}",
                 next_step="`headrace volume ls` lists what is there, as RUN/step-N/manifest",
             )
-        return found.id
+        return found
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._metadata = metadata
@@ -447,8 +460,8 @@ def _told(error: Exception, ranks: Together | Alone) -> Exception:
     return told
 
 
-def _pair(plan: bytes, share: bytes) -> bytes:
-    return len(plan).to_bytes(8, "little") + plan + share
+def _pair(first: bytes, second: bytes) -> bytes:
+    return len(first).to_bytes(8, "little") + first + second
 
 
 def _unpair(data: bytes) -> tuple[bytes, bytes]:

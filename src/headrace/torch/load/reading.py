@@ -38,6 +38,8 @@ from headrace.volume import ObjectInfo, Volume, VolumeTransfer
 SHORTEST_RUN = CHECKSUM_BLOCK_BYTES
 #: Bytes of bounce buffers under way at a time; the next lot is read while this one is copied to its destination.
 BOUNCE_BYTES = 256 * MIB
+#: Of the first lot: the devices begin while the rest is looked up.
+FIRST_LOT_BYTES = 32 * MIB
 
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
@@ -149,6 +151,13 @@ def wanted(item: ReadItem, place: Place, number: int, metadata: Metadata) -> Wan
     if not isinstance(entry, TensorStorageMetadata):
         raise CheckpointFailed(f"{item.storage_index.fqn!r} is bytes in the checkpoint, not a tensor")
     dtype, chunk = entry.properties.dtype, _chunk(entry, item.storage_index)
+    if place.length and item.lengths == chunk.sizes and not any(item.storage_offsets):
+        # All of it, as where nothing is sharded anew.
+        return Wanted(
+            item=item, object=number, starts=np.array([place.offset], np.uint64),
+            lengths=np.array([place.length], np.uint64), at=np.zeros(1, np.uint64), buffer_bytes=place.length,
+            dtype=dtype, shape=tuple(item.lengths), wanted_bytes=place.length,
+        )  # fmt: skip
     runs = box_runs(chunk.sizes, item.storage_offsets, item.lengths, dtype.itemsize)
     if len(runs.offsets) <= 1 or runs.length >= SHORTEST_RUN:
         starts, lengths, at = _columns(
@@ -321,17 +330,19 @@ class Reading:
 
     def _lots(self) -> Iterable[npt.NDArray[np.int64]]:
         """Numbers of rows, of lots whose bounce buffers stay within half of BOUNCE_BYTES (two lots are under way), or
-        hold one item."""
+        hold one item. The first is short."""
         owner = self._rest[1]
         edges = np.flatnonzero(np.diff(owner, prepend=-1))
-        lot_from, bounced = 0, 0
+        lot_from, bounced, so_far = 0, 0, 0
         for edge, item in zip(edges.tolist(), owner[edges].tolist(), strict=True):
             one = self.items[item]
             size = 0 if one.resolve(self._planner) else one.buffer_bytes
-            if edge > lot_from and bounced + size > BOUNCE_BYTES // 2:
+            first = not lot_from and so_far >= FIRST_LOT_BYTES
+            if edge > lot_from and (first or bounced + size > BOUNCE_BYTES // 2):
                 yield np.arange(lot_from, edge)
                 lot_from, bounced = edge, 0
             bounced += size
+            so_far += one.buffer_bytes
         if len(owner) > lot_from:
             yield np.arange(lot_from, len(owner))
 

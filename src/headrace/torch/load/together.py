@@ -25,6 +25,11 @@ from headrace.units import format_seconds
 NO_TAG = 1 << 30
 
 
+def ranks_of(group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    """Those of the job that are in this group (None: all)."""
+    return tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+
 class Together:
     """One job's ranks, seen from one of them. Made anew where the group of a load is another one.
 
@@ -35,7 +40,7 @@ class Together:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, timeout_s: float, stall_s: float) -> None:
-        self.ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+        self.ranks = ranks_of(group)
         if dist.get_rank() not in self.ranks:
             raise UsageError("this rank is not one of process_group", found=f"rank {dist.get_rank()}")
         self.rank, self.world = self.ranks.index(dist.get_rank()), len(self.ranks)
@@ -67,6 +72,11 @@ class Together:
             store = dist.PrefixStore(name, self._store.clone())  # type: ignore[attr-defined]
             self._group = dist.ProcessGroupGloo(store, self.rank, self.world, timedelta(seconds=self._timeout_s))
         return self._group
+
+    def connect(self) -> None:
+        """Make the private group, where it is not there yet: on all ranks, those that have nothing to send, too."""
+        with self.owed(0):
+            self.group()
 
     def broadcast(self, data: bytes | None, length: int) -> bytes:
         """`data` of rank 0, of `length` bytes, on all."""
