@@ -184,6 +184,10 @@ impl BlockDevice for NvmeTcpDevice {
         }
     }
 
+    fn tells_departures(&self) -> bool {
+        true
+    }
+
     fn loss_count(&self) -> u64 {
         self.shared.losses()
     }

@@ -57,6 +57,10 @@ impl BlockDevice for NvmeTcpLane {
         self.device.info()
     }
 
+    fn tells_departures(&self) -> bool {
+        true
+    }
+
     fn loss_count(&self) -> u64 {
         self.device.loss_count()
     }

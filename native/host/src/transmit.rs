@@ -25,6 +25,7 @@ enum Segment {
         at: usize,
         left: usize,
         cid: u16,
+        last: bool,
     },
 }
 
@@ -57,34 +58,43 @@ impl Transmit {
         result
     }
 
-    pub fn data(&mut self, buffer: Buffer, at: usize, length: usize, cid: u16) {
+    /// `last`: the end of it is the end of something.
+    pub fn data(&mut self, buffer: Buffer, at: usize, length: usize, cid: u16, last: bool) {
         self.segments.push_back(Segment::Data {
             buffer,
             at,
             left: length,
             cid,
+            last,
         });
     }
 
-    /// The next pieces to send; returns how many of `pieces` were filled.
-    pub fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
+    /// The next pieces to send, `most` bytes of them; returns how many of `pieces` were filled.
+    pub fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX], mut most: usize) -> usize {
         let mut head = self.sent;
         let mut count = 0;
         for (piece, segment) in pieces.iter_mut().zip(&self.segments) {
-            *piece = IoSlice::new(match segment {
+            if most == 0 {
+                break;
+            }
+            let bytes = match segment {
                 Segment::Head(length) => {
                     head += length;
                     &self.arena[head - length..head]
                 }
                 Segment::Data { buffer, at, left, .. } => memory::source(buffer, *at, *left),
-            });
+            };
+            let bytes = &bytes[..bytes.len().min(most)];
+            most -= bytes.len();
+            *piece = IoSlice::new(bytes);
             count += 1;
         }
         count
     }
 
-    /// `count` bytes went out; calls `ended` with the CID of every data segment that is now sent whole.
-    pub fn advance(&mut self, mut count: usize, mut ended: impl FnMut(u16)) {
+    /// `count` bytes went out; calls `gone` with what of it were data: the CID, from where and how many, and whether a last
+    /// segment is now sent whole.
+    pub fn advance(&mut self, mut count: usize, mut gone: impl FnMut(u16, usize, usize, bool)) {
         while count > 0 {
             let Some(segment) = self.segments.front_mut() else {
                 unreachable!("no more bytes are sent than were gathered");
@@ -100,17 +110,22 @@ impl Transmit {
                     }
                     self.segments.pop_front();
                 }
-                Segment::Data { at, left, cid, .. } => {
+                Segment::Data {
+                    at, left, cid, last, ..
+                } => {
                     let step = count.min(*left);
+                    let (cid, from, whole) = (*cid, *at, step == *left);
+                    let ended = whole && *last;
                     *at += step;
                     *left -= step;
                     count -= step;
-                    if *left > 0 {
+                    if whole {
+                        self.segments.pop_front();
+                    }
+                    gone(cid, from, step, ended);
+                    if !whole {
                         return;
                     }
-                    let cid = *cid;
-                    self.segments.pop_front();
-                    ended(cid);
                 }
             }
         }
@@ -128,13 +143,32 @@ impl Transmit {
 mod tests {
     use super::*;
 
-    /// Whatever the kernel takes at a time, the same bytes go out, and data segments end exactly once.
+    /// Whatever the kernel takes at a time, and is offered, the same bytes go out; data are told of in order, as they go, and
+    /// last segments end exactly once.
     #[test]
     fn any_split_sends_the_same() {
-        for step in [1, 3, 7, 50, 4096] {
+        for (step, most) in [(1, 8), (3, 300), (7, 300), (50, 60), (4096, 1000), (4096, 1)] {
             let mut tx = Transmit::default();
             let mut expected = Vec::new();
             let (mut got, mut ended) = (Vec::new(), Vec::new());
+            let mut told: Vec<(u16, usize)> = Vec::new();
+            let mut turn = |tx: &mut Transmit| {
+                let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+                let count = tx.gather(&mut pieces, most);
+                let all: Vec<u8> = pieces[..count].concat_bytes();
+                assert!(
+                    all.len() <= most && (count == PIECES_MAX || all.len() == most || tx.len() == all.len())
+                );
+                let n = all.len().min(step);
+                got.extend_from_slice(&all[..n]);
+                tx.advance(n, |cid, at, count, end| {
+                    told.extend((at..at + count).map(|at| (cid, at)));
+                    if end {
+                        assert_eq!(at + count, 110);
+                        ended.push(cid);
+                    }
+                });
+            };
             for round in 0..200u16 {
                 let head = vec![round as u8; 1 + round as usize % 5];
                 expected.extend_from_slice(&head);
@@ -142,25 +176,29 @@ mod tests {
                 if round % 3 == 0 {
                     let data: Vec<u8> = (0..=255).collect();
                     expected.extend_from_slice(&data[10..110]);
-                    tx.data(Buffer::from_vec(data), 10, 100, round);
+                    tx.data(Buffer::from_vec(data), 10, 100, round, round % 2 == 0);
                 }
-                let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-                let count = tx.gather(&mut pieces);
-                let all: Vec<u8> = pieces[..count].concat_bytes();
-                let n = all.len().min(step);
-                got.extend_from_slice(&all[..n]);
-                tx.advance(n, |cid| ended.push(cid));
+                turn(&mut tx);
             }
             while !tx.is_empty() {
-                let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-                let count = tx.gather(&mut pieces);
-                let all: Vec<u8> = pieces[..count].concat_bytes();
-                let n = all.len().min(step);
-                got.extend_from_slice(&all[..n]);
-                tx.advance(n, |cid| ended.push(cid));
+                turn(&mut tx);
             }
             assert_eq!(got, expected);
-            assert_eq!(ended, (0..200).step_by(3).collect::<Vec<u16>>());
+            assert_eq!(ended, (0..200).step_by(6).collect::<Vec<u16>>());
+            let data = (0..200)
+                .step_by(3)
+                .flat_map(|cid| (10..110).map(move |at| (cid, at)));
+            assert!(told.into_iter().eq(data));
+        }
+    }
+
+    impl Transmit {
+        fn len(&self) -> usize {
+            let of = |segment: &Segment| match segment {
+                Segment::Head(length) => *length,
+                Segment::Data { left, .. } => *left,
+            };
+            self.segments.iter().map(of).sum()
         }
     }
 

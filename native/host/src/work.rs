@@ -109,12 +109,12 @@ pub(crate) struct Part {
     /// Flush: where it must run to be worth anything.
     pub target: Option<Target>,
     pub trip: Option<Trip>,
-    /// Who is told of data as they come, if somebody wants to know. It stays with the blocks, however often they are sent
+    /// Who is told of data as they come or go, if somebody wants to know. It stays with the blocks, however often they are sent
     /// and whatever they are cut into: who is told of them once must be told whenever they come again.
     pub watch: Option<Watcher>,
 }
 
-/// Of a part of a read: its request, as its sink knows it.
+/// Of a part of a read or write: its request, as its sink knows it.
 #[derive(Clone)]
 pub(crate) struct Watcher {
     sink: Arc<dyn Sink>,
@@ -128,6 +128,13 @@ impl Part {
     pub fn arrived(&self, at: usize, count: usize) {
         if let Some(watch) = &self.watch {
             watch.sink.arrived(watch.token, watch.at + at, count);
+        }
+    }
+
+    /// `count` bytes from `at` of its data were sent.
+    pub fn departed(&self, at: usize, count: usize) {
+        if let Some(watch) = &self.watch {
+            watch.sink.departed(watch.token, watch.at + at, count);
         }
     }
 
@@ -162,7 +169,7 @@ struct Progress {
     /// Bytes of the buffer that are cut already.
     cut: usize,
     flush_due: bool,
-    /// A read long enough to do something with it as it comes, for a sink that does.
+    /// To do something with the data as they come, or go: the sink does, and a read is long enough.
     watched: bool,
     under_way: u32,
     error: Option<IoError>,
@@ -339,7 +346,13 @@ impl Work {
         }
         let block = u64::from(facts.block_bytes);
         let progress = Some(Progress {
-            watched: length > WATCHED as u64 && matches!(op, Op::Read { .. }) && sink.watches(),
+            watched: sink.watches()
+                && match op {
+                    Op::Read { .. } => length > WATCHED as u64,
+                    // What went is cold when it is answered, however short it is.
+                    Op::Write { .. } => true,
+                    Op::Flush | Op::Deallocate { .. } => false,
+                },
             sink,
             token,
             op,
@@ -601,7 +614,7 @@ impl Progress {
             tries: Tries::default(),
             target: None,
             trip: None,
-            watch: (verb == Verb::Read && self.watched).then(|| Watcher {
+            watch: self.watched.then(|| Watcher {
                 sink: self.sink.clone(),
                 token: self.token,
                 at: self.cut,

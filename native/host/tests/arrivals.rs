@@ -1,4 +1,4 @@
-//! Whoever watches a long read is told of every byte that comes, as often as it comes.
+//! Whoever watches a long read, or a write, is told of every byte that comes, or goes, as often as it does.
 
 #[path = "fake/calls.rs"]
 mod calls;
@@ -38,11 +38,22 @@ impl Sink for Onlooker {
         came.copy_to(0, &mut self.told.lock().unwrap()[at..at + count]);
         self.counts.lock().unwrap().push(count);
     }
+    fn departed(&self, token: u64, at: usize, count: usize) {
+        self.arrived(token, at, count);
+    }
 }
 
 fn begin(device: &NvmeTcpDevice, length: usize) -> (Arc<Onlooker>, mpsc::Receiver<Result<(), IoError>>) {
+    begin_with(device, Buffer::zeroed(length), |into| Op::Read { into })
+}
+
+fn begin_with(
+    device: &NvmeTcpDevice,
+    memory: Buffer,
+    op: fn(Buffer) -> Op,
+) -> (Arc<Onlooker>, mpsc::Receiver<Result<(), IoError>>) {
     let (end, ended) = mpsc::channel();
-    let memory = Buffer::zeroed(length);
+    let length = memory.len();
     let sink = Arc::new(Onlooker {
         memory: memory.clone(),
         told: Mutex::new(vec![0; length]),
@@ -50,7 +61,7 @@ fn begin(device: &NvmeTcpDevice, length: usize) -> (Arc<Onlooker>, mpsc::Receive
         end: Mutex::new(end),
     });
     device.submit(vec![Request {
-        op: Op::Read { into: memory },
+        op: op(memory),
         offset: 0,
         token: 5,
         sink: sink.clone(),
@@ -150,4 +161,53 @@ fn of_nothing_where_a_read_is_short() {
     ended.recv_timeout(LONG).unwrap().unwrap();
     assert!(sink.counts.lock().unwrap().is_empty());
     close(&device);
+}
+
+/// A write of these bytes, with the first command to write met by `action`: gives the counts that were told.
+fn writes(length: usize, action: fn() -> Action, script: Script) -> Vec<usize> {
+    let count = AtomicUsize::new(0);
+    let fake = Fake::start(Script {
+        hook: Box::new(move |_, sqe, _| {
+            if sqe.opcode() == io::WRITE && count.fetch_add(1, Ordering::SeqCst) == 0 {
+                action()
+            } else {
+                Action::Normal
+            }
+        }),
+        ..script
+    });
+    let device = NvmeTcpDevice::open(fake.options()).unwrap();
+    let bytes = pattern(length, 5);
+    let (sink, ended) = begin_with(&device, Buffer::from_vec(bytes.clone()), |from| Op::Write {
+        from,
+        fua: false,
+    });
+    ended.recv_timeout(LONG).unwrap().unwrap();
+    assert!(*sink.told.lock().unwrap() == bytes);
+    close(&device);
+    let counts = sink.counts.lock().unwrap().clone();
+    counts
+}
+
+#[test]
+fn of_all_bytes_that_are_written_in_pieces_that_fit_a_cache() {
+    for length in [LENGTH, 4096] {
+        let cut = Script {
+            mdts: 5,
+            maxh2cdata: 9 << 10,
+            r2t_bytes: 50_000,
+            ..Default::default()
+        };
+        for script in [Script::default(), cut] {
+            let counts = writes(length, || Action::Normal, script);
+            assert_eq!(counts.iter().sum::<usize>(), length);
+            assert!(counts.iter().all(|&count| count <= 256 << 10), "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn again_where_a_connection_vanished_in_the_middle_of_a_write() {
+    let counts = writes(LENGTH, || Action::VanishInWrite(700_000), Script::default());
+    assert!(counts.iter().sum::<usize>() > LENGTH);
 }

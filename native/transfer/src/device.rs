@@ -39,7 +39,7 @@ pub enum Op {
 pub trait Sink: Send + Sync {
     fn complete(&self, token: u64, result: Result<(), IoError>);
 
-    /// Long reads should say what has come, see [`Sink::arrived`].
+    /// Long reads should say what has come, see [`Sink::arrived`]; writes what has gone, see [`Sink::departed`].
     fn watches(&self) -> bool {
         false
     }
@@ -48,6 +48,11 @@ pub trait Sink: Send + Sync {
     /// the processor's cache. No promise: they come again where a command is sent again, and that is said again, from
     /// its first byte on. A device need not say it at all. Never after `complete`.
     fn arrived(&self, token: u64, at: usize, count: usize) {
+        let _ = (token, at, count);
+    }
+
+    /// Of a write that is under way, `count` bytes from `at` of its memory were just sent. What holds of `arrived` holds here.
+    fn departed(&self, token: u64, at: usize, count: usize) {
         let _ = (token, at, count);
     }
 }
@@ -61,6 +66,11 @@ pub struct Request {
 
 pub trait BlockDevice: Send + Sync {
     fn info(&self) -> DeviceInfo;
+
+    /// Its sinks are told of [`Sink::departed`].
+    fn tells_departures(&self) -> bool {
+        false
+    }
 
     /// Associations lost since the device was opened; see "When is it durable" in ARCHITECTURE.md.
     fn loss_count(&self) -> u64;

@@ -10,7 +10,8 @@
 //!
 //! A completion carries the number of a *slot*, which says what the request was. Reads are [verified](crate::verify) as
 //! they come where the device tells of it and at their end where not, and bounces copied out, on the thread that completes
-//! them, in parallel where devices have several.
+//! them, in parallel where devices have several. Checksums of writes are taken as they go where the device tells of that,
+//! and where not by the caller's thread meanwhile.
 //!
 //! The first error ends the batch: nothing new is submitted, and once the last request under way has ended the waiter
 //! gets that error. So when a wait has returned, no device holds the caller's buffers.
@@ -22,7 +23,7 @@ pub use waiting::Waiting;
 use crate::checksum::ChecksumSpec;
 use crate::piece::{Cursor, Cutter, Piece};
 use crate::segment::{check, Direction, Segment, Surroundings};
-use crate::verify::{Verified, Verifier};
+use crate::verify::{Sums, Verified, Verifier};
 use crate::{BlockDevice, Buffer, ErrorKind, IoError, Op, Request, Sink};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ pub struct Plan {
 
 struct Slot {
     piece: Piece,
-    /// What the device reads into; `None` for writes.
+    /// What the device moves, where something is done with it.
     memory: Option<Buffer>,
     verified: Verified,
 }
@@ -63,6 +64,8 @@ struct State {
     finished: bool,
     /// Taken when the batch ends, so that the caller's memory is let go then and not when the transfer is dropped.
     buffers: Vec<Buffer>,
+    /// Of a write whose checksums are wanted: where they go. Taken then, too.
+    sums: Option<Buffer>,
     /// What begins when it has ended.
     next: Option<Next>,
 }
@@ -81,7 +84,7 @@ struct Shared {
     block_bytes: Vec<u64>,
     segments: Vec<Segment>,
     checksum: ChecksumSpec,
-    /// Reads: blocks are verified.
+    /// Blocks have checksums: of a read they are verified, of a write taken.
     verifies: bool,
     /// Of such a read: what the blocks should have; there before the first request is sent.
     expected: OnceLock<Vec<u32>>,
@@ -184,14 +187,17 @@ pub fn submit_read_behind(
 }
 
 /// Write every segment of `plan`; the end of the last block is padded with zeros. `checksums` (4 bytes a block, native
-/// byte order) is filled by the calling thread while the first requests are under way.
+/// byte order) is complete when the transfer has ended well: each block's is taken as it is sent, or where a device does not
+/// tell of that, by the calling thread while the first requests are under way.
 pub fn submit_write(mut plan: Plan, checksums: Option<&Buffer>) -> Result<Transfer, IoError> {
     for segment in &mut plan.segments {
         (segment.skip, segment.take) = (0, segment.length);
     }
     let given = checksums.map(|array| array.len() / 4);
     let (shared, buffers) = Shared::new(plan, Direction::Write, given, None)?;
-    let sources = checksums.map(|array| (array, buffers.clone()));
+    let mute = shared.devices.iter().any(|device| !device.tells_departures());
+    let sources = checksums.filter(|_| mute).map(|array| (array, buffers.clone()));
+    shared.lock().sums = checksums.cloned();
     let transfer = shared.start(buffers);
     if let Some((array, sources)) = sources {
         transfer.shared.compute(array, &sources);
@@ -228,7 +234,7 @@ impl Shared {
             block_bytes: infos.iter().map(|info| u64::from(info.block_bytes)).collect(),
             segments,
             checksum,
-            verifies: direction == Direction::Read && checksums.is_some(),
+            verifies: checksums.is_some(),
             expected: OnceLock::new(),
             take,
             direction,
@@ -279,13 +285,22 @@ impl Shared {
         }
     }
 
-    fn verifier(&self) -> Verifier<'_> {
+    /// `taken`: of a write, where the checksums go.
+    fn verifier<'a>(&'a self, taken: Option<&'a Buffer>) -> Verifier<'a> {
         Verifier {
             segments: &self.segments,
             checksum: self.checksum,
-            // Where there are none, nothing matches.
-            expected: self.expected.get().map_or(&[][..], Vec::as_slice),
+            sums: match taken {
+                Some(array) => Sums::Taken(array),
+                // Where there are none, nothing matches.
+                None => Sums::Expected(self.expected.get().map_or(&[][..], Vec::as_slice)),
+            },
         }
+    }
+
+    /// The checksums of a write to this member are taken as it goes.
+    fn takes(&self, segment: &Segment) -> bool {
+        self.verifies && self.devices[segment.member as usize].tells_departures()
     }
 
     /// Submit as much as the window allows.
@@ -343,7 +358,7 @@ impl Shared {
             state.cursor = next;
             state.bounce_bytes += bounce;
             state.in_flight += 1;
-            let kept = (self.direction == Direction::Read).then(|| memory.clone());
+            let kept = (self.direction == Direction::Read || self.takes(segment)).then(|| memory.clone());
             let slot = Some(Slot {
                 piece,
                 memory: kept,
@@ -399,18 +414,19 @@ impl Shared {
         Ok(Buffer::from_vec(bounce))
     }
 
-    /// Verify a piece that was read and hand its wanted part over.
+    /// Verify a piece that was read and hand its wanted part over; of one that was written, take its checksums.
     fn accept(
         &self,
         piece: &Piece,
         memory: &Buffer,
         verified: Verified,
         target: Option<&Buffer>,
+        taken: Option<&Buffer>,
     ) -> Result<(), (IoError, usize)> {
         // SAFETY: the device gave the range up with the completion, and the waiter does not look before the end.
         let data = unsafe { memory.bytes() };
         if self.verifies {
-            self.verifier()
+            self.verifier(taken)
                 .finish(piece, verified, &data[..piece.length as usize])?;
         }
         if let Some(take) = &self.take {
@@ -437,9 +453,43 @@ impl Shared {
         Ok(())
     }
 
-    /// Compute the checksums of a write into `array`.
+    /// Verify what has come of a piece, or take the checksums of what has gone, as far as that is without a gap. What does not
+    /// match is left to `complete`, which verifies it again: it may come once more.
+    fn moved(&self, token: u64, at: usize, count: usize) {
+        let (piece, fresh, from, taken) = {
+            let mut state = self.lock();
+            let Some(Some(slot)) = state.slots.get_mut(token as usize) else {
+                return;
+            };
+            let Some(memory) = &slot.memory else {
+                return;
+            };
+            let (at, end) = (at as u64, at.saturating_add(count) as u64);
+            let unit = self.checksum.block_bytes;
+            let Some((from, bytes)) = slot.verified.come(at, end.min(slot.piece.length), unit) else {
+                return;
+            };
+            let Some(fresh) = memory.slice(from.bytes() as usize, bytes as usize) else {
+                return;
+            };
+            slot.verified = Verified::Now;
+            (slot.piece, fresh, from, state.sums.clone())
+        };
+        // SAFETY: these bytes have come, and the thread that says so is the one that may let them come again. Those that went
+        // nobody writes to.
+        let result = self
+            .verifier(taken.as_ref())
+            .verify(&piece, from, unsafe { fresh.bytes() });
+        drop((fresh, taken));
+        let mut state = self.lock();
+        if let Some(Some(slot)) = state.slots.get_mut(token as usize) {
+            slot.verified.got(result.ok());
+        }
+    }
+
+    /// Compute the checksums of a write into `array`, those that are not taken as it goes.
     fn compute(&self, array: &Buffer, sources: &[Buffer]) {
-        for segment in &self.segments {
+        for segment in self.segments.iter().filter(|segment| !self.takes(segment)) {
             let Some(source) = sources[segment.buffer as usize]
                 .slice(segment.buffer_offset as usize, segment.length as usize)
             else {
@@ -467,6 +517,7 @@ impl Shared {
             state.finished = true;
             state.buffers = Vec::new();
             state.slots = Vec::new();
+            state.sums = None;
             self.ended.notify_all();
             let result = state
                 .error
@@ -491,50 +542,26 @@ impl Sink for Shared {
         self.verifies
     }
 
-    /// Verify what has come of a piece, as far as it has come without a gap. What does not match is left to `complete`,
-    /// which verifies it again: it may come once more.
     fn arrived(&self, token: u64, at: usize, count: usize) {
-        let (piece, fresh, from) = {
-            let mut state = self.lock();
-            let Some(Some(slot)) = state.slots.get_mut(token as usize) else {
-                return;
-            };
-            let Some(memory) = &slot.memory else {
-                return;
-            };
-            let (at, end) = (at as u64, at.saturating_add(count) as u64);
-            let unit = self.checksum.block_bytes;
-            let Some((from, bytes)) = slot.verified.come(at, end.min(slot.piece.length), unit) else {
-                return;
-            };
-            let Some(fresh) = memory.slice(from.bytes() as usize, bytes as usize) else {
-                return;
-            };
-            slot.verified = Verified::Now;
-            (slot.piece, fresh, from)
-        };
-        // SAFETY: these bytes have come, and the thread that says so is the one that may let them come again.
-        let result = self.verifier().verify(&piece, from, unsafe { fresh.bytes() });
-        drop(fresh);
-        let mut state = self.lock();
-        if let Some(Some(slot)) = state.slots.get_mut(token as usize) {
-            slot.verified.got(result.ok());
-        }
+        self.moved(token, at, count);
+    }
+
+    fn departed(&self, token: u64, at: usize, count: usize) {
+        self.moved(token, at, count);
     }
 
     fn complete(&self, token: u64, result: Result<(), IoError>) {
-        let (slot, target) = {
+        let (slot, target, taken) = {
             let mut state = self.lock();
             let slot = state.slots.get_mut(token as usize).and_then(Option::take);
             let Some(slot) = slot else {
                 // A second completion of one request: a defect of the device, of which nothing may follow.
                 return;
             };
-            let target = slot
-                .piece
-                .bounced
-                .then(|| state.buffers[self.segments[slot.piece.segment].buffer as usize].clone());
-            (slot, target)
+            let copied = slot.piece.bounced && self.direction == Direction::Read;
+            let target =
+                copied.then(|| state.buffers[self.segments[slot.piece.segment].buffer as usize].clone());
+            (slot, target, state.sums.clone())
         };
         let Slot {
             piece,
@@ -542,11 +569,11 @@ impl Sink for Shared {
             verified,
         } = slot;
         let result = match (result, &memory) {
-            (Ok(()), Some(memory)) => self.accept(&piece, memory, verified, target.as_ref()),
+            (Ok(()), Some(memory)) => self.accept(&piece, memory, verified, target.as_ref(), taken.as_ref()),
             (Ok(()), None) => Ok(()),
             (Err(error), _) => Err((error, piece.segment)),
         };
-        drop((memory, target));
+        drop((memory, target, taken));
         let mut state = self.lock();
         state.free.push(token as u32);
         state.in_flight -= 1;

@@ -40,7 +40,8 @@ pub struct Cutter<'a> {
     pub segments: &'a [Segment],
     /// Logical block of each member.
     pub block_bytes: &'a [u64],
-    /// 0 where nothing is verified: then only the wanted blocks are read.
+    /// 0 where there are no checksums: then only the wanted blocks are read. Else a piece is of whole checksum blocks, but for a
+    /// segment's last.
     pub checksum_block_bytes: u64,
     pub direction: Direction,
 }
@@ -133,12 +134,6 @@ impl Cutter<'_> {
             down(wanted_end, if segment.length % block == 0 { block } else { unit })
         } else {
             down(wanted_end, unit)
-        };
-        // A write can always send its whole blocks from where they are: only the padded last one is copied.
-        let end = if self.direction == Direction::Write {
-            down(segment.length, block)
-        } else {
-            end
         };
         let whole = begin <= first && end == last;
         if begin >= end || (!whole && self.direction == Direction::Read && last - first <= BOUNCE_BYTES) {
@@ -343,12 +338,19 @@ mod tests {
 
     #[test]
     fn a_write_bounces_only_its_last_block() {
-        let pieces = cut(&[whole(0, 10_000, 0)], 65536, Direction::Write);
+        let pieces = cut(&[whole(0, 10_000, 0)], 0, Direction::Write);
         let shape: Vec<_> = pieces
             .iter()
             .map(|p| (p.start, p.length, p.device_length, p.bounced))
             .collect();
         assert_eq!(shape, [(0, 8192, 8192, false), (8192, 1808, 4096, true)]);
+        // With checksums that of which one is taken: it goes in one piece.
+        let pieces = cut(&[whole(0, 90_000, 0)], 65536, Direction::Write);
+        let shape: Vec<_> = pieces
+            .iter()
+            .map(|p| (p.start, p.length, p.device_length, p.bounced))
+            .collect();
+        assert_eq!(shape, [(0, 65536, 65536, false), (65536, 24464, 24576, true)]);
     }
 
     #[test]

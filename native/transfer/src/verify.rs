@@ -1,13 +1,14 @@
-//! Checking what was read against its checksums, block by block: while it comes, and the rest at its end.
+//! Checking what was read against its checksums, block by block: while it comes, and the rest at its end. And taking those
+//! of what is written, while it goes.
 //!
-//! A block that was just received is in the processor's cache, and is not when a request of a megabyte has ended. What
-//! comes early proves nothing by itself: it may come again, from another path and with other bytes, so whatever comes
-//! again is looked at again.
+//! A block that was just received or sent is in the processor's cache, and is not when a request of a megabyte has ended.
+//! What comes early proves nothing by itself: it may come again, from another path and with other bytes, so whatever comes
+//! again is looked at again. So it is with what is sent again.
 
 use crate::checksum::ChecksumSpec;
 use crate::piece::Piece;
 use crate::segment::Segment;
-use crate::{ErrorKind, IoError};
+use crate::{Buffer, ErrorKind, IoError};
 
 /// How far a piece was verified while it came.
 #[derive(Clone, Copy)]
@@ -71,11 +72,18 @@ impl Verified {
     }
 }
 
+/// What becomes of a block's checksum.
+pub(crate) enum Sums<'a> {
+    Expected(&'a [u32]),
+    /// 4 bytes each, native byte order: they are put here.
+    Taken(&'a Buffer),
+}
+
 /// What the pieces of a batch are verified against. An error comes with the segment in which it is.
 pub(crate) struct Verifier<'a> {
     pub segments: &'a [Segment],
     pub checksum: ChecksumSpec,
-    pub expected: &'a [u32],
+    pub sums: Sums<'a>,
 }
 
 impl Verifier<'_> {
@@ -118,10 +126,14 @@ impl Verifier<'_> {
             let number = position / unit;
             let identity = segment.first_block.wrapping_add(number);
             let found = self.checksum.of(segment.birth, identity, block);
-            let wanted = self
-                .expected
-                .get((segment.first_checksum + number) as usize)
-                .copied();
+            let place = (segment.first_checksum + number) as usize;
+            let wanted = match self.sums {
+                Sums::Expected(expected) => expected.get(place).copied(),
+                Sums::Taken(array) => {
+                    array.copy_from(place * 4, &found.to_ne_bytes());
+                    Some(found)
+                }
+            };
             if wanted != Some(found) {
                 let place = format!(
                     "segment {index}, member {}, offset {}, block {identity}",

@@ -1,9 +1,9 @@
 //! Reads that are verified while they come: whatever a device says of arrivals, the batch ends well exactly where the
-//! memory is right at its end.
+//! memory is right at its end. Writes whose checksums are taken as they go: whatever it says, they are of what went.
 
 use headrace_transfer::{
-    submit_read, BlockDevice, Buffer, ChecksumSpec, DeviceInfo, ErrorKind, Op, Plan, Request, Segment,
-    Transfer,
+    submit_read, submit_write, BlockDevice, Buffer, ChecksumSpec, DeviceInfo, ErrorKind, Op, Plan, Request,
+    Segment, Transfer,
 };
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,8 +36,11 @@ impl BlockDevice for Held {
             block_bytes: 512,
             max_transfer_bytes: 1 << 20,
             volatile_cache: false,
-            read_only: true,
+            read_only: false,
         }
+    }
+    fn tells_departures(&self) -> bool {
+        true
     }
     fn loss_count(&self) -> u64 {
         0
@@ -214,4 +217,144 @@ fn any_arrivals_in_any_order_end_as_the_memory_is() {
         assert_eq!(reading.ends(), expected, "seed {seed}");
     }
     assert!(found.iter().all(|&count| count > 300), "{found:?}");
+}
+
+/// A write of `content` with checksums, of some segments behind each other.
+struct Writing {
+    transfer: Transfer,
+    requests: Vec<Request>,
+    memory: Buffer,
+    sums: Buffer,
+    lengths: Vec<usize>,
+}
+
+impl Writing {
+    fn of(lengths: &[usize]) -> Self {
+        let length: usize = lengths.iter().sum();
+        let memory = Buffer::from_vec((0..length).map(|i| (i / 7 % 253) as u8).collect());
+        let mut at = 0;
+        let segments: Vec<_> = lengths
+            .iter()
+            .map(|&length| {
+                let segment = Segment {
+                    offset: (at as u64).next_multiple_of(512),
+                    length: length as u64,
+                    buffer_offset: at as u64,
+                    birth: BIRTH,
+                    first_block: 100 + at as u64,
+                    ..Segment::default()
+                };
+                at += length;
+                segment
+            })
+            .collect();
+        let count: usize = lengths.iter().map(|length| length.div_ceil(BLOCK)).sum();
+        let (device, sums) = (Arc::new(Held::default()), Buffer::zeroed(count * 4));
+        let plan = Plan {
+            devices: vec![device.clone()],
+            segments,
+            buffers: vec![memory.clone()],
+            checksum: ChecksumSpec::new(BLOCK as u64, ID),
+        };
+        let transfer = submit_write(plan, Some(&sums)).unwrap();
+        let requests = std::mem::take(&mut *device.0.lock().unwrap());
+        Writing {
+            transfer,
+            requests,
+            memory,
+            sums,
+            lengths: lengths.to_vec(),
+        }
+    }
+
+    fn content(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len()];
+        self.memory.copy_to(0, &mut bytes);
+        bytes
+    }
+
+    /// What is known of `content` at the end.
+    fn ends(self, content: &[u8]) -> bool {
+        for request in self.requests {
+            let Request { op, sink, token, .. } = request;
+            drop(op);
+            sink.complete(token, Ok(()));
+        }
+        self.transfer.wait(Duration::ZERO).expect("it has ended").unwrap();
+        let (mut found, mut wanted, mut at) = (vec![0; self.sums.len()], Vec::new(), 0);
+        self.sums.copy_to(0, &mut found);
+        let spec = ChecksumSpec::new(BLOCK as u64, ID);
+        for length in self.lengths {
+            for (number, block) in content[at..at + length].chunks(BLOCK).enumerate() {
+                let sum = spec.of(BIRTH, 100 + at as u64 + number as u64, block);
+                wanted.extend_from_slice(&sum.to_ne_bytes());
+            }
+            at += length;
+        }
+        found == wanted
+    }
+}
+
+fn length_of(request: &Request) -> usize {
+    match &request.op {
+        Op::Write { from, .. } => from.len(),
+        _ => panic!("a write"),
+    }
+}
+
+#[test]
+fn checksums_are_of_what_went_whether_somebody_spoke_of_it_or_not() {
+    for lengths in [
+        &[LENGTH][..],
+        &[BLOCK, 2 * BLOCK, 1024, BLOCK],
+        &[2 * BLOCK + 100, 33],
+    ] {
+        for told in [true, false] {
+            let writing = Writing::of(lengths);
+            let content = writing.content();
+            for request in writing.requests.iter().filter(|_| told) {
+                assert!(request.sink.watches());
+                let length = length_of(request);
+                for at in (0..length).step_by(1500) {
+                    request.sink.departed(request.token, at, 1500.min(length - at));
+                }
+            }
+            // Who changes it from here on is found out when it is read: nobody looks at it again, where it was told.
+            let other = [!content[0]];
+            writing.memory.copy_from(0, &other);
+            let changed = writing.content();
+            let expected = if told { &content } else { &changed };
+            assert!(writing.ends(expected), "{lengths:?} told {told}");
+        }
+    }
+}
+
+#[test]
+fn what_goes_again_has_the_checksum_of_the_last_time() {
+    for seed in 1..2000 {
+        let random = &mut Random(seed);
+        random.below(2);
+        let lengths: &[usize] = [&[LENGTH][..], &[BLOCK, 3 * BLOCK, 512]][random.below(2)];
+        let writing = Writing::of(lengths);
+        assert_eq!(writing.requests.len(), 1);
+        let request = &writing.requests[0];
+        let length = length_of(request);
+        let parts = 1 + random.below(3);
+        for part in (0..parts).chain((0..parts).filter(|_| seed % 3 == 0)) {
+            let (start, end) = (length * part / parts, length * (part + 1) / parts);
+            // A command may stop anywhere, and then goes again from its start, with what is there then.
+            let mut at = start;
+            while at < end {
+                if random.below(6) == 0 {
+                    writing.memory.copy_from(start, &[random.below(256) as u8]);
+                    at = start;
+                }
+                let count = 1 + random.below((end - at).min(3 * BLOCK));
+                request.sink.departed(request.token, at, count);
+                at += count;
+            }
+        }
+        let content = writing.content();
+        assert!(writing.ends(&content), "seed {seed}");
+    }
 }

@@ -83,6 +83,12 @@ impl Arrivals for Tag {
             part.arrived(at, count);
         }
     }
+
+    fn departed(&self, at: usize, count: usize) {
+        if let Tag::Part(part) = self {
+            part.departed(at, count);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,6 +1,6 @@
 //! The receiving half of a queue pair: what each byte, and each PDU, means.
 
-use super::{complete, send_data, send_part, slot_of, Agreed, Command, Data, End, Fault, QueuePair};
+use super::{complete, send_data, slot_of, Agreed, Command, Data, End, Fault, QueuePair};
 use super::{Arrivals, LARGE_IO, TAIL_LARGE_IO, TAIL_MAX, TAIL_MIN, TAIL_PARTS, WATCHED};
 use crate::memory;
 use crate::receive::{Incoming, State};
@@ -324,12 +324,7 @@ impl<T: Arrivals> QueuePair<T> {
             let layout = self
                 .transmit
                 .head(|out| header.encode(step, agreed.digests, agreed.cpda, out));
-            if !last {
-                // Only the last segment of an R2T counts as its end.
-                send_part(&mut self.transmit, &buffer, at + done, &layout);
-            } else {
-                send_data(&mut self.transmit, &buffer, at + done, &layout, cid);
-            }
+            send_data(&mut self.transmit, &buffer, at + done, &layout, cid, last);
             done += step;
         }
         Ok(())

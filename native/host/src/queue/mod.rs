@@ -163,6 +163,11 @@ pub(crate) trait Arrivals {
     fn arrived(&self, at: usize, count: usize) {
         let _ = (at, count);
     }
+
+    /// `count` bytes from `at` of the command's data were sent; the same.
+    fn departed(&self, at: usize, count: usize) {
+        let _ = (at, count);
+    }
 }
 
 impl Arrivals for () {}
@@ -275,7 +280,7 @@ impl<T: Arrivals> QueuePair<T> {
                     .head(|out| sqe.encode(length, agreed.digests, agreed.cpda, out));
                 command.moved = length;
                 command.unsent = 1;
-                send_data(&mut self.transmit, buffer, 0, &layout, cid);
+                send_data(&mut self.transmit, buffer, 0, &layout, cid, true);
             }
             other => {
                 if let Data::Read(buffer) = other {
@@ -326,7 +331,7 @@ impl<T: Arrivals> QueuePair<T> {
     }
 
     pub fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
-        self.transmit.gather(pieces)
+        self.transmit.gather(pieces, WATCHED)
     }
 
     pub fn sent(&mut self, count: usize) {
@@ -339,13 +344,17 @@ impl<T: Arrivals> QueuePair<T> {
             completions,
             ..
         } = self;
-        transmit.advance(count, |cid| {
+        transmit.advance(count, |cid, at, count, ended| {
             let Some(slot) = commands.get_mut(slot_of(cid)) else {
                 return;
             };
             let Some(command) = slot.as_mut().filter(|command| command.cid == cid) else {
                 return;
             };
+            command.tag.departed(at, count);
+            if !ended {
+                return;
+            }
             command.unsent -= 1;
             if command.unsent > 0 {
                 return;
@@ -414,17 +423,10 @@ fn next_cid(cid: u16) -> u16 {
     slot_of(cid) as u16 | generation << SLOT_BITS
 }
 
-/// Marks segments that end nothing: no command has this CID, since no generation is that high.
-const NO_CID: u16 = u16::MAX;
-
-fn send_part(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layout) {
-    send_data(transmit, buffer, at, layout, NO_CID);
-}
-
-/// Data and, where it is in force, their digest, behind a head that was just encoded.
-fn send_data(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layout, cid: u16) {
+/// Data and, where it is in force, their digest, behind a head that was just encoded. `last`: of the capsule or R2T.
+fn send_data(transmit: &mut Transmit, buffer: &Buffer, at: usize, layout: &Layout, cid: u16, last: bool) {
     let length = layout.data_bytes;
-    transmit.data(buffer.clone(), at, length, cid);
+    transmit.data(buffer.clone(), at, length, cid, last);
     if layout.data_digest_bytes > 0 {
         let digest = headrace_wire::crc32c(memory::source(buffer, at, length));
         transmit.head(|out| out.extend_from_slice(&digest.to_le_bytes()));
