@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
 
 from headrace.checkpoint import CheckpointId, Manifest, Save, Summary, parse_checkpoint_id
 from headrace.checkpoint.manifest import ObjectEntry, decode, encode
@@ -18,8 +17,10 @@ from headrace.torch.metadata import Place, to_manifest
 from headrace.torch.ranks.attachment import Attachment
 from headrace.torch.ranks.coordination import Exchange
 from headrace.torch.save.group import decode_grant, decode_receipt, encode_grant, encode_receipt
+from headrace.torch.save.kept import Results, Whole, results_of
 from headrace.torch.save.options import SaveReport, WriterOptions
 from headrace.torch.save.pacing import SHORT_BYTES, Pacer, PaceReport, within_seconds
+from headrace.torch.save.planning import Planned
 from headrace.torch.save.stager import Stager
 from headrace.torch.save.staging import StagedPlan, Staging, lay_out
 from headrace.torch.save.without_collectives import put_together
@@ -73,7 +74,7 @@ class OneSave:
         staging: Staging,
         stager: Stager | None,
         apart: bool = False,
-    ) -> list[WriteResult]:
+    ) -> Results:
         """This rank's part; returns when every rank has written, or raises on all of them. `apart`: nothing has brought
         the ranks together so far."""
 
@@ -129,11 +130,8 @@ class OneSave:
             write_seconds=written - granted - done.stage_seconds,
             wait_seconds=ended - written,
         )
-        name = id.data(exchange.rank)
-        return [
-            WriteResult(index=item.index, size_in_bytes=length, storage_data=Place(name, offset, length))
-            for item, offset, length in zip(staged.items, staged.offsets, staged.lengths, strict=True)
-        ]
+        whole = planner.whole if isinstance(planner, Planned) and not apart else None
+        return results_of(staged.items, staged.offsets, staged.lengths, id.data(exchange.rank), whole)
 
     def _write_grant(
         self,
@@ -178,11 +176,18 @@ class OneSave:
             pacing=None if self.pacer is None else self.pacer.report(),
         )
 
-    def commit(self, metadata: Metadata, results: list[list[WriteResult]]) -> SaveReport:
+    def commit(self, metadata: Metadata, results: list[Results], kept: Whole) -> SaveReport:
         """Coordinator: everything becomes visible, in one commit record."""
-        return self._commit(metadata, _places(results))
+        save = self._save
+        if save is None:
+            raise CheckpointFailed("finish without a write before it")
+        manifest = kept.like(results)
+        if manifest is None:
+            manifest = self._manifest(metadata, kept.places(results, save.id))
+            kept.keep(results, manifest)
+        return self._commit(manifest)
 
-    def commit_apart(self, metadata: Metadata, results: list[list[WriteResult]], exchange: Exchange) -> SaveReport:
+    def commit_apart(self, metadata: Metadata, results: list[Results], exchange: Exchange) -> SaveReport:
         """The same where the ranks have planned apart, on every rank: each says what it has planned and written."""
         report = self.report
         if report is None:
@@ -190,26 +195,24 @@ class OneSave:
         done = report
         mine: bytes | Exception
         try:
-            mine = encode(_part(metadata, _places(results), report))
+            mine = encode(_part(metadata, Whole().places(results, parse_checkpoint_id(report.checkpoint_id)), report))
         except Exception as error:
             # The others wait for it.
             mine = error
 
         def decide(parts: list[bytes]) -> list[bytes]:
             nonlocal done
-            done = self._commit(*put_together([decode(part) for part in parts]))
+            done = self._commit(self._manifest(*put_together([decode(part) for part in parts])))
             return [b""] * len(parts)
 
         with exchange.meeting():
             exchange.round("commit", mine, decide)
         return done
 
-    def _commit(self, metadata: Metadata, places: dict[MetadataIndex, Place]) -> SaveReport:
+    def _manifest(self, metadata: Metadata, places: dict[MetadataIndex, Place]) -> Manifest:
         save, report = self._save, self.report
         if save is None or report is None:
             raise CheckpointFailed("finish without a write before it")
-        began = time.perf_counter()
-        self._now("commits")
         summary = Summary(
             run=save.id.run,
             step=save.id.step,
@@ -218,7 +221,17 @@ class OneSave:
             item_count=len(places),
             data_bytes=sum(place.length for place in places.values()),
         )
-        sequence = save.commit(to_manifest(summary, metadata, places, save.objects))
+        return to_manifest(summary, metadata, places, save.objects)
+
+    def _commit(self, manifest: Manifest) -> SaveReport:
+        """A manifest of this save, or of one like it."""
+        save, report = self._save, self.report
+        if save is None or report is None:
+            raise CheckpointFailed("finish without a write before it")
+        began = time.perf_counter()
+        self._now("commits")
+        summary = replace(manifest.summary, run=save.id.run, step=save.id.step, created_unix=save.created_unix)
+        sequence = save.commit(replace(manifest, summary=summary, objects=tuple(save.objects)))
         seconds = time.perf_counter() - began
         return replace(report, total_bytes=summary.data_bytes, commit_seconds=seconds, sequence=sequence)
 
@@ -238,10 +251,6 @@ class OneSave:
         """Coordinator: the save is given up, but these ranks have written, and their space need not wait for them."""
         if self._save is not None:
             self._save.settle([decode_receipt(message) for message in messages])
-
-
-def _places(results: list[list[WriteResult]]) -> dict[MetadataIndex, Place]:
-    return {result.index: result.storage_data for of_rank in results for result in of_rank}
 
 
 def _part(metadata: Metadata, places: dict[MetadataIndex, Place], report: SaveReport) -> Manifest:

@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
+from headrace.torch.save.kept import Part, Whole
+
 #: All that `DefaultSavePlanner` makes an item of, in the order of the state.
 Signature: TypeAlias = "list[tuple[Any, ...]]"
 
@@ -32,22 +34,35 @@ def plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Plans:
-    """What a writer keeps: the items of its last plan, and what they were made of."""
+    """What a writer keeps: the items of its last plan, and what they were made of; what it told the others of it."""
 
     def __init__(self) -> None:
         self._made_of: Signature | None = None
+        self._names: Any = None
         self._items: list[WriteItem] = []
+        self.part = Part()
+        #: On the coordinator.
+        self.whole = Whole()
 
     def create(self, planner: DefaultSavePlanner) -> SavePlan:
         """`planner.create_local_plan()`."""
         made_of = signature(planner.state_dict)
+        names = planner.mappings if planner.flatten_state_dict else None
         if made_of is None or made_of != self._made_of:
             plan = planner.create_local_plan()
-            self._made_of, self._items = made_of, list(plan.items)
+            self._made_of, self._names, self._items = made_of, names, list(plan.items)
+            self.part.renamed()
             return plan
-        data = planner.mappings if planner.flatten_state_dict else None
-        planner.plan = SavePlan(list(self._items), planner_data=data)
+        if names != self._names:
+            self._names = names
+            self.part.renamed()
+        planner.plan = SavePlan(list(self._items), planner_data=names)
         return planner.plan
+
+    def ask(self, planner: DefaultSavePlanner) -> SavePlan:
+        """The same, as it goes to the coordinator."""
+        plan = self.create(planner)
+        return plan if self._made_of is None else self.part.ask(plan)
 
 
 def signature(state: Mapping[str, Any]) -> Signature | None:
@@ -94,16 +109,28 @@ class Planned(SavePlanner):
             self._planner.set_up_planner(state, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        planner = self._planner
-        if type(planner) is DefaultSavePlanner and not getattr(planner, "_enable_plan_caching", False):
-            return self._plans.create(planner)
-        return planner.create_local_plan()
+        planner = self._default()
+        return self._planner.create_local_plan() if planner is None else self._plans.ask(planner)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        return self._planner.create_global_plan(all_plans)
+        planner = self._default()
+        if planner is None:
+            return self._planner.create_global_plan(all_plans)
+        return self._plans.whole.plan(planner, all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        return self._planner.finish_plan(new_plan)
+        return self._planner.finish_plan(self._plans.part.heard(new_plan))
+
+    def _default(self) -> DefaultSavePlanner | None:
+        """The planner, where it is one whose plans are known to be made of the state alone."""
+        planner = self._planner
+        kept = type(planner) is DefaultSavePlanner and not getattr(planner, "_enable_plan_caching", False)
+        return planner if kept and isinstance(planner, DefaultSavePlanner) else None
+
+    @property
+    def whole(self) -> str | None:
+        """Of which the plan that was finished is a part, where the coordinator keeps it."""
+        return self._plans.part.whole
 
     def resolve_data(self, write_item: WriteItem) -> Any:
         return self._planner.resolve_data(write_item)

@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter
 from torch.futures import Future
 
 from headrace.checkpoint import parse_checkpoint_id
@@ -368,7 +368,7 @@ class VolumeWriter(StorageWriter):
             self._exchange_of_this_process().announce()
         return plans
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         exchange = self._exchange_of_this_process()
         assert self._id is not None
         try:
@@ -390,16 +390,16 @@ class VolumeWriter(StorageWriter):
             self._current.abandon()
             raise
         self.last_save = self._current.report
-        future: Future[list[WriteResult]] = Future()
+        future: Future[Any] = Future()
         future.set_result(results)
         return future
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: Metadata, results: list[Any]) -> None:
         try:
             if self._apart:
                 self.last_save = self._current.commit_apart(metadata, results, self._exchange_of_this_process())
             else:
-                self.last_save = self._current.commit(metadata, results)
+                self.last_save = self._current.commit(metadata, results, self._plans.whole)
         except HeadraceError as error:
             self._gave_up(error)
             raise
