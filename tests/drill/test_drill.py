@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 from headrace.accidents.processes import Processes
 from headrace.cli import main
-from headrace.cli.drill import _ask
+from headrace.cli.drill import NOTHING_SAID, _ask
 from headrace.device import NvmeTcpAddress, parse_address
 from headrace.drill import hooks, scenarios
 from headrace.drill.hooks import Hook
@@ -24,10 +25,11 @@ from headrace.drill.run import NAME, SCENARIOS, DrillOptions, run_drill
 from headrace.drill.world import Hooks, World
 from headrace.errors import WriterActive
 from headrace.fabric import FileMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
+from headrace.testing.serve import free_port
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.drill.careless import careless
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 NQN = "nqn.2026-01.io.headrace:drilled"
 BEAT = 0.5
@@ -131,6 +133,23 @@ def test_a_command_has_ended_though_what_it_started_lives(tmp_path: Path, monkey
         here.unlink()
 
 
+def test_nothing_is_left_of_a_command_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of its shell alone: what that had started would cut or restart something an hour later."""
+    monkeypatch.setattr(hooks, "PATIENCE_S", 2.0)
+    with (tmp_path / "lock").open("w") as lock:
+        with pytest.raises(DrillFailed, match="does not end"):
+            Hook("cut it", f"(flock -x 9; sleep 600; true) 9>{lock.name}; true")()
+
+        def free() -> bool:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        until(free, "nobody holds the lock any more")
+
+
 def test_an_enter_from_before_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = os.openpty()
     with os.fdopen(near, "wb", buffering=0) as keys, os.fdopen(far) as terminal:
@@ -168,14 +187,28 @@ def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: 
     assert "training" in json.loads(capsys.readouterr().err)["error"]["message"]
     with Volume.open(uri) as volume:
         assert volume.read("weights") == b"1"
-    assert main([*arguments, "--yes"]) == 1
+    # What is too small is not given up for nothing.
+    assert main([*arguments, "--yes", "--size", "4MiB"]) == 2 and "too small" in capsys.readouterr().err
+    with Volume.open(uri) as volume:
+        assert volume.read("weights") == b"1"
+    assert main([*arguments, "--yes"]) == NOTHING_SAID
     assert not json.loads(capsys.readouterr().out)["trusted"]
     # From now on it is the drill's own.
-    assert main(arguments) == 1
-    capsys.readouterr()
-    assert main([*arguments, "--size", "4MiB"]) == 2 and "too small" in capsys.readouterr().err
+    assert main(arguments) == NOTHING_SAID
     with Volume.open(uri) as volume:
         assert volume.name == "headrace drill" and not [*volume.list()]
+
+
+def test_what_is_not_trusted_and_what_cannot_be_reached_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--scenario", "kill", "--size", "256KiB", "--heartbeat", f"{BEAT}", "--json"]
+    nobody = f"nvme+tcp://127.0.0.1:{free_port()}/{NQN}?nsid=1&connect_timeout=1"
+    assert main(["drill", nobody, *arguments]) == NOTHING_SAID
+    assert json.loads(capsys.readouterr().err)["error"]["exit_status"] == NOTHING_SAID
+    with target(tmp_path, no_reservations=True) as uris:
+        assert main(["drill", *uris, *arguments]) == 0
+        assert main(["drill", *uris, *arguments, "--scenario", "takeover"]) == 1
 
 
 def test_what_was_found_is_told_though_a_process_dies_or_the_storage_is_gone(

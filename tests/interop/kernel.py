@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,6 +65,35 @@ class KernelTarget:
     def conflicts(self) -> int:
         """Those that it has noted."""
         return int(self.do("grep -c nvmet_req_complete: /sys/kernel/tracing/trace || true"))
+
+    @contextmanager
+    def lossy(self, percent: float) -> Iterator[Callable[[], tuple[int, int]]]:
+        """Of the packets to and from the guest so many are lost meanwhile. Gives a function: how many were, of those
+        that came and of those that left."""
+        # One packet is lost at a time, not a burst that the network device would have cut up; those that come take the
+        # way through another device, for a queue can only be where something leaves.
+        self.do(
+            f"""
+            set -e
+            modprobe -a sch_netem sch_ingress cls_matchall act_mirred; modprobe ifb numifbs=1
+            ip link set ifb0 up; ip link set eth0 gso_max_segs 1
+            tc qdisc add dev eth0 ingress
+            tc filter add dev eth0 parent ffff: matchall action mirred egress redirect dev ifb0
+            for device in ifb0 eth0; do tc qdisc add dev $device root netem loss {percent}%; done
+            """
+        )
+
+        def dropped() -> tuple[int, int]:
+            came, left = (
+                sum(queue["drops"] for queue in json.loads(self.do(f"tc -s -j qdisc show dev {device} root")))
+                for device in ("ifb0", "eth0")
+            )
+            return came, left
+
+        try:
+            yield dropped
+        finally:
+            self.do("tc qdisc del dev eth0 root; tc qdisc del dev eth0 ingress; rmmod ifb")
 
     def set_ana(self, port_number: int, state: str) -> None:
         """State of the group of all namespaces at a port, counted from 1."""

@@ -2,6 +2,8 @@
 where the target forgets who held.
 
 What it refused is counted by its own trace. Its media are files of this machine, which are read here.
+
+Then a checkpoint of real ranks, saved to it and loaded from it where packets are lost.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from headrace.checkpoint import list_checkpoints
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.interop.kernel import KernelTarget, kernel_target
+from tests.torch import crew
+from tests.torch.crew import Crew, Rank
 from tests.volume import zombies
 from tests.volume.support import STRIPE, content
 from tests.volume.zombies import WRITER, running
@@ -113,3 +118,48 @@ def test_the_kernel_forgets_under_a_writer(world: World) -> None:
         refused = writer.refusals()
         assert refused.conflicts == 0 and refused.fenced > 0, refused
         world.holds({"first": b"1" * 5000, "new": content(1, 200_000)})
+
+
+# ---- packets that are lost ----
+
+#: Of each rank: its shard takes a thousand packets.
+ELEMENTS = 200_000
+
+
+def saved_and_loaded(rank: Rank, uris: list[str]) -> None:
+    """By DCP: what each rank loads is to the bit what it has saved."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from headrace.torch import VolumeReader, VolumeWriter
+
+    own = torch.rand(ELEMENTS, generator=torch.Generator().manual_seed(rank.rank))
+    state = {"w": DTensor.from_local(own.clone(), init_device_mesh("cpu", (rank.world,)), [Shard(0)]), "step": 1}
+    with VolumeWriter(uris, "lossy") as writer:
+        dcp.save(state, checkpoint_id="lossy/step-1", storage_writer=writer, process_group=writer.process_group)
+    rank.say("saved")
+    state["w"].to_local().zero_()
+    state["step"] = 0
+    with VolumeReader(uris, "lossy/step-1") as reader:
+        dcp.load(state, storage_reader=reader)
+    assert torch.equal(state["w"].to_local().view(torch.int32), own.view(torch.int32)) and state["step"] == 1
+
+
+def test_ranks_save_and_load_where_packets_are_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in a hundred, each way. QEMU's end of the connections waits long before it sends again, so that nothing here
+    is quick; it ends, and all of it is right."""
+    monkeypatch.setattr(crew, "LIMIT_S", 300.0)
+    uris = [world.target.uri(nsid) for nsid in (1, 2)]
+    with world.target.lossy(1) as lost:
+        ranks = Crew(2, saved_and_loaded, uris)
+        for rank in range(2):
+            ranks.hear(rank, "saved")
+        while_saved = lost()
+        ranks.join()
+        in_all = lost()
+    assert while_saved[0] > 0, "what is written comes to the target"
+    assert in_all[1] > while_saved[1], "what is read leaves it"
+    with Volume.open(uris) as volume:
+        assert [found.step for found in list_checkpoints(volume, "lossy")] == [1]

@@ -10,6 +10,9 @@ import typer
 
 from headrace.cli.sizes import parse_size
 
+#: Exit status where it does not come to a verdict.
+NOTHING_SAID = 3
+
 
 def drill(
     members: Annotated[
@@ -72,14 +75,16 @@ def drill(
     another session takes over. Then the late writes come. Says which of them the target refused, looks at the bytes on
     the media whether one moved, and reads every step that was acknowledged, bit for bit.
 
-    Exit status 0: trusted with all that was tried; 1: not trusted; 2: it was asked for something that cannot be meant.
+    Exit status 0: trusted with all that was tried; 1: not trusted; 2: it was asked for something that cannot be meant;
+    3: nothing can be said of it: it cannot be reached, or nothing could be tried.
 
     Example: `headrace drill --embedded`
     """
     from headrace.cli.output import print_json
     from headrace.cli.progress import Progress
+    from headrace.drill.report import FENCES, NOT_TRUSTED
     from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
-    from headrace.errors import UsageError
+    from headrace.errors import HeadraceError, UsageError
     from headrace.volume.media.members import addresses
 
     if embedded == bool(members):
@@ -103,22 +108,26 @@ def drill(
         heal_command=heal_command,
     )
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() and not json else None
-    with Progress("drill", quiet=json) as progress:
-        report = run_drill(
-            options,
-            tell=lambda text: progress.show(0.0, text),
-            say=(lambda line: None) if json else progress.say,
-            ask=ask,
-        )
+    try:
+        with Progress("drill", quiet=json) as progress:
+            report = run_drill(
+                options,
+                tell=lambda text: progress.show(0.0, text),
+                say=(lambda line: None) if json else progress.say,
+                ask=ask,
+            )
+    except UsageError:
+        raise
+    except HeadraceError as error:
+        error.exit_status = NOTHING_SAID
+        raise
     if json:
         print_json(report.to_json())
     else:
-        from headrace.drill.report import FENCES
-
         print(f"fenced: {report.fence}, {FENCES.get(report.fence, '')}")
         print(report.sentence)
     if not report.trusted:
-        raise typer.Exit(1)
+        raise typer.Exit(1 if NOT_TRUSTED in report.verdicts else NOTHING_SAID)
 
 
 def _ask(what: str, patience_s: float) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import IO
 
 from headrace.drill.report import DrillFailed
 
@@ -43,20 +46,30 @@ class Hook:
             return
         # Not a pipe: a target that the command starts may hold that for as long as it lives.
         with tempfile.TemporaryFile() as output:
-            try:
-                answer = subprocess.run(
-                    self.command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    timeout=PATIENCE_S, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                raise DrillFailed(
-                    f"the command to {self.what} does not end", where=self.command, expected=f"within {PATIENCE_S:g} s"
-                ) from None
+            status = self._run(self.command, output)
             output.seek(max(0, output.seek(0, os.SEEK_END) - _SAID_BYTES))
             said = output.read().decode(errors="replace").strip().splitlines()
-        if answer.returncode:
+        if status:
             raise DrillFailed(
                 f"the command to {self.what} failed",
                 where=self.command,
-                found=f"exit status {answer.returncode}" + (f", {said[-1]}" if said else ""),
+                found=f"exit status {status}" + (f", {said[-1]}" if said else ""),
             )
+
+    def _run(self, command: str, output: IO[bytes]) -> int:
+        # A session of its own, of which nothing is left where it does not end by itself.
+        shell = subprocess.Popen(
+            command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return shell.wait(PATIENCE_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise DrillFailed(
+                    f"the command to {self.what} does not end", where=command, expected=f"within {PATIENCE_S:g} s"
+                ) from None
+            raise

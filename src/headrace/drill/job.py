@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from headrace.errors import HeadraceError
 from headrace.volume import Grant
 
 RANKS = 2
-#: A process of the job has this long for an answer: also while its target is away, and on a machine under load.
+#: A process of the job has this long for an answer, and for the next bytes of what it writes: also while its target is
+#: away, and on a machine under load. However long all of it takes.
 ANSWER_S = 300.0
 #: Writes that are answered after an accident, so many on each rank, show that nobody refuses them.
 ENOUGH_WRITES = 3
@@ -33,6 +34,9 @@ class State:
     error: str | None
     said: str | None
     receipt: str | None
+    #: It writes, or waits for the answers.
+    busy: bool
+    written_bytes: int
     conflicts: int
     fenced: int
 
@@ -107,9 +111,11 @@ class Job:
 
     def write(self) -> list[str]:
         """Every rank writes its shard as it is to be; the receipts."""
+        self._halt()
         for node in self.nodes:
-            node.ask("halt")
-        return [str(node.ask("write")) for node in self.nodes]
+            node.ask("write")
+        self._idle()
+        return [str(node.ask("receipt")) for node in self.nodes]
 
     def commit(self, receipts: Sequence[str]) -> int:
         return int(self.nodes[0].ask("commit", receipts=[*receipts]))
@@ -124,22 +130,40 @@ class Job:
 
     def goes_on(self, before: Sequence[State], writes: int = ENOUGH_WRITES) -> list[State]:
         """Until each rank was refused, or has had so many answers more than before."""
-        deadline = time.monotonic() + ANSWER_S
+        return self._until(
+            lambda rank, state: state.error is not None or state.writes >= before[rank].writes + writes
+        )
+
+    def _halt(self) -> None:
+        """No rank writes any more."""
+        for node in self.nodes:
+            node.ask("halt")
+        self._idle()
+
+    def _idle(self) -> None:
+        self._until(lambda rank, state: not state.busy)
+
+    def _until(self, done: Callable[[int, State], bool]) -> list[State]:
+        """Until every rank is; DrillFailed where one that is not has written nothing for `ANSWER_S`."""
+        written = [-1] * len(self.nodes)
+        since = [time.monotonic()] * len(self.nodes)
         while True:
             states = self.states()
-            if all(
-                state.error is not None or state.writes >= old.writes + writes
-                for state, old in zip(states, before, strict=True)
-            ):
+            waiting = [rank for rank, state in enumerate(states) if not done(rank, state)]
+            if not waiting:
                 return states
-            if time.monotonic() >= deadline:
-                raise DrillFailed("a rank of the job does not go on", expected=f"answers within {ANSWER_S:g} s")
+            for rank in waiting:
+                if states[rank].written_bytes != written[rank]:
+                    written[rank], since[rank] = states[rank].written_bytes, time.monotonic()
+                elif time.monotonic() >= since[rank] + ANSWER_S:
+                    raise DrillFailed(
+                        f"rank {rank} of the job does not go on", expected=f"bytes written within {ANSWER_S:g} s"
+                    )
             time.sleep(_LOOK_S)
 
     def late_commit(self, receipts: Sequence[str]) -> tuple[str, str]:
         """What a commit of the job ends with: the class of the error, or "" where it was acknowledged."""
-        for node in self.nodes:
-            node.ask("halt")
+        self._halt()
         try:
             return "", f"commit {self.commit(receipts)}"
         except NodeError as error:

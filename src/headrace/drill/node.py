@@ -1,7 +1,8 @@
 """A process of the job that the drill stops, cuts off and kills: rank 0, which has the session, or another one.
 
 `python -m headrace.drill.node SETUP`. It carries out one request after another, a line of JSON each, and answers each
-with one. While it overwrites its grant again and again (`flood`), which is a save that does not end, it still answers.
+with one, soon: what takes as long as the storage does, overwriting its grant again and again (`flood`), which is a save
+that does not end, and writing it as it is to be (`write`), goes on behind the answer, and `state` tells how far it is.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -45,10 +47,37 @@ class Flood:
                 return
             self.writes += 1
 
+    @property
+    def lives(self) -> bool:
+        """Its last write has no answer yet."""
+        return self._thread.is_alive()
+
     def end(self) -> None:
-        """Returns when the last write has its answer."""
+        """With the write that is under way; `lives` tells when that has its answer."""
         self._end.set()
-        self._thread.join()
+
+
+class Save:
+    """Writes the shard as it is to be, once."""
+
+    def __init__(self, volume: Volume, grant: Grant) -> None:
+        self._done: Future[Receipt] = Future()
+        self._thread = threading.Thread(target=self._run, args=(volume, grant), name="save", daemon=True)
+        self._thread.start()
+
+    def _run(self, volume: Volume, grant: Grant) -> None:
+        try:
+            self._done.set_result(volume.write_grant(grant, content(grant.name, grant.length_bytes)))
+        except BaseException as error:
+            self._done.set_exception(error)
+
+    @property
+    def lives(self) -> bool:
+        return not self._done.done()
+
+    def receipt(self) -> Receipt:
+        """Raises what the write did."""
+        return self._done.result()
 
 
 class Node:
@@ -63,6 +92,7 @@ class Node:
         self.grant: Grant | None = None
         self.transaction: Transaction | None = None
         self.flooding: Flood | None = None
+        self.saving: Save | None = None
 
     def hello(self) -> dict[str, Any]:
         session = self.session
@@ -107,13 +137,18 @@ class Node:
         if self.flooding is not None:
             self.flooding.end()
 
-    def write(self) -> str:
-        """The shard as it is to be."""
+    def write(self) -> None:
         assert self.grant is not None
-        return self.volume.write_grant(self.grant, content(self.grant.name, self.grant.length_bytes)).to_json()
+        self.saving = Save(self.volume, self.grant)
+
+    def receipt(self) -> str:
+        """Of what was written; when it is there."""
+        assert self.saving is not None
+        return self.saving.receipt().to_json()
 
     def state(self) -> dict[str, Any]:
         flooding = self.flooding
+        devices = self.volume.writers() if self.session is None else self.session.devices
         error = None if flooding is None else flooding.error
         receipt = None if flooding is None else flooding.receipt
         return {
@@ -122,15 +157,18 @@ class Node:
             # Of a session that is lost, what the target said.
             "said": None if error is None else error.found or str(error),
             "receipt": None if receipt is None else receipt.to_json(),
-            **_refused(self.volume.writers() if self.session is None else self.session.devices),
+            "busy": any(work is not None and work.lives for work in (flooding, self.saving)),
+            **_counted(devices),
         }
 
 
-def _refused(devices: list[BlockDevice]) -> dict[str, int]:
-    """`conflicts`: commands that targets answered with Reservation Conflict, or aborted for a preemption. `fenced`:
-    members that showed another holder when they were asked, so that nothing more was sent there."""
+def _counted(devices: list[BlockDevice]) -> dict[str, int]:
+    """`written_bytes`: that were answered. `conflicts`: commands that targets answered with Reservation Conflict, or
+    aborted for a preemption. `fenced`: members that showed another holder when they were asked, so that nothing more
+    was sent there."""
     said = [device.describe() for device in devices]
     return {
+        "written_bytes": sum(int(one.get("counters", {}).get("written_bytes", 0)) for one in said),
         "conflicts": sum(int(one.get("counters", {}).get("conflicts", 0)) for one in said),
         "fenced": sum(one.get("guard", {}).get("state") == "fenced" for one in said),
     }

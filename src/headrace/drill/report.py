@@ -92,9 +92,14 @@ class Report:
         return [name for name in names if self.verdict_of(name) == verdict]
 
     @property
+    def verdicts(self) -> set[str]:
+        """One of each scenario."""
+        return {self.verdict_of(finding.scenario) for finding in self.findings}
+
+    @property
     def trusted(self) -> bool:
         """Something was tried, and nothing of it went wrong."""
-        return bool(self._scenarios(TRUSTED)) and not self._scenarios(NOT_TRUSTED)
+        return TRUSTED in self.verdicts and NOT_TRUSTED not in self.verdicts
 
     @property
     def sentence(self) -> str:

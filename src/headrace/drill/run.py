@@ -20,6 +20,8 @@ from headrace.drill.world import Hooks, World
 from headrace.errors import HeadraceError, UsageError
 from headrace.units import MIB, format_bytes
 from headrace.volume import Volume
+from headrace.volume.create import plan_volume
+from headrace.volume.media.members import close_all, open_all
 
 SCENARIOS: dict[str, Callable[[World, Finding], None]] = {
     "freeze": scenarios.freeze,
@@ -179,25 +181,34 @@ def _again(target: TargetProcess) -> None:
 
 
 def _scratch(uris: Sequence[str], destroy: bool, shard_bytes: int) -> None:
-    """Make the volume. UsageError where something is there that is not the drill's own, unless that is given up, and
-    where it is too small for what jobs will save; WriterActive where another drill is at it."""
+    """Make the volume. UsageError where there is no room for what jobs will save, and where something is there that is
+    not the drill's own, unless that is given up: then nothing was written. WriterActive where another drill is at it."""
+    _room(uris, shard_bytes)
     try:
-        made = Volume.create(uris, name=NAME, force=destroy)
+        Volume.create(uris, name=NAME, force=destroy).close()
     except UsageError:
         if destroy or not _own(uris):
             raise
         # Not of a drill that is still going on.
         with Volume.open(uris, write=True) as volume, volume.session(NAME, takeover="if-dead", unfenced=True):
             pass
-        made = Volume.create(uris, name=NAME, force=True)
-    with made as volume:
-        free, need = volume.info().free_bytes, _SHARDS * shard_bytes
-        if free < need:
-            raise UsageError(
-                "the members are too small for the drill", where=", ".join(uris),
-                expected=f"{format_bytes(need)} free", found=format_bytes(free),
-                next_step="give larger ones, or a smaller --size",
-            )  # fmt: skip
+        Volume.create(uris, name=NAME, force=True).close()
+
+
+def _room(uris: Sequence[str], shard_bytes: int) -> None:
+    """UsageError where it is too little, whatever the members hold."""
+    devices = open_all(uris, read_only=False)
+    try:
+        plan = plan_volume(devices, name=NAME, stripe_bytes=MIB, log_bytes=None, force=True)
+    finally:
+        close_all(devices)
+    free, need = sum(member.data_end - member.data_offset for member in plan[0].members), _SHARDS * shard_bytes
+    if free < need:
+        raise UsageError(
+            "the members are too small for the drill", where=", ".join(uris),
+            expected=f"room for {format_bytes(need)}", found=format_bytes(free),
+            next_step="give larger ones, or a smaller --size",
+        )  # fmt: skip
 
 
 def _without_create(uri: str) -> str:
