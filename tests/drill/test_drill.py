@@ -200,15 +200,16 @@ def test_a_volume_that_is_not_the_drills_own_is_refused(tmp_path: Path, capsys: 
 
 
 def test_what_is_not_trusted_and_what_cannot_be_reached_are_told_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["--scenario", "kill", "--size", "256KiB", "--heartbeat", f"{BEAT}", "--json"]
+    monkeypatch.setitem(SCENARIOS, "kill", lambda world, finding: None)
+    monkeypatch.setitem(SCENARIOS, "freeze", lambda world, finding: finding.problem("a byte moved"))
+    arguments = ["drill", f"file:{tmp_path}/a?create=16MiB", "--size", "256KiB", "--scenario"]
+    assert main([*arguments, "kill"]) == 0 and main([*arguments, "freeze", "--scenario", "kill"]) == 1
+    capsys.readouterr()
     nobody = f"nvme+tcp://127.0.0.1:{free_port()}/{NQN}?nsid=1&connect_timeout=1"
-    assert main(["drill", nobody, *arguments]) == NOTHING_SAID
+    assert main(["drill", nobody, "--json"]) == NOTHING_SAID
     assert json.loads(capsys.readouterr().err)["error"]["exit_status"] == NOTHING_SAID
-    with target(tmp_path, no_reservations=True) as uris:
-        assert main(["drill", *uris, *arguments]) == 0
-        assert main(["drill", *uris, *arguments, "--scenario", "takeover"]) == 1
 
 
 def test_what_was_found_is_told_though_a_process_dies_or_the_storage_is_gone(

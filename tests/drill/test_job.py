@@ -52,6 +52,34 @@ def test_who_cannot_be_stopped_says_nothing_of_the_storage(monkeypatch: pytest.M
         one.freeze()
 
 
+class Slow:
+    """A rank that writes for much longer than anybody waits for an answer: what it says, a look at a time."""
+
+    def __init__(self, clock: list[float], written: list[int]) -> None:
+        self._clock = clock
+        self._written = written
+
+    def state(self) -> job.State:
+        self._clock[0] += job.ANSWER_S / 2
+        written = self._written.pop(0) if len(self._written) > 1 else self._written[0]
+        busy = len(self._written) > 1 or written == 0
+        return job.State(
+            writes=0, error=None, said=None, receipt=None, busy=busy, written_bytes=written, conflicts=0, fenced=0
+        )
+
+
+def test_large_shards_take_as_long_as_slow_storage_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None))
+    one = job.Job.__new__(job.Job)
+    one.nodes = [cast(Any, Slow(clock, [*range(1, 100)]))]
+    one._idle()
+    assert clock[0] > 10 * job.ANSWER_S
+    one.nodes.append(cast(Any, Slow(clock, [0])))
+    with pytest.raises(DrillFailed, match="rank 1 of the job does not go on"):
+        one._idle()
+
+
 def test_threads_that_end_meanwhile_do_not_count() -> None:
     program = "import threading\nprint(flush=True)\nwhile True: threading.Thread(target=int).start()"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:

@@ -124,7 +124,8 @@ def drill(
     if json:
         print_json(report.to_json())
     else:
-        print(f"fenced: {report.fence}, {FENCES.get(report.fence, '')}")
+        if report.fence:
+            print(f"fenced: {report.fence}, {FENCES.get(report.fence, '')}")
         print(report.sentence)
     if not report.trusted:
         raise typer.Exit(1 if NOT_TRUSTED in report.verdicts else NOTHING_SAID)

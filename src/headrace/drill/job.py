@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,11 @@ class Job:
         return self._until(
             lambda rank, state: state.error is not None or state.writes >= before[rank].writes + writes
         )
+
+    def writes_again(self, rank: int) -> State:
+        """One whose writing has ended with an error."""
+        self.nodes[rank].ask("flood")
+        return self.goes_on([replace(state, writes=0) for state in self.states()], 1)[rank]
 
     def _halt(self) -> None:
         """No rank writes any more."""

@@ -62,6 +62,10 @@ class Finding:
     refused_by_target: int | None = None
     #: Members that showed that writer another holder before it sent anything more.
     held_back: int = 0
+    #: What the storage did in another way than it should, with no harm.
+    notes: list[str] = field(default_factory=list)
+    #: Space that who followed left alone, since the targets did not say that nothing of that writer may land there.
+    left_alone_bytes: int = 0
     #: Bytes on the media that its late writes changed, of so many that were looked at.
     moved_bytes: int = 0
     watched_bytes: int = 0
@@ -154,6 +158,7 @@ def lines_of(finding: Finding) -> list[str]:
         lines += [f"           {text}" for text in finding.refusals]
         if finding.held_back:
             lines.append(f"  asked    {finding.held_back} members showed another holder: nothing more was sent there")
+        lines += [f"  {'but' if number == 0 else '':<7}  {text}" for number, text in enumerate(finding.notes)]
         lines.append(f"  media    {finding.moved_bytes} of {finding.watched_bytes} bytes changed after the take-over")
     if finding.late_commit:
         lines.append(f"  commit   {finding.late_commit}")

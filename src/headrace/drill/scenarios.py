@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 from headrace.accidents.relay import Relay
 from headrace.drill.hooks import Hook
-from headrace.drill.job import Job, NodeError
+from headrace.drill.job import Job, NodeError, State
 from headrace.drill.report import NOT_TRIED, DrillFailed, Finding
 from headrace.drill.world import World
 from headrace.errors import SessionLost, WriterActive
+from headrace.volume.writing.fence import PERSISTENT, UNTIL_RESTART
 
 #: How long a write may take to come into the relay that waits for it.
 _HELD_S = 120.0
@@ -40,7 +41,7 @@ def cut(world: World, finding: Finding) -> None:
         if not world.hooks.heal:
             raise DrillFailed("nothing heals what --cut-command cuts", next_step="give --heal-command, too")
         heal = _told(world.hooks.heal, finding)
-        with world.job() as job, _healed(heal, finding) as end:
+        with world.job(world.cut_uris) as job, _healed(heal, finding) as end:
             _followed(world, finding, job, "if-dead", _told(world.hooks.cut, finding), end)
         return
     with world.relayed() as (uris, relays), world.job(uris) as job:
@@ -124,7 +125,7 @@ def _followed(
     begin()
     counted = world.conflicts()
     try:
-        world.take_over(how)
+        finding.left_alone_bytes = world.take_over(how)
     except WriterActive as active:
         finding.verdict = NOT_TRIED
         finding.problems.append(f"nobody can follow it here while its processes are there ({active})")
@@ -134,7 +135,7 @@ def _followed(
     picture = media.look()
     end()
     world.tell("the writer that was followed goes on")
-    states = job.goes_on(job.states())
+    states = _refused(job, finding)
     kind, said = job.late_commit(receipts)
     finding.late_commit = f"{kind}: {said}" if kind else f"acknowledged ({said})"
     last = job.states()
@@ -145,17 +146,41 @@ def _followed(
     finding.watched_bytes = media.total_bytes
     finding.moved_bytes = media.moved_bytes(picture, media.look())
     if finding.moved_bytes:
-        finding.problem(f"late writes of the writer that was followed changed {finding.moved_bytes} bytes on the media")
+        _moved(world, finding)
     finding.refusals = [f"rank {rank}: {state.said}" for rank, state in enumerate(states) if state.error is not None]
     for rank, state in enumerate(states):
-        if state.error != SessionLost.__name__:
-            ended = (
-                f"ended with {state.error}: {state.said}" if state.error else "was answered as if nothing had happened"
-            )
-            finding.problem(f"rank {rank} of it {ended}")
+        if state.error is None:
+            finding.problem(f"rank {rank} of it was answered as if nothing had happened")
+        elif state.error != SessionLost.__name__:
+            finding.problem(f"rank {rank} of it ended with {state.error}: {state.said}")
     if kind != SessionLost.__name__:
         finding.problem(f"its commit should have failed with SessionLost, and was {finding.late_commit}")
     _check(world, finding)
+
+
+def _refused(job: Job, finding: Finding) -> list[State]:
+    """How the ranks end that go on writing. One that was refused with another status than a conflict writes once more:
+    a target that is just shutting it out (Linux) may have answered that it cannot."""
+    states = job.goes_on(job.states())
+    for rank, state in enumerate(states):
+        if state.error is not None and state.error != SessionLost.__name__:
+            finding.notes.append(
+                f"a write of rank {rank} failed with {state.said}, which does not say that it was followed"
+            )
+            states[rank] = job.writes_again(rank)
+            if states[rank].error == SessionLost.__name__:
+                finding.notes[-1] += "; its next one was refused as it must be"
+    return states
+
+
+def _moved(world: World, finding: Finding) -> None:
+    text = f"late writes of the writer that was followed changed {finding.moved_bytes} bytes on the media"
+    if finding.left_alone_bytes and world.fence in (UNTIL_RESTART, PERSISTENT):
+        text += (
+            ": the target did not confirm that it had ended what it had let in before it took the reservation away. Who "
+            f"followed knew that, and left {finding.left_alone_bytes} bytes alone, where all of it may land"
+        )
+    finding.problem(text)
 
 
 def _check(world: World, finding: Finding) -> None:

@@ -35,6 +35,9 @@ _TRIES = 3
 #: missing, and may have to try again.
 _LONG_S = 120.0
 _LONG_BEATS = 20
+#: Whose path is cut lives for a shorter time: there are targets (Linux) that abort nothing, and wait until the
+#: association ends that a write is to come from.
+_CUT_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,13 @@ class World:
         """`writer_uris`: by which the job reaches the members that is stopped, cut off or killed; all others use
         `uris`. `target`: where it is ours."""
         self.uris = [*uris]
-        self.writer_uris = [_patient(uri, max(_LONG_S, _LONG_BEATS * heartbeat_s)) for uri in writer_uris]
+        long_s = max(_LONG_S, _LONG_BEATS * heartbeat_s)
+        self.writer_uris = [_living(uri, long_s) for uri in writer_uris]
+        #: The same, where its path is cut.
+        self.cut_uris = [_living(uri, _CUT_SHARE * long_s) for uri in writer_uris]
+        # A target may answer a preemption only when the last association of the writer has ended, which it may find
+        # out after twice the keep alive.
+        self._taker_uris = [_waiting(uri, 3 * long_s) for uri in uris]
         self.hooks = hooks
         self.tell = tell
         #: As the last session of a job said it.
@@ -116,10 +125,12 @@ class World:
         job.begin(names, self._shard_bytes, old)
         return names
 
-    def take_over(self, how: str) -> None:
-        """Another session, here: it saves a step, and ends. WriterActive where the last one cannot be followed."""
+    def take_over(self, how: str) -> int:
+        """Another session, here: it saves a step, and ends. The bytes that it leaves alone, since the targets do not
+        say that what the last one had under way has ended. WriterActive where that cannot be followed."""
         self.tell("another session takes over, and saves a step")
         with self.open(write=True) as volume, self._session(volume, how) as session:
+            alone = session.quarantined_bytes
             names, old = self.next_step()
             with session.transaction() as tx:
                 for name in old:
@@ -127,6 +138,7 @@ class World:
                 for name in names:
                     tx.put(name, content(name, self._shard_bytes))
             self.acknowledge(names)
+        return alone
 
     def _session(self, volume: Volume, how: str) -> Session:
         """A last beat may have been under way when its heart was stopped, and a busy machine answers late: neither says
@@ -155,7 +167,7 @@ class World:
         deadline = time.monotonic() + BACK_S
         while True:
             try:
-                return Volume.open(self.uris, write=write)
+                return Volume.open(self._taker_uris if write else self.uris, write=write)
             except (ConnectRefused, DeviceTimeout, DeviceGone):
                 if time.monotonic() >= deadline:
                     raise
@@ -198,7 +210,7 @@ class World:
         with ExitStack() as stack:
             relays: list[Relay] = []
             uris = []
-            for uri in self.writer_uris:
+            for uri in self.cut_uris:
                 address = parse_address(uri)
                 if not isinstance(address, NvmeTcpAddress):
                     raise DrillFailed(
@@ -215,12 +227,21 @@ class World:
             yield uris, relays
 
 
-def _patient(uri: str, long_s: float) -> str:
+def _living(uri: str, long_s: float) -> str:
+    """Its associations live for so long with nothing heard from the host, and nothing of it times out before."""
     address = parse_address(uri)
     if not isinstance(address, NvmeTcpAddress):
         return uri
     options = replace(address.options, keep_alive_s=long_s, io_timeout_s=long_s, loss_timeout_s=BACK_S)
     return replace(address, options=options).uri
+
+
+def _waiting(uri: str, long_s: float) -> str:
+    """A command may take so long."""
+    address = parse_address(uri)
+    if not isinstance(address, NvmeTcpAddress):
+        return uri
+    return replace(address, options=replace(address.options, io_timeout_s=max(long_s, address.options.io_timeout_s))).uri
 
 
 def _numbers(said: Any, name: str) -> list[int]:
