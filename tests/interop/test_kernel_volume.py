@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.checkpoint import list_checkpoints
+from headrace.drill.run import DrillOptions, run_drill
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.interop.kernel import KernelTarget, kernel_target
@@ -118,6 +119,21 @@ def test_the_kernel_forgets_under_a_writer(world: World) -> None:
         refused = writer.refusals()
         assert refused.conflicts == 0 and refused.fenced > 0, refused
         world.holds({"first": b"1" * 5000, "new": content(1, 200_000)})
+
+
+def test_the_drill_shuts_a_job_out_that_writes(world: World) -> None:
+    """Linux may answer a write with Internal Error that comes while it shuts its host out: no harm, and it is said."""
+    options = DrillOptions(
+        uris=[world.target.uri(nsid) for nsid in (1, 2)], scenarios=["takeover"], shard_bytes=256 << 10, destroy=True
+    )
+    conflicts = world.conflicts()
+    report = run_drill(options, tell=lambda text: None, say=print)
+    (finding,) = report.findings
+    assert report.trusted and report.fence == world.fence, finding
+    assert finding.late_commit.startswith("SessionLost") and finding.moved_bytes == 0 < finding.watched_bytes, finding
+    # The target's trace says the same.
+    assert 0 < finding.refused <= world.conflicts() - conflicts, finding
+    assert all("Internal Error" in note and "refused as it must be" in note for note in finding.notes), finding
 
 
 # ---- packets that are lost ----
