@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 from headrace.accidents import stopping
-from headrace.drill import job
+from headrace.drill import job, scenarios
 from headrace.drill.node import Flood
-from headrace.drill.report import DrillFailed
+from headrace.drill.report import DrillFailed, Finding
 from headrace.errors import DeviceError, HeadraceError
 from tests.waiting import until
 
@@ -52,6 +53,39 @@ def test_who_cannot_be_stopped_says_nothing_of_the_storage(monkeypatch: pytest.M
         one.freeze()
 
 
+def state(error: str | None, said: str = "") -> job.State:
+    return job.State(
+        writes=0, error=error, said=said, receipt=None, busy=False, written_bytes=0, conflicts=0, fenced=0
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("then", ["SessionLost", "CommandFailed", None])
+def test_a_write_that_fails_otherwise_says_nothing_yet(then: str | None) -> None:
+    """As Linux answers one that comes while it shuts its host out: the next one is what counts."""
+    first = [state("SessionLost", "Reservation Conflict"), state("CommandFailed", "Internal Error")]
+    again: list[int] = []
+
+    def writes_again(rank: int) -> job.State:
+        again.append(rank)
+        return state(then)
+
+    one = SimpleNamespace(states=lambda: first, goes_on=lambda before: [*first], writes_again=writes_again)
+    finding = Finding(scenario="takeover")
+    states = scenarios._refused(cast(Any, one), finding)
+    assert again == [1] and [each.error for each in states] == ["SessionLost", then]
+    (note,) = finding.notes
+    assert "rank 1 failed with Internal Error" in note and ("refused as it must be" in note) == (then == "SessionLost")
+
+
+@pytest.mark.parametrize(
+    ("fence", "alone", "known"), [("until-restart", 4096, True), ("until-restart", 0, False), ("none", 4096, False)]
+)
+def test_late_writes_that_who_followed_knew_of_are_told_as_such(fence: str, alone: int, known: bool) -> None:
+    finding = Finding(scenario="cut", moved_bytes=4096, left_alone_bytes=alone)
+    scenarios._moved(cast(Any, SimpleNamespace(fence=fence)), finding)
+    assert finding.verdict == "not trusted" and ("Who followed knew that" in finding.problems[0]) == known
+
+
 class Slow:
     """A rank that writes for much longer than anybody waits for an answer: what it says, a look at a time."""
 
@@ -63,9 +97,7 @@ class Slow:
         self._clock[0] += job.ANSWER_S / 2
         written = self._written.pop(0) if len(self._written) > 1 else self._written[0]
         busy = len(self._written) > 1 or written == 0
-        return job.State(
-            writes=0, error=None, said=None, receipt=None, busy=busy, written_bytes=written, conflicts=0, fenced=0
-        )
+        return replace(state(None), busy=busy, written_bytes=written)
 
 
 def test_large_shards_take_as_long_as_slow_storage_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,9 +130,7 @@ class Job:
 
     def goes_on(self, before: Sequence[State], writes: int = ENOUGH_WRITES) -> list[State]:
         """Until each rank was refused, or has had so many answers more than before."""
-        return self._until(
-            lambda rank, state: state.error is not None or state.writes >= before[rank].writes + writes
-        )
+        return self._until(lambda rank, state: state.error is not None or state.writes >= before[rank].writes + writes)
 
     def writes_again(self, rank: int) -> State:
         """One whose writing has ended with an error."""

@@ -241,7 +241,9 @@ def _waiting(uri: str, long_s: float) -> str:
     address = parse_address(uri)
     if not isinstance(address, NvmeTcpAddress):
         return uri
-    return replace(address, options=replace(address.options, io_timeout_s=max(long_s, address.options.io_timeout_s))).uri
+    return replace(
+        address, options=replace(address.options, io_timeout_s=max(long_s, address.options.io_timeout_s))
+    ).uri
 
 
 def _numbers(said: Any, name: str) -> list[int]:
