@@ -181,7 +181,8 @@ def _again(target: TargetProcess) -> None:
 
 def _scratch(uris: Sequence[str], destroy: bool, shard_bytes: int) -> None:
     """Make the volume. UsageError where there is no room for what jobs will save, and where something is there that is
-    not the drill's own, unless that is given up: then nothing was written. WriterActive where another drill is at it."""
+    not the drill's own, unless that is given up: then nothing was written. WriterActive where another drill is at it.
+    """
     _room(uris, shard_bytes)
     # They are there now.
     uris = [_without_create(uri) for uri in uris]

@@ -177,8 +177,8 @@ def _moved(world: World, finding: Finding) -> None:
     text = f"late writes of the writer that was followed changed {finding.moved_bytes} bytes on the media"
     if finding.left_alone_bytes and world.fence in (UNTIL_RESTART, PERSISTENT):
         text += (
-            ": the target did not confirm that it had ended what it had let in before it took the reservation away. Who "
-            f"followed knew that, and left {finding.left_alone_bytes} bytes alone, where all of it may land"
+            ": the target did not confirm that it had ended what it had let in before it took the reservation away. "
+            f"Who followed knew that, and left {finding.left_alone_bytes} bytes alone, where all of it may land"
         )
     finding.problem(text)
 
