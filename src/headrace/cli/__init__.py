@@ -3,7 +3,7 @@
 __init__.py   main(): runs a command, and turns every error into one line and an exit status
 app.py        which commands there are
 output.py     tables for people, JSON for machines
-serve.py target.py discover.py volume/ ingest.py dataset/ checkpoint/ demo.py
+serve.py target.py discover.py volume/ ingest.py dataset/ checkpoint/ demo.py doctor.py
 """
 
 from __future__ import annotations

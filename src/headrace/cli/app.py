@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import checkpoint, dataset, demo, discover, drill, ingest, serve, target, volume
+from headrace.cli import checkpoint, dataset, demo, discover, doctor, drill, ingest, serve, target, volume
 
 app = typer.Typer(
     name="headrace",
@@ -47,3 +47,4 @@ app.command("ingest")(ingest.ingest)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("drill")(drill.drill)
+app.command("doctor")(doctor.doctor)

@@ -137,7 +137,14 @@ tr:last-child th,tr:last-child td{border-bottom:0}
 .facts th{width:11em;color:var(--soft);font-weight:600}
 .facts td{overflow-wrap:anywhere}
 .badge{font-weight:600;white-space:nowrap}
-.badge.good{color:var(--good)}.badge.bad{color:var(--bad)}
+.badge.good{color:var(--good)}.badge.bad{color:var(--bad)}.badge.warn{color:var(--wait)}.badge.quiet{color:var(--soft)}
+.finding{padding:12px 0;border-top:1px solid var(--line);break-inside:avoid}
+.finding:first-of-type{border-top:0}
+.finding h3{font-size:15px;margin:0 0 4px}
+.finding h3 small{color:var(--soft);font-weight:400}
+.finding .facts th{width:6em}
+.finding .facts th,.finding .facts td{border-bottom:0;padding-top:2px;padding-bottom:2px}
+code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace;overflow-wrap:anywhere}
 @media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}section,.card,.verdict{background:#fff}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """.replace("\n", "")

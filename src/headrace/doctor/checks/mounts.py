@@ -1,0 +1,163 @@
+"""File systems: how they are mounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headrace.doctor.facts import Facts
+from headrace.doctor.facts.mounts import Mount
+from headrace.doctor.finding import ERROR, NOTE, WARNING, Finding
+from headrace.doctor.storage import Storage, seen
+from headrace.doctor.verdict import PRESENTED, verdict_of_mount
+
+_LARGE = 1 << 20
+#: Of `extX`, XFS, btrfs.
+_BARRIERS_OFF = ("nobarrier",)
+
+
+def check_mounts(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
+    points = {point for one in storage for point in one.mounted}
+    for mount in seen(facts.mounts):
+        if mount.point not in points:
+            continue
+        if mount.kind in ("nfs", "nfs4"):
+            yield from _nfs(mount)
+        elif mount.kind in ("cifs", "smb3"):
+            yield from _smb(mount)
+        elif mount.kind == "lustre":
+            yield from _lustre(mount)
+        elif not mount.network:
+            yield from _local(facts, mount)
+        yield from _all(mount)
+
+
+def _nfs(mount: Mount) -> Iterator[Finding]:
+    options = mount.options
+    rdma = options.get("proto", "").startswith("rdma")
+    if "soft" in options or "softerr" in options:
+        yield _about(
+            mount, "nfs-soft", ERROR, "gives up on I/O when its server is slow",
+            evidence="soft" if "soft" in options else "softerr",
+            why="a write that was given up may be lost without the program noticing: a checkpoint with a hole",
+            what_to_do="mount it hard",
+            command=f"mount -o remount,hard {mount.point}",
+        )  # fmt: skip
+    if "nconnect" not in options and not rdma:
+        yield _about(
+            mount, "nfs-nconnect", WARNING, "has one TCP connection",
+            evidence="no nconnect among its options, proto=" + options.get("proto", "?"),
+            why="one connection is one core and one flow: about 1 to 2 GB/s, whatever the link",
+            what_to_do="unmount it, and mount it with nconnect=8 or 16 (all mounts of one server share connections)",
+            command=f"umount {mount.point} && mount -o nconnect=16 {mount.source} {mount.point}",
+        )  # fmt: skip
+    small = [f"{name}={size}" for name in ("rsize", "wsize") if (size := mount.number_option(name) or _LARGE) < _LARGE]
+    if small:
+        yield _about(
+            mount, "nfs-small-requests", WARNING, "asks for little at a time",
+            evidence=", ".join(small),
+            why="each request is a round trip: large files want 1 MiB",
+            what_to_do="mount it with rsize=1048576,wsize=1048576; the server may allow less",
+            command=f"nfsstat -m {mount.point}",
+        )  # fmt: skip
+    if options.get("vers", "").startswith("3") and "nolock" not in options:
+        yield _about(
+            mount, "nfs-version-3", NOTE, "is NFS version 3",
+            evidence=f"vers={options['vers']}",
+            why="no trunking, locks by a protocol of their own, one more round trip to open a file",
+            what_to_do="try 4.1 or 4.2 where the server has it",
+        )  # fmt: skip
+    if "noac" in options or options.get("actimeo") == "0":
+        yield _about(
+            mount, "nfs-no-attribute-cache", WARNING, "asks the server for attributes each time",
+            evidence="noac" if "noac" in options else "actimeo=0",
+            why="every open and stat is a round trip, and writes are synchronous: data sets of many files crawl",
+            what_to_do="keep attributes for some seconds where nobody changes the files",
+            command=f"mount -o remount,actimeo=60 {mount.point}",
+        )  # fmt: skip
+
+
+def _smb(mount: Mount) -> Iterator[Finding]:
+    small = [f"{name}={size}" for name in ("rsize", "wsize") if (size := mount.number_option(name) or _LARGE) < _LARGE]
+    if small:
+        yield _about(
+            mount, "smb-small-requests", WARNING, "asks for little at a time", evidence=", ".join(small),
+            why="each request is a round trip", what_to_do="mount it with rsize=4194304,wsize=4194304",
+        )  # fmt: skip
+    if "soft" in mount.options:
+        yield _about(
+            mount, "smb-soft", WARNING, "gives up on I/O when its server is slow", evidence="soft",
+            why="programs see errors that a restart of the server would not have caused", what_to_do="mount it hard",
+        )  # fmt: skip
+    if "multichannel" not in mount.options:
+        yield _about(
+            mount, "smb-one-channel", NOTE, "has one TCP connection", evidence="no multichannel among its options",
+            why="one connection is one core and one flow",
+            what_to_do="mount it with multichannel,max_channels=4 where the server has several interfaces",
+        )  # fmt: skip
+
+
+def _lustre(mount: Mount) -> Iterator[Finding]:
+    if "flock" not in mount.options and "localflock" not in mount.options:
+        yield _about(
+            mount, "lustre-flock", NOTE, "has no file locks", evidence="neither flock nor localflock among its options",
+            why="libraries that lock their files (HDF5, SQLite, caches of Hugging Face) fail there",
+            what_to_do="mount it with flock", command=f"mount -o remount,flock {mount.point}",
+        )  # fmt: skip
+
+
+def _local(facts: Facts, mount: Mount) -> Iterator[Finding]:
+    options = mount.options
+    if any(one in options for one in _BARRIERS_OFF) or options.get("barrier") == "0":
+        yield _about(
+            mount, "fs-no-barriers", ERROR, "does not flush the disk's cache", evidence="nobarrier",
+            why="what was said to be durable is lost with the power, and the file system with it",
+            what_to_do="mount it with barriers, unless every cache below is backed by a battery",
+            command=f"mount -o remount,barrier=1 {mount.point}",
+        )  # fmt: skip
+    if options.get("data") == "journal":
+        yield _about(
+            mount, "fs-data-journal", WARNING, "writes data twice", evidence="data=journal",
+            why="checkpoints go to the journal first: half of the bandwidth, and no O_DIRECT",
+            what_to_do="mount it with data=ordered",
+        )  # fmt: skip
+    if "discard" in options and mount.kind != "btrfs" and mount.point != "/":
+        yield _about(
+            mount, "fs-discard", NOTE, "discards while it deletes", evidence="discard",
+            why="deleting an old checkpoint makes others' I/O wait on some devices",
+            what_to_do="trim once a week instead (fstrim.timer)", command=f"mount -o remount,nodiscard {mount.point}",
+        )  # fmt: skip
+    verdict = verdict_of_mount(facts, mount)
+    if verdict.ephemeral and verdict.word == PRESENTED and mount.point not in ("/", "/boot", "/boot/efi"):
+        yield _about(
+            mount, "fs-ephemeral", NOTE, "is gone when the instance stops", evidence=verdict.why,
+            why="a checkpoint that is nowhere else is lost with the instance: fine for copies and caches",
+            what_to_do="keep checkpoints on storage that outlives the instance",
+        )  # fmt: skip
+
+
+def _all(mount: Mount) -> Iterator[Finding]:
+    options = mount.options
+    if "sync" in options or "dirsync" in options:
+        yield _about(
+            mount, "fs-sync", WARNING, "writes every byte through", evidence="sync" if "sync" in options else "dirsync",
+            why="each write waits for the storage: a checkpoint takes many times as long",
+            what_to_do="mount it async; programs that need durability ask for it (fsync)",
+            command=f"mount -o remount,async {mount.point}",
+        )  # fmt: skip
+    if "strictatime" in options:
+        yield _about(
+            mount, "fs-atime", WARNING, "writes at each read", evidence="strictatime",
+            why="every sample that is read changes its inode", what_to_do="mount it relatime or noatime",
+            command=f"mount -o remount,noatime {mount.point}",
+        )  # fmt: skip
+
+
+def _about(
+    mount: Mount, id: str, severity: str, title: str, *, evidence: str, why: str, what_to_do: str,
+    command: str | None = None,
+) -> Finding:  # fmt: skip
+    return Finding(
+        id=id, severity=severity, about=(mount.point,), title=f"{mount.point} {title}",
+        evidence=f"/proc/self/mountinfo, {mount.kind} of {mount.source}: {evidence}", why=why, what_to_do=what_to_do,
+        command=command,
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""The machine itself: kernel, hypervisor, provider, container, processors, and who it is to NVMe targets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from headrace.doctor.machine import Machine
+
+#: `sys_vendor`, `chassis_asset_tag` or `product_name` of DMI begins so: whose machine it is.
+_PROVIDERS = (
+    ("Amazon EC2", "AWS"),
+    ("Google", "Google Cloud"),
+    ("7783-7084-3265-9085-8269-3286-77", "Azure"),
+    ("OracleCloud.com", "Oracle Cloud"),
+    ("Alibaba Cloud", "Alibaba Cloud"),
+    ("DigitalOcean", "DigitalOcean"),
+    ("Hetzner", "Hetzner"),
+    ("Vultr", "Vultr"),
+    ("Scaleway", "Scaleway"),
+)
+#: `sys_vendor` or `product_name` of machines that are no hardware, where the processor does not say so (Arm).
+_VIRTUAL = (
+    "QEMU",
+    "KVM",
+    "VMware",
+    "Xen",
+    "OpenStack",
+    "innotek",
+    "VirtualBox",
+    "Bochs",
+    "Virtual Machine",
+    "Firecracker",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Names of this host in `/etc/nvme`; `None`: there is none, or it cannot be read."""
+
+    hostnqn: str | None
+    hostid: str | None
+    #: The machine's own identifier, of which `nvme gen-hostnqn` makes a name; root only.
+    dmi_uuid: str | None
+
+    @property
+    def nqn_uuid(self) -> UUID | None:
+        """The identifier inside of a name of the UUID form."""
+        match = re.fullmatch(r"nqn\.2014-08\.org\.nvmexpress:uuid:([0-9a-fA-F-]{36})", self.hostnqn or "")
+        return uuid_of(match[1]) if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    kernel: str | None
+    #: Major and minor.
+    kernel_version: tuple[int, int] | None
+    #: Whether a hypervisor is under it; `None`: nothing says so.
+    virtual: bool | None
+    vendor: str | None
+    product: str | None
+    #: Whose cloud it is, by what the firmware says of itself.
+    provider: str | None
+    #: "kubernetes", "docker", "podman", "container"; `None`: nothing shows one.
+    container: str | None
+    #: This process may read everything.
+    root: bool
+    cpus: int | None
+    numa_nodes: int | None
+    memory_bytes: int | None
+    #: An IOMMU translates for devices; `None`: not known.
+    iommu: bool | None
+    identity: Identity
+
+
+def uuid_of(text: str | None) -> UUID | None:
+    try:
+        return UUID(text) if text and re.fullmatch(r"[0-9a-fA-F-]{32,36}", text) else None
+    except ValueError:
+        return None
+
+
+def read_host(machine: Machine) -> Host:
+    kernel = machine.word("/proc/sys/kernel/osrelease")
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", kernel or "")
+    dmi = {
+        name: machine.word(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name", "chassis_asset_tag")
+    }
+    said = [value for value in dmi.values() if value]
+    memory = re.search(r"^MemTotal:\s+(\d{1,15}) kB", machine.text("/proc/meminfo") or "", re.M)
+    return Host(
+        kernel=kernel,
+        kernel_version=(int(match[1]), int(match[2])) if match else None,
+        virtual=_virtual(machine, said),
+        vendor=dmi["sys_vendor"],
+        product=dmi["product_name"],
+        provider=next((name for begin, name in _PROVIDERS if any(v.startswith(begin) for v in said)), None),
+        container=_container(machine),
+        root=bool(re.search(r"^Uid:\s+\d+\s+0\s", machine.text("/proc/self/status") or "", re.M)),
+        cpus=_count(machine.word("/sys/devices/system/cpu/online")),
+        numa_nodes=_count(machine.word("/sys/devices/system/node/online")),
+        memory_bytes=int(memory[1]) * 1024 if memory else None,
+        iommu=_iommu(machine),
+        identity=Identity(
+            hostnqn=machine.word("/etc/nvme/hostnqn"),
+            hostid=machine.word("/etc/nvme/hostid"),
+            dmi_uuid=machine.word("/sys/class/dmi/id/product_uuid"),
+        ),
+    )
+
+
+def _virtual(machine: Machine, said: list[str]) -> bool | None:
+    if machine.finds("/proc/cpuinfo", " hypervisor"):
+        return True
+    if machine.word("/sys/hypervisor/type") or any(name in value for value in said for name in _VIRTUAL):
+        return True
+    # A processor that would say so, and does not: x86.
+    return False if machine.finds("/proc/cpuinfo", "flags\t") else None
+
+
+def _container(machine: Machine) -> str | None:
+    if machine.exists("/var/run/secrets/kubernetes.io") or machine.exists("/run/secrets/kubernetes.io"):
+        return "kubernetes"
+    if machine.exists("/.dockerenv"):
+        return "docker"
+    if machine.exists("/run/.containerenv"):
+        return "podman"
+    mounts = machine.text("/proc/self/mountinfo") or ""
+    return "container" if re.search(r"^\d+ \d+ \S+ \S+ / .* - overlay ", mounts, re.M) else None
+
+
+def _iommu(machine: Machine) -> bool | None:
+    command_line = machine.text("/proc/cmdline") or ""
+    if re.search(r"\b(iommu=(pt|off)|(intel|amd)_iommu=off|iommu\.passthrough=1)\b", command_line):
+        return False
+    if not machine.exists("/sys/class/iommu"):
+        return None
+    return bool(machine.names("/sys/class/iommu"))
+
+
+def _count(ranges: str | None) -> int | None:
+    """`0-3,8` -> 5."""
+    total = 0
+    for part in (ranges or "").split(","):
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        if match is None:
+            return None
+        total += max(0, int(match[2] or match[1]) - int(match[1]) + 1)
+    return total or None

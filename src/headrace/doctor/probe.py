@@ -1,0 +1,199 @@
+"""What only a target itself can say: does it let this host in, how well does it fence, how far away is it.
+
+Nothing is written and nothing reserved: a namespace is opened, asked what it offers, and read at random places.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from headrace.device import NativeDevice, NvmeTcpAddress, PathInfo, Portal, open_device
+from headrace.doctor.latency import Latency
+from headrace.doctor.tcp import PathMtu, TcpState, own_connections, path_mtu, state_of
+from headrace.errors import ConnectRefused, HeadraceError
+from headrace.volume.writing import fence
+
+#: For each thing that is waited for.
+PATIENCE_S = 5.0
+#: Reads for the latency, and for how long at most.
+READS, READ_SECONDS = 256, 3.0
+_READ_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortalProbe:
+    """One address of a portal."""
+
+    portal: str
+    address: str
+    #: Why no TCP connection came to be.
+    error: str | None
+    #: Of the handshake.
+    connect_s: float | None
+    mtu: PathMtu | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetProbe:
+    uri: str
+    #: Why it could not be opened; then all below that is `None` or empty, but for the portals.
+    error: str | None
+    refused: bool
+    portals: tuple[PortalProbe, ...]
+    model: str | None = None
+    size_bytes: int | None = None
+    block_bytes: int | None = None
+    volatile_cache: bool | None = None
+    hostnqn: str | None = None
+    #: What the target offers to keep a writer out that was taken over from: "persistent", "until-restart", "none"; and
+    #: what does so now.
+    fence: str | None = None
+    fence_now: str | None = None
+    #: Another host identifier under this host's name is let in, as each writing session needs; and why not.
+    session_accepted: bool | None = None
+    session_error: str | None = None
+    latency: Latency | None = None
+    #: Reads that failed while the latency was taken.
+    read_error: str | None = None
+    paths: tuple[PathInfo, ...] = ()
+    connections: tuple[TcpState, ...] = ()
+
+
+def probe_target(address: NvmeTcpAddress) -> TargetProbe:
+    """Takes some seconds for each portal that does not answer, and never raises for what a target does."""
+    with ThreadPoolExecutor(max_workers=len(address.portals)) as pool:
+        portals = tuple(one for found in pool.map(_probe_portal, address.portals) for one in found)
+    options = replace(
+        address.options,
+        connect_timeout_s=min(address.options.connect_timeout_s, PATIENCE_S),
+        io_timeout_s=min(address.options.io_timeout_s, PATIENCE_S),
+        loss_timeout_s=min(address.options.loss_timeout_s, PATIENCE_S),
+    )
+    try:
+        device = open_device(replace(address, options=options).uri, read_only=True)
+    except HeadraceError as error:
+        # Where nobody listens that is a refusal, too, but of nobody's.
+        refused = isinstance(error, ConnectRefused) and any(one.error is None for one in portals)
+        return TargetProbe(uri=address.uri, error=str(error), refused=refused, portals=portals)
+    try:
+        assert isinstance(device, NativeDevice)
+        return _probe_device(address, device, portals)
+    except HeadraceError as error:
+        return TargetProbe(uri=address.uri, error=str(error), refused=False, portals=portals)
+    finally:
+        device.close()
+
+
+def _probe_device(address: NvmeTcpAddress, device: NativeDevice, portals: tuple[PortalProbe, ...]) -> TargetProbe:
+    said: dict[str, Any] = device.describe()
+    offers = fence.kind_of(device)
+    if offers == fence.UNTIL_RESTART and device.reservations.capabilities.persist:
+        offers = fence.PERSISTENT
+    now = None
+    with suppress(HeadraceError):
+        now = fence.in_force(device)
+    accepted, why = _session(device)
+    latency, failure = measure_latency(device)
+    return TargetProbe(
+        uri=address.uri,
+        error=None,
+        refused=False,
+        portals=portals,
+        model=str(said.get("model") or "") or None,
+        size_bytes=device.size_bytes,
+        block_bytes=device.block_bytes,
+        volatile_cache=device.volatile_cache,
+        hostnqn=device.hostnqn,
+        fence=offers,
+        fence_now=now,
+        session_accepted=accepted,
+        session_error=why,
+        latency=latency,
+        read_error=failure,
+        paths=tuple(device.paths()),
+        connections=tuple(own_connections({(one.address, _port(one.portal)) for one in portals})),
+    )
+
+
+def _session(device: NativeDevice) -> tuple[bool | None, str | None]:
+    """As each writing session does: another identifier, the same name."""
+    try:
+        device.as_host(uuid4(), wait=False).close()
+    except ConnectRefused as error:
+        return False, str(error)
+    except HeadraceError as error:
+        return None, str(error)
+    return True, None
+
+
+def measure_latency(device: NativeDevice) -> tuple[Latency | None, str | None]:
+    """Reads at random places, one at a time. What is found there is not looked at."""
+    size = max(_READ_BYTES, device.block_bytes)
+    places = device.size_bytes // size
+    if places == 0:
+        return None, "smaller than one read"
+    buffer = np.empty(size, np.uint8)
+    chance = random.Random(0)
+    taken: list[float] = []
+    end = time.monotonic() + READ_SECONDS
+    failure = None
+    try:
+        while len(taken) < READS and time.monotonic() < end:
+            begun = time.perf_counter()
+            device.read_into(chance.randrange(places) * size, buffer)
+            taken.append(time.perf_counter() - begun)
+    except HeadraceError as error:
+        failure = str(error)
+    return latency_of(taken), failure
+
+
+def latency_of(taken: Sequence[float]) -> Latency | None:
+    if not taken:
+        return None
+    p50, p99 = np.percentile(taken, (50, 99))
+    return Latency(count=len(taken), p50_s=float(p50), p99_s=float(p99), max_s=max(taken))
+
+
+def _probe_portal(portal: Portal) -> list[PortalProbe]:
+    name = str(portal)
+    try:
+        infos = socket.getaddrinfo(portal.host, portal.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return [PortalProbe(portal=name, address="", error=f"no such name: {error}", connect_s=None, mtu=None)]
+    found: dict[str, PortalProbe] = {}
+    for family, _, _, _, where in infos[:4]:
+        address = str(where[0])
+        if family in (socket.AF_INET, socket.AF_INET6) and address not in found:
+            found[address] = _probe_address(name, family, address, where)
+    return list(found.values())
+
+
+def _probe_address(name: str, family: int, address: str, where: Any) -> PortalProbe:
+    begun = time.perf_counter()
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(PATIENCE_S)
+            connection.connect(where)
+            took = time.perf_counter() - begun
+            state = state_of(connection)
+    except OSError as error:
+        return PortalProbe(portal=name, address=address, error=error.strerror or str(error), connect_s=None, mtu=None)
+    # The handshake's own round trip, where the kernel has measured it.
+    return PortalProbe(
+        portal=name, address=address, error=None, connect_s=state.rtt_s if state and state.rtt_s else took,
+        mtu=path_mtu(address, int(where[1])),
+    )  # fmt: skip
+
+
+def _port(portal: str) -> int:
+    return int(portal.rpartition(":")[2])

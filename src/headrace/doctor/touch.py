@@ -1,0 +1,110 @@
+"""Touches one disk or one file system, in a process of its own, since the kernel may keep who touches it for ever.
+
+    python -m headrace.doctor.touch disk /dev/nvme0n1
+    python -m headrace.doctor.touch mount /mnt/data
+
+prints one line of JSON. `touch` runs that, and goes on without it when its time is up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.doctor.latency import Latency
+
+#: What the slowest storage that is of any use takes, and a Python that starts.
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Touch:
+    """What came of it."""
+
+    kind: str
+    path: str
+    #: "answered", "denied" (a right is missing), "failed", "silent" (nothing came within `TIMEOUT_S`).
+    outcome: str
+    error: str | None = None
+    #: Of a disk.
+    engine: str | None = None
+    fence: str | None = None
+    latency: Latency | None = None
+    #: Of a file system: what asking for its size took, its size, and what is free for this user.
+    asked_s: float | None = None
+    size_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+def touch(kind: str, path: str, *, timeout_s: float = TIMEOUT_S) -> Touch:
+    """`kind`: "disk" or "mount"."""
+    command = [sys.executable, "-m", "headrace.doctor.touch", kind, path]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        printed, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # One that the kernel holds in a call cannot be waited for.
+        return Touch(kind=kind, path=path, outcome="silent")
+    except BaseException:
+        process.kill()
+        raise
+    try:
+        said: dict[str, Any] = json.loads(printed)
+        if said.get("latency") is not None:
+            said["latency"] = Latency(**said["latency"])
+        return Touch(**said)
+    except (ValueError, TypeError, AttributeError):
+        return Touch(kind=kind, path=path, outcome="failed", error=f"exit status {process.returncode}")
+
+
+def _disk(path: str) -> Touch:
+    from headrace.device import BlockAddress, NativeDevice, open_device
+    from headrace.doctor.probe import measure_latency
+    from headrace.errors import HeadraceError
+    from headrace.volume.writing.fence import kind_of
+
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        return Touch(kind="disk", path=path, outcome="denied", error="no right to read it")
+    except OSError as error:
+        return Touch(kind="disk", path=path, outcome="failed", error=error.strerror)
+    try:
+        device = open_device(BlockAddress(path=path).uri, read_only=True)
+    except HeadraceError as error:
+        return Touch(kind="disk", path=path, outcome="failed", error=str(error))
+    assert isinstance(device, NativeDevice)
+    try:
+        latency, failure = measure_latency(device)
+        return Touch(
+            kind="disk", path=path, outcome="failed" if failure else "answered", error=failure, latency=latency,
+            engine=str(device.describe().get("engine")), fence=kind_of(device), size_bytes=device.size_bytes,
+        )  # fmt: skip
+    except HeadraceError as error:
+        return Touch(kind="disk", path=path, outcome="failed", error=str(error))
+    finally:
+        device.close()
+
+
+def _mount(path: str) -> Touch:
+    begun = time.perf_counter()
+    try:
+        found = os.statvfs(path)
+    except PermissionError as error:
+        return Touch(kind="mount", path=path, outcome="denied", error=error.strerror)
+    except OSError as error:
+        return Touch(kind="mount", path=path, outcome="failed", error=error.strerror)
+    return Touch(
+        kind="mount", path=path, outcome="answered", asked_s=time.perf_counter() - begun,
+        size_bytes=found.f_blocks * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict({"disk": _disk, "mount": _mount}[sys.argv[1]](sys.argv[2]))))

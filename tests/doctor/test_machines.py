@@ -1,0 +1,170 @@
+"""Recorded machines: what each is, in the five words, and all that is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.doctor.examine import Examination, examine
+from headrace.doctor.machine import Machine
+from headrace.doctor.verdict import WORDS
+from tests.doctor.machines import NAMES, unpack
+
+VERDICTS = {
+    "aws-ebs-and-instance-store": {
+        "/dev/md0": "hypervisor-presented",
+        "/dev/nvme0n1": "hypervisor-presented",
+        "/fsx": "network file system",
+    },
+    "gcp-hyperdisk-and-local-ssd": {
+        "/dev/nvme0n1": "hypervisor-presented",
+        "/dev/nvme1n1": "hypervisor-presented",
+        "/mnt/share": "network file system",
+    },
+    "azure-boost": {"/dev/nvme0n1": "hypervisor-presented", "/dev/nvme1n1": "hypervisor-presented"},
+    "bare-metal-rdma": {"/dev/nvme0n1": "fabric-visible", "/dev/nvme2n1": "local"},
+    "kernel-tcp-host": {"/dev/nvme0n1": "fabric-visible", "/dev/vda": "hypervisor-presented"},
+    "kernel-to-headrace": {"/dev/nullb1": "local", "/dev/nvme0n1": "fabric-visible"},
+    "kernel-rxe": {"/dev/nullb1": "local", "/dev/nvme0n1": "fabric-visible"},
+}
+#: All that is an error or a warning, with what it is about.
+WRONG: dict[str, set[str]] = {
+    "aws-ebs-and-instance-store": set(),
+    "gcp-hyperdisk-and-local-ssd": {
+        "fs-no-barriers /mnt/ssd", "nfs-soft /mnt/share", "nfs-nconnect /mnt/share", "nfs-small-requests /mnt/share",
+        "net-mtu ens4", "ulimit-files machine",
+    },
+    "azure-boost": {
+        "cgroup-killed machine", "block-throttled nvme1n1", "cgroup-memory machine", "cgroup-throttled machine",
+    },
+    "bare-metal-rdma": {
+        "nvme-state nvme1", "net-down rail1", "rdma-port mlx5_1", "nvme-no-optimized-path nvme0n1",
+        "nvme-policy-numa nvme0n1", "net-mtu rail1", "net-crc rail1", "rdma-counters mlx5_0", "ulimit-memlock machine",
+        "gds-p2pdma-fabric machine", "gds-iommu machine",
+    },
+    "kernel-tcp-host": {
+        "nvme-keep-alive nvme0", "nvme-few-queues nvme0", "nvme-ctrl-loss nvme1", "identity-cloned machine",
+        "identity-mixed nvme0", "net-flaps enp1s0", "net-losses enp1s0", "net-offloads enp1s0",
+        "tcp-retransmits enp1s0", "tcp-path-mtu enp1s0", "tcp-buffers machine",
+        "fs-sync /train", "fs-data-journal /train",
+        "io-uring-off machine",
+    },
+    "kernel-to-headrace": {"identity-missing machine", "ulimit-files machine"},
+    "kernel-rxe": {
+        "identity-missing machine", "ulimit-files machine", "nvme-policy-numa nvme0n1", "rdma-software rxe0",
+    },
+}  # fmt: skip
+#: And what is only worth knowing there.
+NOTES: dict[str, set[str]] = {
+    "aws-ebs-and-instance-store": {"fs-ephemeral"},
+    "bare-metal-rdma": {
+        "nvme-ctrl-loss", "nvme-waits-for-ever", "net-numa-gpu", "block-scheduler", "block-numa-gpu",
+        "block-read-ahead", "gds", "gds-compat",
+    },
+    "kernel-tcp-host": {
+        "nvme-waits-for-ever", "nvme-short-queues", "nvme-reconnects", "nvme-one-interface", "tcp-limited",
+        "identity-pair",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Examination]:
+    return {name: examine(Machine(unpack(name, tmp_path_factory.mktemp(name)))) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_storage_has_its_verdict(examined: dict[str, Examination], name: str) -> None:
+    found = {one.name: one.verdict.word for one in examined[name].storage}
+    assert found == VERDICTS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_denied_that_cannot_be_seen(examined: dict[str, Examination], name: str) -> None:
+    """The words are five, and a PCIe device in a virtual machine is never said to be something else than NVMe-oF."""
+    for one in examined[name].storage:
+        assert one.verdict.word in WORDS
+        if one.verdict.word == "hypervisor-presented":
+            assert "cannot be told from inside" in one.verdict.why and "not NVMe-oF" not in one.verdict.why
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_all_that_is_wrong_is_found_and_nothing_else(examined: dict[str, Examination], name: str) -> None:
+    found = {f"{one.id} {one.about[0]}" for one in examined[name].findings if one.severity in ("error", "warning")}
+    assert found == WRONG[name]
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_is_worth_knowing_is_told(examined: dict[str, Examination], name: str) -> None:
+    assert {one.id for one in examined[name].findings if one.severity == "note"} >= NOTES[name]
+
+
+def test_a_target_of_ours_is_known_by_what_it_calls_itself(examined: dict[str, Examination]) -> None:
+    """As the kernel shows it; by the name alone nothing is decided."""
+    found = examined["kernel-to-headrace"]
+    why = next(one.verdict.why for one in found.storage if one.name == "/dev/nvme0n1")
+    assert why == "transport tcp; the target calls itself 'headrace', as headrace serve does"
+    (controller,) = found.facts.nvme.controllers
+    assert (controller.queues, controller.queue_size, controller.keep_alive_s, controller.ctrl_loss_s) == (
+        2,
+        128,
+        5,
+        600,
+    )
+    ways = next(one.parts for one in found.storage if one.name == "/dev/nvme0n1")
+    assert ways == {"nvme0n1", "nvme0", "eth0", "rxe0"}
+
+
+def test_findings_are_told_the_worst_first_and_whole(examined: dict[str, Examination]) -> None:
+    for found in examined.values():
+        order = [("error", "warning", "note").index(one.severity) for one in found.findings]
+        assert order == sorted(order)
+        for one in found.findings:
+            assert all((one.evidence, one.why, one.what_to_do, one.title)), one
+
+
+def test_what_is_gone_with_the_instance_is_told(examined: dict[str, Examination]) -> None:
+    gone = {one.name: one.verdict.ephemeral for one in examined["aws-ebs-and-instance-store"].storage}
+    assert gone == {"/dev/md0": True, "/dev/nvme0n1": False, "/fsx": None}
+
+
+def test_gpudirect_is_proven_by_counters_only(tmp_path: Path) -> None:
+    folder = unpack("bare-metal-rdma", tmp_path)
+    assert examine(Machine(folder)).to_json()["gpudirect"] == "not proven"
+    stats = folder / "proc/driver/nvidia-fs/stats"
+    stats.write_text(stats.read_text().replace("Read=0", "Read=4711"))
+    assert examine(Machine(folder)).to_json()["gpudirect"] == "proven"
+
+
+def test_secrets_are_not_kept(examined: dict[str, Examination]) -> None:
+    found = examined["kernel-tcp-host"]
+    assert [one.authenticates for one in found.facts.nvme.controllers] == [True, None]
+    assert "DHHC" not in str(found.to_json())
+
+
+def test_what_was_named_is_looked_at_only(tmp_path: Path) -> None:
+    folder = unpack("gcp-hyperdisk-and-local-ssd", tmp_path)
+    found = examine(Machine(folder), ["/mnt/share/data"])
+    assert [one.name for one in found.storage] == ["/mnt/share"]
+    about = {name for one in found.findings for name in one.about}
+    assert about == {"/mnt/share", "ens4", "machine"}
+    found = examine(Machine(folder), ["/dev/nvme1n1", "nvme1n1"])
+    assert [one.name for one in found.storage] == ["/dev/nvme1n1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "word"),
+    [
+        ("sys/class/nvme/nvme2/transport", "loop", "local"),
+        ("proc/cpuinfo", "flags\t: fpu hypervisor\n", "hypervisor-presented"),
+        ("proc/cpuinfo", "Features : fp asimd\n", "unknown"),
+        ("sys/class/nvme/nvme2/transport", "", "unknown"),
+        ("sys/class/nvme/nvme2/transport", "fc", "fabric-visible"),
+    ],
+)
+def test_the_verdict_follows_from_what_is_there(tmp_path: Path, path: str, text: str, word: str) -> None:
+    folder = unpack("bare-metal-rdma", tmp_path)
+    (folder / path).resolve().write_text(text)
+    found = {one.name: one.verdict.word for one in examine(Machine(folder)).storage}
+    assert found["/dev/nvme2n1"] == word

@@ -1,0 +1,185 @@
+"""What is measured: a target of ours, this machine's own file systems, and what the command says of both."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.device import NvmeTcpAddress, parse_address
+from headrace.doctor import probe as probing
+from headrace.doctor.checks.measured import check_measured
+from headrace.doctor.probe import PortalProbe, TargetProbe, probe_target
+from headrace.doctor.tcp import PathMtu, path_mtu
+from headrace.doctor.touch import Touch, touch
+from headrace.testing.serve import ServeProcess, free_port, serving
+
+NQN = "nqn.2026-01.io.headrace:doctor"
+HOST = f"nqn.2014-08.org.nvmexpress:uuid:{uuid.UUID(int=7)}"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    image = tmp_path_factory.mktemp("media") / "a.img"
+    with serving(NQN, f"{image}:16MiB", "mem:16MiB", options=["--allow-host", HOST]) as one:
+        yield one
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOSTNQN", HOST)
+    monkeypatch.setenv("HEADRACE_HOSTID", str(uuid.UUID(int=7)))
+
+
+def _probe(target: ServeProcess, **options: object) -> TargetProbe:
+    address = parse_address(target.uri(**options))  # type: ignore[arg-type]
+    assert isinstance(address, NvmeTcpAddress)
+    return probe_target(address)
+
+
+def _ids(*probes: TargetProbe, touches: tuple[Touch, ...] = ()) -> dict[str, str]:
+    return {one.id: one.severity for one in check_measured(probes, touches)}
+
+
+@pytest.mark.usefixtures("host")
+def test_a_target_says_what_it_is_worth(target: ServeProcess) -> None:
+    found = _probe(target)
+    assert (found.error, found.model, found.hostnqn) == (None, "headrace", HOST)
+    assert (found.fence, found.fence_now, found.session_accepted) == ("persistent", "none", True)
+    assert found.latency is not None and found.latency.count > 10
+    assert 0 < found.latency.p50_s <= found.latency.p99_s <= found.latency.max_s
+    # Our own connections, by the kernel's account: the admin queue and at least one of I/O.
+    assert len(found.connections) >= 2 and {one.port for one in found.connections} == {target.port}
+    assert all(one.rtt_s > 0 and one.mss > 500 for one in found.connections)
+    (portal,) = found.portals
+    assert portal.error is None and portal.mtu is not None and portal.mtu.full and portal.mtu.small
+    # Nothing was taken there.
+    space = target.ask("status")["subsystems"][0]["namespaces"][0]
+    assert not space["reservations"]["type"] and space["reservations"]["registered"] == 0
+    assert {one for one, severity in _ids(found).items() if severity == "error"} == set()
+
+
+def test_a_host_that_is_not_allowed_is_told(target: ServeProcess) -> None:
+    found = _probe(target)
+    assert found.refused and found.error and "HOSTNQN" in found.error
+    assert found.portals[0].error is None
+    assert _ids(found) == {"target-refused": "error"}
+
+
+@pytest.mark.usefixtures("host")
+def test_a_portal_that_is_away_is_told_beside_one_that_answers(target: ServeProcess) -> None:
+    address = parse_address(f"nvme+tcp://127.0.0.1:{target.port},127.0.0.1:{free_port()}/{NQN}?nsid=1")
+    assert isinstance(address, NvmeTcpAddress)
+    assert _ids(probe_target(address))["target-portal"] == "warning"
+    (away,) = (replace(address, portals=address.portals[1:]),)
+    assert _ids(probe_target(away)) == {"target-away": "error"}
+
+
+@pytest.mark.usefixtures("host")
+def test_a_session_identifier_that_is_refused_is_told(target: ServeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours takes any; others have one identifier for each name."""
+    found = _probe(target)
+    assert "target-session" not in _ids(found)
+    assert _ids(replace(found, session_accepted=False, session_error="HOSTID"))["target-session"] == "error"
+    assert _ids(replace(found, fence="none"))["fence-none"] == "warning"
+    assert _ids(replace(found, fence="until-restart"))["fence-until-restart"] == "note"
+    monkeypatch.setattr(probing, "READS", 0)
+    assert _probe(target).latency is None
+
+
+def test_slow_targets_and_lossy_ways_are_told(target: ServeProcess, host: None) -> None:
+    found = _probe(target)
+    assert found.latency is not None
+    slow = replace(found.latency, p50_s=0.5, p99_s=0.6, max_s=0.7)
+    assert _ids(replace(found, latency=slow))["target-slow"] == "warning"
+    tail = replace(found.latency, p50_s=1e-4, p99_s=0.2, max_s=0.2)
+    assert _ids(replace(found, latency=tail))["target-tail"] == "note"
+    lossy = replace(found.connections[0], bytes_sent=1 << 20, bytes_retrans=1 << 19)
+    assert _ids(replace(found, connections=(lossy,)))["target-retransmits"] == "warning"
+    hole = replace(found.portals[0], mtu=PathMtu(mtu=9000, full=None, small=True))
+    assert _ids(replace(found, portals=(hole,)))["target-path-mtu"] == "error"
+    cut = replace(found.portals[0], mtu=PathMtu(mtu=9000, full=False, small=True))
+    assert _ids(replace(found, portals=(cut,)))["target-path-mtu"] == "warning"
+    silent: PortalProbe = replace(found.portals[0], mtu=PathMtu(mtu=9000, full=None, small=None))
+    assert "target-path-mtu" not in _ids(replace(found, portals=(silent,)))
+
+
+def test_packets_get_through_the_loopback() -> None:
+    found = path_mtu("127.0.0.1", free_port())
+    assert found is not None and found.full is True and found.small is True and not found.black_hole
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        # Somebody takes them, and says nothing: nobody knows.
+        listener.bind(("127.0.0.1", 0))
+        quiet = path_mtu("127.0.0.1", listener.getsockname()[1])
+        assert quiet is not None and quiet.full is None and quiet.small is None and not quiet.black_hole
+
+
+def test_file_systems_are_asked_in_a_process_of_their_own(tmp_path: Path) -> None:
+    found = touch("mount", str(tmp_path))
+    assert found.outcome == "answered" and found.asked_s is not None and (found.size_bytes or 0) > 0
+    assert touch("mount", str(tmp_path / "away")).outcome == "failed"
+    # Before a Python can have started: as one that the kernel keeps.
+    assert touch("mount", str(tmp_path), timeout_s=0.001).outcome == "silent"
+    full = replace(found, size_bytes=1 << 40, free_bytes=1 << 30)
+    silent = Touch(kind="mount", path="/mnt/x", outcome="silent")
+    assert _ids(touches=(full, silent)) == {"storage-full": "warning", "storage-silent": "error"}
+
+
+@pytest.mark.usefixtures("host")
+def test_the_command_says_all_of_it(target: ServeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    status = main(["doctor", target.uri(), "--json", "--html", str(page), "--fail-on", "error"])
+    said = json.loads(capsys.readouterr().out)
+    assert status == (1 if any(one["severity"] == "error" for one in said["findings"]) else 0)
+    (storage,) = said["storage"]
+    assert storage["verdict"] == "fabric-visible"
+    (one,) = said["targets"]
+    assert one["fence"] == "persistent" and one["session_accepted"] is True and one["latency"]["p50_s"] > 0
+    text = page.read_text()
+    assert NQN in text and "fabric-visible" in text
+    # It needs nothing but itself.
+    assert not re.search(r"<script|<link|src=|@import|url\(", text)
+
+
+def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.doctor.machines import unpack
+
+    aws, gcp = (
+        str(unpack(name, tmp_path / name)) for name in ("aws-ebs-and-instance-store", "gcp-hyperdisk-and-local-ssd")
+    )
+    assert main(["doctor", "--machine", aws]) == 0
+    assert "Nothing is wrong" in capsys.readouterr().out
+    assert main(["doctor", "--machine", gcp]) == 1
+    assert main(["doctor", "--machine", gcp, "--fail-on", "never"]) == 0
+    assert main(["doctor", "--machine", gcp, "--fail-on", "error", "/dev/nvme0n1"]) == 0
+    capsys.readouterr()
+    for wrong in (
+        ["--machine", gcp, "/dev/nothing"], ["--fail-on", "x"], ["--machine", str(tmp_path / "none")],
+        ["nvme+tcp://"], ["--machine", gcp, "--record", str(tmp_path / "r")], [str(tmp_path / "not-there")],
+        ["--nodes", gcp], ["--machine", gcp, "\0"],
+    ):  # fmt: skip
+        assert main(["doctor", *wrong]) == 2, wrong
+        error = capsys.readouterr().err
+        assert error.startswith("headrace: error: ") and error.count("\n") == 1, error
+
+
+def test_nodes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.doctor.machines import unpack
+
+    machine = unpack("kernel-tcp-host", tmp_path / "machine")
+    assert main(["doctor", "--machine", str(machine), "--json"]) == 1
+    other = tmp_path / "node-2.json"
+    other.write_text(capsys.readouterr().out)
+    (machine / "sys/class/net/enp1s0/mtu").write_text("1500\n")
+    assert main(["doctor", "--machine", str(machine), "--nodes", str(other), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    clones = [one["title"] for one in found if one["id"] == "nodes-cloned"]
+    assert clones == ["2 nodes have one host identifier", "2 nodes have one host name"]
+    assert [one["evidence"] for one in found if one["id"] == "nodes-differ"] == ["1500: this node; 9000: node-2"]
