@@ -94,9 +94,7 @@ class Rig:
         self.ranks.all(jobs.attach, self.uris[:MEMBERS])
         self._stack.callback(self.ranks.all, jobs.detach)
         self.save()
-        self.ranks.all(jobs.forget)
         self.load()
-        self.ranks.all(jobs.check)
 
     def close(self) -> None:
         self._stack.close()
@@ -105,7 +103,14 @@ class Rig:
         return float(self.bytes / 1e9 / self.ranks.seconds(jobs.save, next(self.steps)))
 
     def load(self, verify: bool = True) -> float:
-        return self.rate(jobs.load, verify)
+        return self.loaded(jobs.load, verify)
+
+    def loaded(self, job: Callable[..., Any], *arguments: Any) -> float:
+        """Of a job that loads the state, ours or a peer's: what it brings back is looked at, outside of the clock."""
+        self.ranks.all(jobs.forget)
+        found = self.rate(job, *arguments)
+        self.ranks.all(jobs.check)
+        return found
 
     def rate(self, job: Callable[..., Any], *arguments: Any) -> float:
         if self.medium == "file":
@@ -172,8 +177,7 @@ def beside_dcp(rig: Rig, name: str, at_least: float | None) -> Iterator[Figure]:
         if name.startswith("save"):
             yield _figure(rig, name, rig.save, lambda: rig.rate(jobs.save_dcp, folder, best), at_least)
         else:
-            yield _figure(rig, name, rig.load, lambda: rig.rate(jobs.load_dcp, folder), at_least)
-            rig.ranks.all(jobs.check)
+            yield _figure(rig, name, rig.load, lambda: rig.loaded(jobs.load_dcp, folder), at_least)
 
 
 def beside_torch(rig: Rig, name: str, at_least: float | None) -> Iterator[Figure]:
@@ -182,8 +186,7 @@ def beside_torch(rig: Rig, name: str, at_least: float | None) -> Iterator[Figure
     if name.startswith("save"):
         yield _figure(rig, name, rig.save, lambda: rig.rate(jobs.save_torch, folder), at_least)
     else:
-        yield _figure(rig, name, rig.load, lambda: rig.rate(jobs.load_torch, folder), at_least)
-        rig.ranks.all(jobs.check)
+        yield _figure(rig, name, rig.load, lambda: rig.loaded(jobs.load_torch, folder), at_least)
     for path in rig.folder.glob("torch-*"):
         path.unlink()
 
@@ -202,9 +205,7 @@ def beside_torch_checkpointing(rig: Rig, name: str, at_least: float | None) -> I
     if name.startswith("save"):
         yield _figure(rig, name, rig.save, saved, at_least)
     else:
-        rig.ranks.all(jobs.forget)
-        yield _figure(rig, name, rig.load, lambda: rig.rate(checkpoint_peers.load, folder), at_least)
-        rig.ranks.all(jobs.check)
+        yield _figure(rig, name, rig.load, lambda: rig.loaded(checkpoint_peers.load, folder), at_least)
     rig.ranks.all(checkpoint_peers.clear, folder)
     rig.ranks.all(checkpoint_peers.detach)
 
