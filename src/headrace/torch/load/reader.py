@@ -215,6 +215,10 @@ class VolumeReader(StorageReader):
             return [pairs[id(plan), id(one)] for plan, one in both]
 
         changed, shared = _unpair(ranks.exchange.round("plan", mine, decide))
+        share_of = decode_share(shared) if shared else None
+        if share_of is not None and isinstance(ranks, Together):
+            # All are here now: what a planner does next may take long, or fail.
+            ranks.connect()
         exchange: Exchange | None = None
         began = time.perf_counter()
         reading: Reading | _Failed
@@ -225,16 +229,15 @@ class VolumeReader(StorageReader):
             if gathers or final is not plan:
                 items = self._items(final)
             reading = self._reading(items, planner)
-            if shared:
-                reading.leave_to(decode_share(shared))
+            if share_of is not None:
+                reading.leave_to(share_of)
             reading.count()
         except Exception as error:
             reading = _Failed(error)
         try:
-            if shared and isinstance(ranks, Together):
-                exchange = Exchange(ranks, decode_share(shared), reading.read_message, reading.arrived)
+            if share_of is not None and isinstance(ranks, Together):
+                exchange = Exchange(ranks, share_of, reading.read_message, reading.arrived)
                 with ranks.watched():
-                    ranks.connect()
                     exchange.run()
             reading.run()
             self.read_bytes = reading.read_bytes
