@@ -96,7 +96,7 @@ class Slow:
     def state(self) -> job.State:
         self._clock[0] += job.ANSWER_S / 2
         written = self._written.pop(0) if len(self._written) > 1 else self._written[0]
-        busy = len(self._written) > 1 or written == 0
+        busy = len(self._written) > 1
         return replace(state(None), busy=busy, written_bytes=written)
 
 
@@ -104,10 +104,11 @@ def test_large_shards_take_as_long_as_slow_storage_does(monkeypatch: pytest.Monk
     clock = [0.0]
     monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None))
     one = job.Job.__new__(job.Job)
-    one.nodes = [cast(Any, Slow(clock, [*range(1, 100)]))]
+    one.nodes = [cast(Any, Slow(clock, [*range(0, 100 * job.SOME_BYTES, job.SOME_BYTES)]))]
     one._idle()
     assert clock[0] > 10 * job.ANSWER_S
-    one.nodes.append(cast(Any, Slow(clock, [0])))
+    # Its session beats, and nothing else gets there.
+    one.nodes.append(cast(Any, Slow(clock, [*range(0, 100 * 4096, 4096)])))
     with pytest.raises(DrillFailed, match="rank 1 of the job does not go on"):
         one._idle()
 

@@ -15,12 +15,15 @@ from headrace.accidents.processes import Child, Processes
 from headrace.accidents.stopping import stop
 from headrace.drill.report import DrillFailed
 from headrace.errors import HeadraceError
+from headrace.units import format_bytes
 from headrace.volume import Grant
 
 RANKS = 2
-#: A process of the job has this long for an answer, and for the next bytes of what it writes: also while its target is
-#: away, and on a machine under load. However long all of it takes.
+#: A process of the job has this long for an answer, and for the next `SOME_BYTES` of what it writes: also while its
+#: target is away, and on a machine under load. However long all of it takes.
 ANSWER_S = 300.0
+#: More than the beats of its session write in that time, which are counted with the rest.
+SOME_BYTES = 64 << 20
 #: Writes that are answered after an accident, so many on each rank, show that nobody refuses them.
 ENOUGH_WRITES = 3
 _LOOK_S = 0.02
@@ -147,8 +150,8 @@ class Job:
         self._until(lambda rank, state: not state.busy)
 
     def _until(self, done: Callable[[int, State], bool]) -> list[State]:
-        """Until every rank is; DrillFailed where one that is not has written nothing for `ANSWER_S`."""
-        written = [-1] * len(self.nodes)
+        """Until every rank is; DrillFailed where one that is not writes too little in `ANSWER_S`."""
+        written = [0] * len(self.nodes)
         since = [time.monotonic()] * len(self.nodes)
         while True:
             states = self.states()
@@ -156,11 +159,12 @@ class Job:
             if not waiting:
                 return states
             for rank in waiting:
-                if states[rank].written_bytes != written[rank]:
+                if states[rank].written_bytes >= written[rank] + SOME_BYTES:
                     written[rank], since[rank] = states[rank].written_bytes, time.monotonic()
                 elif time.monotonic() >= since[rank] + ANSWER_S:
                     raise DrillFailed(
-                        f"rank {rank} of the job does not go on", expected=f"bytes written within {ANSWER_S:g} s"
+                        f"rank {rank} of the job does not go on",
+                        expected=f"an end, or {format_bytes(SOME_BYTES)} written, within {ANSWER_S:g} s",
                     )
             time.sleep(_LOOK_S)
 
