@@ -22,6 +22,9 @@ import numpy as np
 import pytest
 
 from headrace.device import KernelReservations, NativeDevice, ReservationType, kernel_reservations, new_key, open_device
+from headrace.doctor.examine import examine
+from headrace.doctor.machine import Machine
+from headrace.doctor.touch import touch_disk
 from headrace.errors import (
     CommandFailed,
     DeviceGone,
@@ -311,6 +314,32 @@ def over_rdma() -> None:
         assert [found["transport"] for found in device.describe()["kernel"]["paths"]] == ["rdma"]
         write_and_compare(device, 1 << 20)
     volume_on(path)
+
+
+@case
+def doctor() -> None:
+    """What `headrace doctor` sees of both connections, and of the namespace behind one of them when it is touched."""
+    paths = [tcp.describe()["kernel"]["name"], Path(connect("rdma", "10.0.2.15", "4420", RDMA_NQN)).name]
+    found = examine(Machine(), [f"/dev/{name}" for name in paths], measure=False)
+    print(found.sentence, *found.findings, sep="\n")
+    assert [one.verdict.word for one in found.storage] == ["fabric-visible", "fabric-visible"]
+    assert [one.verdict.why.partition(";")[0] for one in found.storage] == ["transport tcp", "transport rdma"]
+    by_transport = {one.transport: one for one in found.facts.nvme.controllers}
+    assert set(by_transport) == {"tcp", "rdma"}
+    for one in by_transport.values():
+        assert (one.state, one.queues, one.queue_size, one.keep_alive_s) == ("live", 2, 128, 5)
+        assert (one.ctrl_loss_s, one.reconnect_delay_s, one.authenticates) == (120, 1, False)
+    assert by_transport["tcp"].part("traddr") == "10.0.2.2" and by_transport["rdma"].part("traddr") == "10.0.2.15"
+    assert all(path.ana == "optimized" for one in found.facts.nvme.namespaces for path in one.paths)
+    # The way there, and soft RoCE on it.
+    assert found.storage[0].parts >= {"eth0", by_transport["tcp"].name}
+    assert found.storage[1].parts >= {"rxe0", by_transport["rdma"].name}
+    (port,) = found.facts.rdma.devices[0].ports
+    assert (port.state, port.link_layer, port.interfaces) == ("ACTIVE", "Ethernet", ("eth0",))
+    said = {f"{one.id} {one.about[0]}" for one in found.findings}
+    assert said >= {"rdma-software rxe0", f"nvme-one-path {paths[0]}", f"nvme-one-path {paths[1]}"}, said
+    touched = touch_disk(f"/dev/{paths[0]}")
+    assert touched.outcome == "answered" and touched.fence == "node" and touched.latency is not None, touched
 
 
 @case

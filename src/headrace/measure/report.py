@@ -140,6 +140,7 @@ tr:last-child th,tr:last-child td{border-bottom:0}
 .badge.good{color:var(--good)}.badge.bad{color:var(--bad)}.badge.warn{color:var(--wait)}.badge.quiet{color:var(--soft)}
 .finding{padding:12px 0;border-top:1px solid var(--line);break-inside:avoid}
 .finding:first-of-type{border-top:0}
+section:has(.finding){break-inside:auto}
 .finding h3{font-size:15px;margin:0 0 4px}
 .finding h3 small{color:var(--soft);font-weight:400}
 .finding .facts th{width:6em}
