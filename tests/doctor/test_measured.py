@@ -141,6 +141,8 @@ def test_the_command_says_all_of_it(target: ServeProcess, tmp_path: Path, capsys
     (storage,) = said["storage"]
     assert storage["verdict"] == "fabric-visible"
     (one,) = said["targets"]
+    # Both names are in the environment, so that none is missing.
+    assert not {found["id"] for found in said["findings"]} & {"identity-missing"}
     assert one["fence"] == "persistent" and one["session_accepted"] is True and one["latency"]["p50_s"] > 0
     text = page.read_text()
     assert NQN in text and "fabric-visible" in text

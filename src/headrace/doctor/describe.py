@@ -53,7 +53,7 @@ def controller_rows(found: Examination) -> list[list[str]]:
                 _seconds(one.ctrl_loss_s, "never removed"),
                 _seconds(one.fast_io_fail_s, "never"),
                 interface_of(found.facts, one.name) or UNKNOWN,
-                ", ".join(secured) or "no",
+                ", ".join(secured) or ("no" if one.authenticates is False else UNKNOWN),
             ]
         )
     return rows

@@ -139,6 +139,7 @@ def _measure(
         tell(f"touching {len(wanted)} disks and file systems")
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         touches = list(pool.map(lambda one: touch(*one), list(wanted)[:_TOUCHED_MAX]))
+    touches += [Touch(kind=kind, path=path, outcome="left out") for kind, path in list(wanted)[_TOUCHED_MAX:]]
     return targets, touches
 
 

@@ -28,7 +28,8 @@ class Touch:
 
     kind: str
     path: str
-    #: "answered", "denied" (a right is missing), "failed", "silent" (nothing came within `TIMEOUT_S`).
+    #: "answered", "denied" (a right is missing), "failed", "silent" (nothing came within `TIMEOUT_S`), "left out"
+    #: (there were too many).
     outcome: str
     error: str | None = None
     #: Of a disk.

@@ -21,7 +21,7 @@ _PLACEHOLDERS = (
 def check_identity(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
     identity = facts.host.identity
     connected = [one for one in facts.nvme.controllers if one.fabrics and not one.discovery]
-    targets = any(one.kind == "target" for one in storage)
+    targets = any(one.kind == "target" for one in storage) and not identity.in_environment
     nqn, hostid = identity.nqn_uuid, uuid_of(identity.hostid)
     if (connected or targets) and (identity.hostnqn is None or identity.hostid is None):
         missing = [name for name in ("hostnqn", "hostid") if getattr(identity, name) is None]

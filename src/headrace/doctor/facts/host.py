@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from uuid import UUID
 
 from headrace.doctor.machine import Machine
+from headrace.settings import HOSTID, HOSTNQN
 
 #: `sys_vendor`, `chassis_asset_tag` or `product_name` of DMI begins so: whose machine it is.
 _PROVIDERS = (
@@ -43,6 +45,8 @@ class Identity:
     hostid: str | None
     #: The machine's own identifier, of which `nvme gen-hostnqn` makes a name; root only.
     dmi_uuid: str | None
+    #: The environment of this process gives headrace's own host both; the kernel's host takes no notice of it.
+    in_environment: bool
 
     @property
     def nqn_uuid(self) -> UUID | None:
@@ -106,6 +110,7 @@ def read_host(machine: Machine) -> Host:
             hostnqn=machine.word("/etc/nvme/hostnqn"),
             hostid=machine.word("/etc/nvme/hostid"),
             dmi_uuid=machine.word("/sys/class/dmi/id/product_uuid"),
+            in_environment=machine.live and all(os.environ.get(name) for name in (HOSTNQN, HOSTID)),
         ),
     )
 
