@@ -168,3 +168,37 @@ def test_the_verdict_follows_from_what_is_there(tmp_path: Path, path: str, text:
     (folder / path).resolve().write_text(text)
     found = {one.name: one.verdict.word for one in examine(Machine(folder)).storage}
     assert found["/dev/nvme2n1"] == word
+
+
+_BASE = "sys/class/nvme"
+_PORT = "sys/class/infiniband/mlx5_0/ports/1"
+_MOUNT = "45 22 259:8 / /data rw,noatime - {} rw{}\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "wrong"),
+    [
+        (f"{_BASE}/nvme0/nvme0c0n1/ana_state", "inaccessible", "nvme-no-usable-path nvme0n1"),
+        (f"{_BASE}/nvme0/state", "dead", "nvme-state nvme0"),
+        (f"{_BASE}/nvme0/kato", "0", "nvme-keep-alive nvme0"),
+        (f"{_BASE}/nvme0/hostid", "4c4c4544-0000-4000-8000-00000000000f", "identity-mixed nvme0"),
+        ("etc/nvme/hostid", "00000000-0000-0000-0000-000000000000", "identity-hostid machine"),
+        ("etc/nvme/hostid", "my-host", "identity-hostid machine"),
+        ("etc/nvme/hostnqn", "nqn.2014-08.org.nvmexpress:uuid:03000200-0400-0500-0006-000700080009",
+         "identity-placeholder machine"),
+        (f"{_PORT}/gid_attrs/types/1", "IB/RoCE v1", "rdma-roce-v1 mlx5_0"),
+        (f"{_PORT}/state", "2: INIT", "rdma-port mlx5_0"),
+        ("proc/self/mountinfo", _MOUNT.format("nfs4 10.10.0.9:/a", ",vers=4.2,noac,nconnect=8"),
+         "nfs-no-attribute-cache /data"),
+        ("proc/self/mountinfo", _MOUNT.format("cifs //10.10.0.9/a", ",soft,rsize=65536"), "smb-soft /data"),
+        ("proc/self/mountinfo", _MOUNT.format("xfs /dev/nvme0n1", ",strictatime"), "fs-atime /data"),
+        ("proc/self/limits", "Max open files            256                  4096                 files\n",
+         "ulimit-files machine"),
+    ],
+)  # fmt: skip
+def test_one_thing_more_is_wrong(tmp_path: Path, path: str, text: str, wrong: str) -> None:
+    folder = unpack("bare-metal-rdma", tmp_path)
+    before = {f"{one.id} {one.about[0]}" for one in examine(Machine(folder)).findings if one.severity != "note"}
+    (folder / path).resolve().write_text(text)
+    after = {f"{one.id} {one.about[0]}" for one in examine(Machine(folder)).findings if one.severity != "note"}
+    assert wrong in after and wrong not in before
