@@ -19,7 +19,11 @@ def _kind(value: object) -> str:
         return "a table"
     if isinstance(value, list):
         return "a list"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python prints no number of more than 4300 digits; 0xffff... may be one.
+        return "a number that is too long"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -39,6 +43,14 @@ class Table:
 
     def place(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
+
+    def value(self, key: str) -> Any:
+        """As it stands there; whoever asks for it checks it."""
+        return self._tree.get(key)
+
+    def shown(self, key: str) -> str:
+        """The value as its writer would call it, for an error's `found`."""
+        return _kind(self._tree.get(key))
 
     def only(self, *known: str) -> None:
         """Refuse every other key; first of all, so that a missing key is not blamed for a misspelt one."""
