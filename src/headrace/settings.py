@@ -5,6 +5,7 @@
 | `HEADRACE_HOSTNQN` | the name of this host in NVMe's eyes (`hostnqn`) | `/etc/nvme/hostnqn`, else made from `hostid` |
 | `HEADRACE_HOSTID` | the identifier of this host, a UUID (`hostid`) | `/etc/nvme/hostid`, else made for this process |
 | `HEADRACE_VOLUME` | members of the volume, commas between, for commands and `headrace://` paths given none | none |
+| `XDG_CONFIG_HOME` | where a user's `headrace/providers/*.toml` are (`headrace plan`, `providers`) | `~/.config` |
 | `HEADRACE_INFLIGHT` | reads under way on this node, of all targets together: `auto`, at most a size, `off` | `auto` |
 
 One device may be opened as another host: `headrace.device.open_device(..., hostnqn=..., hostid=...)`.

@@ -29,6 +29,13 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _plans() -> None:
+    from headrace.cli import plan, providers
+
+    app.command("plan")(plan.plan)
+    app.command("providers")(providers.providers)
+
+
 @app.callback()
 def headrace(
     version: Annotated[
@@ -39,6 +46,7 @@ def headrace(
 
 
 app.command("demo")(demo.demo)
+_plans()
 app.command("serve")(serve.serve)
 app.add_typer(target.app, name="target")
 app.command("discover")(discover.discover)
