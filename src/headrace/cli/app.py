@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import checkpoint, dataset, demo, discover, doctor, drill, ingest, serve, target, volume
+from headrace.cli import checkpoint, dataset, demo, discover, doctor, drill, ingest, serve, target, volume, watch
 
 app = typer.Typer(
     name="headrace",
@@ -56,3 +56,4 @@ app.add_typer(dataset.app, name="dataset")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("drill")(drill.drill)
 app.command("doctor")(doctor.doctor)
+app.add_typer(watch.app, name="watch")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 #: What one sample of a metric is of.
-Of = Literal["rank", "feed", "staging", "path", "node"]
+Of = Literal["rank", "feed", "staging", "watch", "path", "node"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +14,8 @@ class Metric:
     #: Without `headrace_`; ends in the unit, and a counter in `total`.
     name: str
     kind: Literal["counter", "gauge"]
-    #: A rank; a loader of a rank; what stages behind it; a path of a device, for one rank; the same for all ranks of
-    #: the node.
+    #: A rank; a loader of a rank; what stages behind it; a watch of its training loop; a path of a device, for one
+    #: rank; the same for all ranks of the node.
     of: Of
     #: Key in the dictionary that it is taken from.
     key: str
@@ -23,14 +23,15 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        quantile = ("quantile",) if self.key == "latency" else ()
+        more = {"latency": ("quantile",), "spent": ("cause",)}.get(self.key, ())
         return {
             "rank": ("rank",),
             "feed": ("rank", "feed"),
             "staging": ("rank", "staging"),
+            "watch": ("rank", "watch"),
             "path": ("rank", "device", "path"),
             "node": ("device", "path"),
-        }[self.of] + quantile
+        }[self.of] + more
 
 
 def _feed(name: str, key: str, help: str) -> Metric:
@@ -39,6 +40,10 @@ def _feed(name: str, key: str, help: str) -> Metric:
 
 def _staging(name: str, key: str, help: str) -> Metric:
     return Metric(name=f"staging_{name}", kind=_kind(name), of="staging", key=key, help=help)
+
+
+def _watch(name: str, key: str, help: str) -> Metric:
+    return Metric(name=f"watch_{name}", kind=_kind(name), of="watch", key=key, help=help)
 
 
 def _path(name: str, key: str, help: str) -> Metric:
@@ -57,6 +62,7 @@ METRICS = (
     _feed("samples_total", "samples", "samples handed out to this rank"),
     _feed("bytes_total", "token_bytes", "bytes of tokens handed out, without padding, or of records"),
     _feed("wait_seconds_total", "wait_s", "time that steps waited for batches"),
+    _feed("fetch_wait_seconds_total", "fetch_wait_s", "of that the time for reads; the rest is for who decodes"),
     _feed("last_wait_seconds", "last_wait_s", "what the last step waited"),
     _feed("longest_wait_seconds", "longest_wait_s", "what a step has waited at most"),
     _feed("ready_batches", "ready", "depth: batches that lie ready"),
@@ -66,6 +72,11 @@ METRICS = (
     _staging("copied_bytes_total", "copied_bytes", "bytes copied to the stage by this process"),
     _staging("there_bytes", "there_bytes", "bytes that are in the stage"),
     _staging("wanted_bytes", "wanted_bytes", "bytes that are to be in the stage in the end"),
+    _watch("steps_total", "steps", "steps that ended"),
+    _watch("seconds_total", "spent", "seconds of these steps, by what they went to; all causes are all the time"),
+    _watch("last_step_seconds", "last_step_s", "what the last step took"),
+    _watch("batch_bytes_total", "bytes", "bytes of batches, where the loader says"),
+    _watch("sm_activity_ratio", "sm_activity", "multiprocessors of the GPU that were busy; absent: not measured"),
     _path("read_bytes_total", "read_bytes", "bytes read"),
     _path("written_bytes_total", "written_bytes", "bytes written"),
     _path("reads_total", "reads", "read commands that succeeded"),

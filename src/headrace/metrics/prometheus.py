@@ -47,7 +47,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         node = self._node()
-        rows = {of: list(_rows(node, of)) for of in ("rank", "feed", "staging", "path", "node")}
+        rows = {of: list(_rows(node, of)) for of in ("rank", "feed", "staging", "watch", "path", "node")}
         for metric in METRICS:
             family = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
             name = f"headrace_{metric.name}".removesuffix("_total")
@@ -62,6 +62,10 @@ class NodeCollector(Collector):
         return []
 
 
+#: Where a rank's report has what is made by hand.
+_SECTIONS = {"feed": "feeds", "staging": "stagings", "watch": "watches"}
+
+
 def _rows(node: Mapping[str, Any], of: str) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
     if of == "node":
         for path in node["paths"]:
@@ -71,8 +75,8 @@ def _rows(node: Mapping[str, Any], of: str) -> Iterator[tuple[list[str], Mapping
         label = str(rank["rank"])
         if of == "rank":
             yield [label], rank
-        elif of in ("feed", "staging"):
-            for each in rank.get(f"{of}s", ()):
+        elif of in _SECTIONS:
+            for each in rank.get(_SECTIONS[of], ()):
                 yield [label, each["name"]], each
         else:
             for device in rank["devices"]:
@@ -84,7 +88,10 @@ def _samples(metric: Metric, values: Mapping[str, Any]) -> Iterator[tuple[list[s
     if metric.key == "latency":
         for name, quantile in QUANTILES.items():
             yield [f"{quantile:g}"], float(values["latency"][name])
-    elif metric.key in values:
+    elif metric.key == "spent":
+        for cause, seconds in values["spent"].items():
+            yield [cause], float(seconds)
+    elif values.get(metric.key) is not None:
         yield [], float(values[metric.key])
 
 

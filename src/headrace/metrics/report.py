@@ -18,7 +18,7 @@ QUANTILES = {"p50_s": 0.5, "p99_s": 0.99, "max_s": 1.0}
 
 
 class Source(Protocol):
-    """A loader, or a `Staging`, which has `section`: "stagings"."""
+    """A loader; or a `Staging`, which has `section`: "stagings", or a `headrace.measure.Watch`: "watches"."""
 
     @property
     def name(self) -> str:
@@ -74,9 +74,10 @@ class Devices:
 
 
 def rank_report(sources: Mapping[str, Source], rank: int, local_rank: int, pid: int, known: Devices) -> dict[str, Any]:
-    """`feeds`: of each loader; `stagings`: of what stages; `devices`: of all of them, each once, with its paths."""
+    """`feeds`: of each loader; `stagings`: of what stages; `watches`: of training loops; `devices`: of all,
+    each once, with its paths."""
     devices = {id(device): device for source in sources.values() for device in source.devices}
-    said: dict[str, list[dict[str, Any]]] = {"feeds": [], "stagings": []}
+    said: dict[str, list[dict[str, Any]]] = {"feeds": [], "stagings": [], "watches": []}
     for name, source in sources.items():
         said[getattr(source, "section", "feeds")].append({"name": name, **asdict(source.metrics())})
     return {
@@ -133,7 +134,17 @@ def node_report(ranks: Iterable[Mapping[str, Any]], node: str) -> dict[str, Any]
     }
 
 
-_SUMMED = ("batches", "samples", "token_bytes", "wait_s", "ready", "in_flight", "ring_bytes", "stage_bytes")
+_SUMMED = (
+    "batches",
+    "samples",
+    "token_bytes",
+    "wait_s",
+    "fetch_wait_s",
+    "ready",
+    "in_flight",
+    "ring_bytes",
+    "stage_bytes",
+)
 #: Of paths.
 _COUNTED = ("reads", "read_bytes", "writes", "written_bytes", "errors", "losses", "under_way")
 

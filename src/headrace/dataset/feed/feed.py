@@ -214,6 +214,12 @@ class Feed:
         devices = {id(device): device for each in self._samples for device in each.stream.volume.devices}
         return list(devices.values())
 
+    @property
+    def waited(self) -> tuple[float, float, int]:
+        """Seconds that steps waited for reads, and for batches in all (here the same: nothing is decoded), and bytes
+        handed out: costs nothing to ask."""
+        return self._wait_s, self._wait_s, self._tokens * self.dtype.itemsize
+
     def metrics(self) -> FeedMetrics:
         """Of now; other threads may ask, too."""
         # They change while somebody else asks.
@@ -225,6 +231,7 @@ class Feed:
             wait_s=self._wait_s,
             last_wait_s=self._last_wait_s,
             longest_wait_s=self._longest_wait_s,
+            fetch_wait_s=self._wait_s,
             ready=sum(len(flight) for flight in flights if flight.done()),
             in_flight=sum(map(len, flights)),
             ring_bytes=self.ring_bytes,

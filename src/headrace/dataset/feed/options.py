@@ -40,3 +40,5 @@ class FeedMetrics:
     ring_bytes: int
     #: Bytes that came from a stage, and not from the volume.
     stage_bytes: int = 0
+    #: Of all waiting that for reads; the rest is for who decodes.
+    fetch_wait_s: float = 0.0

@@ -126,7 +126,7 @@ class RecordFeed(Generic[T]):
         self._closed = False
         self._process = os.getpid()
         self._batches = self._payload_bytes = 0
-        self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
+        self._wait_s = self._last_wait_s = self._longest_wait_s = self._fetch_wait_s = 0.0
 
     @property
     def consumed(self) -> int:
@@ -185,6 +185,11 @@ class RecordFeed(Generic[T]):
         """All that it reads from, each once."""
         return list({id(device): device for each in self.sources.values() for device in each.volume.devices}.values())
 
+    @property
+    def waited(self) -> tuple[float, float, int]:
+        """Seconds that steps waited for reads, and for batches in all, and bytes handed out: costs nothing to ask."""
+        return self._fetch_wait_s, self._wait_s, self._payload_bytes
+
     def metrics(self) -> FeedMetrics:
         """Of now; other threads may ask, too. `token_bytes` are those of the records' fields that were handed out, and
         `ring_bytes` those of the batches that are ahead, of what is kept for others, and of what is shared with
@@ -198,6 +203,7 @@ class RecordFeed(Generic[T]):
             wait_s=self._wait_s,
             last_wait_s=self._last_wait_s,
             longest_wait_s=self._longest_wait_s,
+            fetch_wait_s=self._fetch_wait_s,
             ready=now.ready if now else 0,
             in_flight=now.in_flight if now else 0,
             stage_bytes=sum(each.near.served_bytes for each in self.sources.values() if each.near is not None),
@@ -224,12 +230,14 @@ class RecordFeed(Generic[T]):
 
     def _next(self, ahead: RecordsAhead[T]) -> RecordFeedBatch[T] | None:
         started, given = time.monotonic(), self._payload_bytes - ahead.counted[1]
+        fetched = ahead.fetch_wait_s
         try:
             items = next(ahead, None)
         finally:
             self._last_wait_s = time.monotonic() - started
             self._wait_s += self._last_wait_s
             self._longest_wait_s = max(self._longest_wait_s, self._last_wait_s)
+            self._fetch_wait_s += ahead.fetch_wait_s - fetched
         if items is None:
             return None
         sources, samples = self._planned.popleft()

@@ -190,6 +190,8 @@ class RecordsAhead(Generic[T]):
         self._process = os.getpid()
         self._batch_count = self._record_count = self._payload_bytes = 0
         self._wait_s = self._last_wait_s = self._longest_wait_s = 0.0
+        #: Of all waiting that for reads, of records or of where they lie; the rest is for who decodes.
+        self.fetch_wait_s = 0.0
         hunger.join(self)
 
     def __iter__(self) -> Self:
@@ -375,9 +377,9 @@ class RecordsAhead(Generic[T]):
         """What was looked up, when it is there."""
         if self._lookup is None:
             self._look_up()
-        lookup = self._lookup
+        lookup, started = self._lookup, time.monotonic()
         try:
-            places = lookup.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+            places = lookup.wait(None if end_s is None else max(0.0, end_s - started))
         except HeadraceError as error:
             if isinstance(error, DeviceTimeout) and not lookup.done():
                 raise self._stalled("was not found", lookup.waiting()) from error
@@ -385,6 +387,9 @@ class RecordsAhead(Generic[T]):
             if self._apart():
                 return
             raise
+        finally:
+            if end_s is not None:
+                self.fetch_wait_s += time.monotonic() - started
         self._located.extend(zip(self._sought[: len(places)], places, strict=True))
         del self._sought[: len(places)]
         self._singly, self._lookup = max(0, self._singly - 1), None
@@ -395,13 +400,16 @@ class RecordsAhead(Generic[T]):
             flight.batch = self._read(flight.places)
             flight.failed = False
         if flight.found is None:
+            started = time.monotonic()
             try:
-                flight.found = flight.batch.wait(max(0.0, end_s - time.monotonic()))
+                flight.found = flight.batch.wait(max(0.0, end_s - started))
             except HeadraceError as error:
                 if isinstance(error, DeviceTimeout) and not flight.batch.done():
                     raise self._stalled("did not come", flight.batch.waiting()) from error
                 flight.failed = True
                 raise
+            finally:
+                self.fetch_wait_s += time.monotonic() - started
         self._hand_on()
         if self._decoder is None:
             return list(map(self._one, flight.numbers.tolist(), flight.found))

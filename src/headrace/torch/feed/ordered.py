@@ -35,6 +35,9 @@ class InOrder(Protocol):
     @property
     def devices(self) -> list[BlockDevice]: ...
 
+    @property
+    def waited(self) -> tuple[float, float, int]: ...
+
     def state(self) -> OrderState: ...
 
     def load_state(self, saved: Any) -> None: ...
@@ -88,6 +91,12 @@ class Ordered:
     def devices(self) -> list[BlockDevice]:
         """Members of the volume."""
         return self._feed.devices
+
+    @property
+    def waited(self) -> tuple[float, float, int]:
+        """Seconds that steps waited for reads, and for batches in all, and bytes handed out: what
+        `headrace.measure.Watch` asks before and after each batch."""
+        return self._feed.waited
 
     def describe(self) -> dict[str, Any]:
         """Which share of the bytes came from where, by dataset: `headrace.dataset.Feed.describe`."""

@@ -1,0 +1,438 @@
+"""The ranks put together: what the job's accelerators were lost to.
+
+Ranks go in step: it ends for all when it ends for the slowest, and all pay for what that one did. The slowest is the
+one that did most besides waiting for the others: besides its collectives where these were timed apart, else besides
+its computing, in which the waiting for others is hidden. What it computed longer than the others is the "straggler".
+
+Files are read once to find where each start of a rank begins, and once more in order of the steps: memory does not grow
+with them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import statistics as stats
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.measure import arithmetic, statistics
+from headrace.measure.watch.causes import LOST, STORAGE
+from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
+
+#: Steps whose figures are kept for quantiles; beyond, every other one is forgotten, again and again.
+MOST_KEPT = 200_000
+#: A rank that computes longer than the others by less than this share of what they do is as fast as they are.
+STRAGGLES = 0.1
+#: Stretches of steps in pictures.
+BINS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStep:
+    """A step of the job. `spent`: by cause, seconds for each rank, `compute` and `straggler` included."""
+
+    step: int
+    started_s: float
+    wall_s: float
+    ranks: int
+    slowest: int
+    spent: dict[str, float]
+    #: Of the batches of the slowest rank, where its loader says.
+    bytes: int
+    #: Counters of the slowest rank, where they were taken at this step.
+    window: dict[str, Any] | None
+
+    @property
+    def lost_s(self) -> float:
+        return sum(seconds for cause, seconds in self.spent.items() if cause != "compute")
+
+
+def join_step(rows: dict[int, WatchStep]) -> JobStep:
+    """`rows`: by rank; at least one."""
+    hidden = "collective" if any(row["collective"] > 0 for row in rows.values()) else "compute"
+    slowest = max(rows, key=lambda rank: (rows[rank].wall_s - rows[rank][hidden], -rank))
+    row = rows[slowest]
+    wall = max(each.wall_s for each in rows.values())
+    spent = {cause: seconds for cause, seconds in row.spent.items() if seconds > 0}
+    spent[hidden] = spent.get(hidden, 0.0) + max(0.0, wall - row.wall_s)
+    if hidden == "collective" and len(rows) > 1:
+        usual = stats.median(each["compute"] for rank, each in rows.items() if rank != slowest)
+        longer = row["compute"] - usual
+        if longer > STRAGGLES * usual:
+            spent["compute"] -= longer
+            spent["straggler"] = longer
+    return JobStep(
+        step=row.step, started_s=min(each.started_s for each in rows.values()), wall_s=wall, ranks=len(rows),
+        slowest=slowest, spent=spent, bytes=row.bytes, window=row.window,
+    )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class RankRow:
+    """One rank over all steps."""
+
+    rank: int
+    node: str = ""
+    steps: int = 0
+    #: Steps in which it was the slowest.
+    slowest: int = 0
+    wall_s: float = 0.0
+    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    windows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sm_activity: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def add(self, row: WatchStep, slowest: bool) -> None:
+        self.steps, self.slowest, self.wall_s = self.steps + 1, self.slowest + slowest, self.wall_s + row.wall_s
+        for cause, seconds in row.spent.items():
+            self.spent[cause] += seconds
+        window = row.window or {}
+        for key, value in window.items():
+            if isinstance(value, int | float) and key not in ("sm_activity", "helpers", "reads_ahead"):
+                self.windows[key] += value
+        if "sm_activity" in window:
+            self.sm_activity[0] += window["sm_activity"] * window["window_s"]
+            self.sm_activity[1] += window["window_s"]
+
+
+class Attribution:
+    """What a job's accelerators were lost to. `*_gpu_s`: seconds of all ranks together."""
+
+    def __init__(self, *, worst: int = 5) -> None:
+        self.steps = 0
+        self.total_gpu_s = 0.0
+        self.spent_gpu_s: dict[str, float] = defaultdict(float)
+        self.ranks: dict[int, RankRow] = {}
+        self.starts = 0
+        #: Steps that were done again after a restart; time between two starts; time in no step.
+        self.repeated_steps = 0
+        self.down_s = self.outside_s = 0.0
+        self.bytes = 0
+        self.clocks: set[str] = set()
+        self.sm_activity_why_not: set[str] = set()
+        self._most_worst = worst
+        self._worst: list[tuple[float, int, JobStep]] = []
+        self._walls: array[float] = array("d")
+        self._every = 1
+        self._series: list[_Stretch] = []
+        self._bin = 1
+        self._ended_s: float | None = None
+        self._paths: dict[tuple[str, str], dict[str, Any]] = {}
+
+    # ---- figures ---------------------------------------------------------------------------------------------------
+
+    @property
+    def lost_gpu_s(self) -> float:
+        return sum(self.spent_gpu_s[cause] for cause in LOST)
+
+    @property
+    def lost_share(self) -> float:
+        return statistics.share(self.lost_gpu_s, self.total_gpu_s)
+
+    def share(self, cause: str) -> float:
+        return statistics.share(self.spent_gpu_s[cause], self.total_gpu_s)
+
+    @property
+    def storage_share(self) -> float:
+        """Of what is known to be storage: reads, checkpoints, restarts."""
+        return sum(self.share(cause) for cause in STORAGE)
+
+    @property
+    def worst(self) -> list[JobStep]:
+        """Steps that lost most, the worst first."""
+        return [step for _, _, step in sorted(self._worst, key=lambda each: (-each[0], -each[1]))]
+
+    @property
+    def step_p50_s(self) -> float:
+        return statistics.p50(self._walls) if self._walls else 0.0
+
+    @property
+    def step_p99_s(self) -> float:
+        return statistics.p99(self._walls) if self._walls else 0.0
+
+    @property
+    def sm_activity(self) -> float | None:
+        """On average over all ranks; None: not measured."""
+        busy, over = (sum(row.sm_activity[i] for row in self.ranks.values()) for i in (0, 1))
+        return busy / over if over else None
+
+    @property
+    def series(self) -> list[tuple[int, int, dict[str, float]]]:
+        """(first step, steps, seconds a step by cause), at most `BINS` stretches."""
+        return [
+            (first, count, {cause: seconds / count for cause, seconds in spent.items()})
+            for first, count, spent in self._series
+        ]
+
+    @property
+    def paths(self) -> list[dict[str, Any]]:
+        """Of each path of headrace's devices the window with the highest p99, the slowest path first."""
+        return sorted(self._paths.values(), key=lambda each: -each["p99_s"])
+
+    @property
+    def slowest_rank(self) -> RankRow | None:
+        """The rank that was the slowest in most steps, where there are several."""
+        return max(self.ranks.values(), key=lambda row: row.slowest) if len(self.ranks) > 1 else None
+
+    # ---- adding ----------------------------------------------------------------------------------------------------
+
+    def begin(self, headers: Iterable[WatchHeader], started_s: float) -> None:
+        """The ranks start, or start again."""
+        headers = list(headers)
+        for header in headers:
+            self.ranks.setdefault(header.rank, RankRow(rank=header.rank)).node = header.node
+            self.clocks.add(header.clock)
+            if header.sm_activity:
+                self.sm_activity_why_not.add(header.sm_activity)
+        if self._ended_s is not None:
+            down = max(0.0, started_s - self._ended_s)
+            self.down_s += down
+            self._pay("restart", arithmetic.gpu_seconds(down, len(headers)))
+        self._ended_s = None
+        self.starts += 1
+
+    def add(self, rows: dict[int, WatchStep], *, repeated: bool = False) -> JobStep:
+        """A step of all ranks. `repeated`: it was done again later."""
+        step = join_step(rows)
+        for rank, row in rows.items():
+            self.ranks.setdefault(rank, RankRow(rank=rank)).add(row, rank == step.slowest)
+            self.bytes += row.bytes
+            for path in (row.window or {}).get("paths", ()):
+                key = (str(path.get("device")), str(path.get("path")))
+                if key not in self._paths or self._paths[key]["p99_s"] < path.get("p99_s", 0.0):
+                    self._paths[key] = {**path, "rank": rank, "step": row.step}
+        if self._ended_s is not None:
+            self.outside_s += max(0.0, step.started_s - self._ended_s)
+        self._ended_s = step.started_s + step.wall_s
+        self.steps += 1
+        if repeated:
+            self.repeated_steps += 1
+            self._pay("restart", arithmetic.gpu_seconds(step.wall_s, step.ranks))
+            return step
+        for cause, seconds in step.spent.items():
+            self._pay(cause, arithmetic.gpu_seconds(seconds, step.ranks))
+        self._keep(step)
+        return step
+
+    def _pay(self, cause: str, gpu_s: float) -> None:
+        self.spent_gpu_s[cause] += gpu_s
+        self.total_gpu_s += gpu_s
+
+    def _keep(self, step: JobStep) -> None:
+        entry = (step.lost_s, -self.steps, step)
+        if len(self._worst) < self._most_worst:
+            heapq.heappush(self._worst, entry)
+        elif self._worst:
+            heapq.heappushpop(self._worst, entry)
+        if self.steps % self._every == 0:
+            self._walls.append(step.wall_s)
+            if len(self._walls) > MOST_KEPT:
+                self._walls, self._every = self._walls[::2], 2 * self._every
+        if self._series and self._series[-1][1] < self._bin:
+            first, count, spent = self._series.pop()
+        else:
+            first, count, spent = step.step, 0, {}
+        self._series.append((first, count + 1, _sum(spent, step.spent)))
+        if len(self._series) > BINS:
+            pairs = [self._series[i : i + 2] for i in range(0, len(self._series), 2)]
+            self._series = [_together(pair) for pair in pairs]
+            self._bin *= 2
+
+    def to_json(self, gpu_hour_price: float | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "steps": self.steps, "ranks": len(self.ranks), "starts": self.starts, "repeated_steps": self.repeated_steps,
+            "down_s": self.down_s, "outside_s": self.outside_s, "total_gpu_s": self.total_gpu_s,
+            "lost_gpu_s": self.lost_gpu_s, "lost_share": self.lost_share, "storage_share": self.storage_share,
+            "lost_to": {
+                cause: {"gpu_s": self.spent_gpu_s[cause], "share": self.share(cause)}
+                for cause in LOST if self.spent_gpu_s[cause] > 0
+            },
+            "step_p50_s": self.step_p50_s, "step_p99_s": self.step_p99_s, "bytes": self.bytes,
+            "sm_activity": self.sm_activity, "sm_activity_why_not": sorted(self.sm_activity_why_not),
+            "worst_steps": [
+                {"step": step.step, "wall_s": step.wall_s, "slowest_rank": step.slowest, "spent": step.spent,
+                 "window": step.window}
+                for step in self.worst
+            ],
+            "paths": self.paths,
+            "by_rank": [
+                {"rank": row.rank, "node": row.node, "steps": row.steps, "slowest_steps": row.slowest,
+                 "spent": dict(row.spent), "counters": dict(row.windows)}
+                for row in sorted(self.ranks.values(), key=lambda row: row.rank)
+            ],
+        }  # fmt: skip
+        if gpu_hour_price is not None:
+            found["lost_money"] = arithmetic.dollars(self.lost_gpu_s, gpu_hour_price)
+            for cause, lost in found["lost_to"].items():
+                lost["money"] = arithmetic.dollars(self.spent_gpu_s[cause], gpu_hour_price)
+        return found
+
+
+#: First step, how many, seconds of all by cause.
+_Stretch = tuple[int, int, dict[str, float]]
+
+
+def _together(pair: Sequence[_Stretch]) -> _Stretch:
+    spent: dict[str, float] = {}
+    for _, _, each in pair:
+        spent = _sum(spent, each)
+    return pair[0][0], sum(count for _, count, _ in pair), spent
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {cause: one.get(cause, 0.0) + other.get(cause, 0.0) for cause in {**one, **other}}
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """A start of a rank: where its lines are."""
+
+    header: WatchHeader
+    path: Path
+    begin: int
+    end: int
+    first_step: int | None
+
+
+def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep], None] | None = None) -> Attribution:
+    """Of the files of all ranks of a job. `each` gets every step that was not done again. `UsageError` for what no
+    `Watch` has written; a torn last line is left out."""
+    found = Attribution(worst=worst)
+    groups = _groups([start for path in paths for start in _starts(path)])
+    for number, group in enumerate(groups):
+        later = [start.first_step for group in groups[number + 1 :] for start in group if start.first_step is not None]
+        again = min(later, default=None)
+        found.begin([start.header for start in group], min(start.header.started_s for start in group))
+        rows = heapq.merge(*map(_steps, group), key=lambda row: row[1].step)
+        for step, of_step in groupby(rows, key=lambda row: row[1].step):
+            repeated = again is not None and step >= again
+            joined = found.add(dict(of_step), repeated=repeated)
+            if each is not None and not repeated:
+                each(joined)
+    if not found.steps:
+        raise UsageError("no step was recorded", where=", ".join(map(str, paths)), expected="at least one")
+    return found
+
+
+def _groups(starts: list[_Start]) -> list[list[_Start]]:
+    """Starts of different ranks belong together until one of them starts again."""
+    groups: list[list[_Start]] = []
+    seen: set[int] = set()
+    for start in sorted(starts, key=lambda start: start.header.started_s):
+        if not groups or start.header.rank in seen:
+            groups.append([])
+            seen = set()
+        seen.add(start.header.rank)
+        groups[-1].append(start)
+    return groups
+
+
+def _starts(path: Path) -> Iterator[_Start]:
+    header: WatchHeader | None = None
+    begin, place, first = 0, 0, None
+    with path.open("rb") as file:
+        while line := file.readline(LINE_BYTES):
+            place += len(line)
+            if line.startswith(b'{"headrace_watch"'):
+                if header is not None:
+                    yield _Start(header=header, path=path, begin=begin, end=place - len(line), first_step=first)
+                found = parse_line(_text(line), f"{path}, byte {place - len(line)}")
+                assert isinstance(found, WatchHeader)
+                header, begin, first = found, place, None
+            elif header is None and line.strip():
+                raise UsageError(
+                    "not a file of a watch", where=str(path), expected="what headrace.measure.Watch writes",
+                    found=_text(line)[:80],
+                )  # fmt: skip
+            elif header is not None and first is None and line.endswith(b"\n"):
+                first = _number_of(line)
+    if header is not None:
+        yield _Start(header=header, path=path, begin=begin, end=place, first_step=first)
+
+
+def _number_of(line: bytes) -> int | None:
+    try:
+        found = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _steps(start: _Start) -> Iterator[tuple[int, WatchStep]]:
+    with start.path.open("rb") as file:
+        file.seek(start.begin)
+        place, last = start.begin, None
+        while place < start.end and (line := file.readline(LINE_BYTES)):
+            where = f"{start.path}, byte {place}"
+            place += len(line)
+            if not line.strip():
+                continue
+            try:
+                found = parse_line(_text(line), where)
+            except UsageError:
+                if place >= start.end:
+                    # Its writer was killed in it.
+                    return
+                raise
+            if isinstance(found, WatchStep):
+                if last is not None and found.step <= last:
+                    raise UsageError(
+                        "steps are not in order", where=where, expected=f"more than {last}", found=str(found.step)
+                    )
+                last = found.step
+                yield start.header.rank, found
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace")
+
+
+#: Of the end of each file, for those who follow a job.
+TAIL_BYTES = 1 << 18
+
+
+def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
+    """As `attribute`, of the last steps that every rank has written down; whatever the size of the files."""
+    found = Attribution(worst=worst)
+    ranks: dict[int, dict[int, WatchStep]] = {}
+    headers: dict[int, WatchHeader] = {}
+    for path in paths:
+        header, steps = _tail(path)
+        headers[header.rank] = header
+        ranks[header.rank] = steps
+    numbers = set.intersection(*(set(steps) for steps in ranks.values())) if ranks else set()
+    found.begin(headers.values(), 0.0)
+    for number in sorted(numbers):
+        found.add({rank: steps[number] for rank, steps in ranks.items()})
+    return found
+
+
+def _tail(path: Path) -> tuple[WatchHeader, dict[int, WatchStep]]:
+    with path.open("rb") as file:
+        header = parse_line(_text(file.readline(LINE_BYTES)), f"{path}, line 1")
+        if not isinstance(header, WatchHeader):
+            raise UsageError("not a file of a watch", where=str(path), expected="what headrace.measure.Watch writes")
+        begin = max(file.tell(), file.seek(0, 2) - TAIL_BYTES)
+        file.seek(begin)
+        lines = file.read(TAIL_BYTES).split(b"\n")
+    steps: dict[int, WatchStep] = {}
+    for line in lines[:-1]:
+        try:
+            found = parse_line(_text(line), str(path))
+        except UsageError:
+            # The first one may be a part of one, and what a kill has torn is there, too.
+            continue
+        if isinstance(found, WatchHeader):
+            header, steps = found, {}
+        else:
+            steps[found.step] = found
+    return header, steps

@@ -1,0 +1,127 @@
+"""The lines of a rank's file: a header each time the rank starts, and one line a step.
+
+    {"headrace_watch": 1, "rank": 0, "world": 2, "node": "a", "pid": 1, "started_s": 1735689600.0, "clock": "host", ...}
+    {"step": 7, "started_s": 1735689603.1, "wall_s": 0.41, "compute_s": 0.36, "fetch_s": 0.05}
+
+Times in seconds; what is zero is left out. The causes of a step add up to its `wall_s`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.measure.watch.causes import CAUSES
+
+VERSION = 1
+#: Longest line that is taken.
+LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchHeader:
+    """Who writes the steps that follow."""
+
+    rank: int
+    world: int
+    node: str
+    pid: int
+    #: By the system's clock.
+    started_s: float
+    #: "host": compute and copies are timed where they are asked for; "cuda": where they are carried out.
+    clock: str
+    #: Why the activity of the multiprocessors is not measured; empty where it is.
+    sm_activity: str = ""
+
+    def to_line(self) -> str:
+        return json.dumps({"headrace_watch": VERSION, **asdict(self)}, separators=(",", ":"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchStep:
+    """One step of one rank."""
+
+    step: int
+    #: By the system's clock.
+    started_s: float
+    wall_s: float
+    #: By cause (`CAUSES`); what is missing is 0. They add up to `wall_s`.
+    spent: dict[str, float]
+    #: Bytes of the batches of this step, where the loader says.
+    bytes: int = 0
+    #: Counters since the step at which they were taken before (`headrace.measure.watch.host`), where they were taken.
+    window: dict[str, Any] | None = None
+
+    def __getitem__(self, cause: str) -> float:
+        return self.spent.get(cause, 0.0)
+
+    @property
+    def data_wait_s(self) -> float:
+        """All that the step waited for its batches, but for a CPU."""
+        return self["fetch"] + self["blocked"] + self["preparation"]
+
+    def to_line(self) -> str:
+        found: dict[str, Any] = {
+            "step": self.step,
+            "started_s": round(self.started_s, 6),
+            "wall_s": _short(self.wall_s),
+        }
+        found |= {f"{cause}_s": _short(seconds) for cause, seconds in self.spent.items() if seconds > 5e-8}
+        if self.bytes:
+            found["bytes"] = self.bytes
+        if self.window is not None:
+            found["window"] = self.window
+        return json.dumps(found, separators=(",", ":"))
+
+
+def _short(seconds: float) -> float:
+    return round(seconds, 7)
+
+
+def parse_line(line: str, where: str) -> WatchHeader | WatchStep:
+    """`UsageError` for anything that is neither."""
+    try:
+        found = json.loads(line)
+        if "headrace_watch" in found:
+            if found.pop("headrace_watch") != VERSION:
+                raise UsageError("another version of these lines", where=where, expected=f"version {VERSION}")
+            header = WatchHeader(**found)
+            _check(all(isinstance(number, int) and number >= 0 for number in (header.rank, header.world)))
+            _check(isinstance(header.started_s, int | float))
+            return header
+        spent = {cause: float(found[f"{cause}_s"]) for cause in CAUSES if f"{cause}_s" in found}
+        step = WatchStep(
+            step=found["step"], started_s=float(found["started_s"]), wall_s=float(found["wall_s"]), spent=spent,
+            bytes=int(found.get("bytes", 0)), window=found.get("window"),
+        )  # fmt: skip
+        _check(isinstance(step.step, int) and step.wall_s >= 0 and all(each >= 0 for each in spent.values()))
+        _check(step.window is None or isinstance(step.window, dict))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            "not a line of a watch", where=where, expected="what headrace.measure.Watch writes", found=line[:80]
+        ) from error
+    return step
+
+
+def _check(sound: bool) -> None:
+    if not sound:
+        raise ValueError
+
+
+def files_of(paths: list[Path]) -> list[Path]:
+    """Files as they are, of folders those that a `Watch` writes there. `UsageError` where there is none."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.glob("rank-*.jsonl"))
+            if not inside:
+                raise UsageError("no rank has written here", where=str(path), expected="files rank-*.jsonl of a Watch")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise UsageError("there is no such file", where=str(path))
+    return list(dict.fromkeys(found))

@@ -1,0 +1,77 @@
+"""An attribution for people, as text: one sentence, then what it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.measure.watch.causes import CAUSES, LOST
+from headrace.measure.watch.join import Attribution, RankRow
+from headrace.measure.watch.verdict import activity_text, bytes_text, gpu_time, money, percent, step_text
+from headrace.units import format_seconds
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def facts(found: Attribution) -> dict[str, str]:
+    ranks = len(found.ranks)
+    told = {
+        "steps": f"{found.steps} of {ranks} {'rank' if ranks == 1 else 'ranks'}, "
+        f"p50 {format_seconds(found.step_p50_s)}, p99 {format_seconds(found.step_p99_s)}",
+        "compute": f"{percent(found.share('compute'))} of accelerator time",
+        "clock": ", ".join(sorted(found.clocks)),
+        "activity": activity_text(found),
+    }
+    if said := bytes_text(found):
+        told["data"] = said
+    if found.starts > 1:
+        told["restarts"] = (
+            f"{found.starts - 1}, down for {format_seconds(found.down_s)}, {found.repeated_steps} steps done again"
+        )
+    if found.outside_s > 0.01 * found.total_gpu_s / max(1, ranks):
+        told["outside"] = f"{format_seconds(found.outside_s)} between steps are in no figure here"
+    return told
+
+
+def lost_table(found: Attribution, gpu_hour_price: float | None) -> Table:
+    """What it was lost to, the most first."""
+    columns = ["lost to", "share", "time of GPUs"] + ([] if gpu_hour_price is None else ["money"]) + ["what it is"]
+    rows = []
+    for cause in sorted(LOST, key=lambda name: -found.spent_gpu_s[name]):
+        gpu_s = found.spent_gpu_s[cause]
+        if gpu_s <= 0:
+            continue
+        row = [cause, percent(found.share(cause)), gpu_time(gpu_s)]
+        if gpu_hour_price is not None:
+            row.append(money(gpu_s, gpu_hour_price))
+        rows.append([*row, LOST[cause]])
+    return columns, rows
+
+
+def ranks_table(found: Attribution) -> Table:
+    """Each rank: how often it was the slowest, and what it did itself."""
+    rows = []
+    for row in sorted(found.ranks.values(), key=lambda each: each.rank):
+        shares = [f"{row.spent[cause] / row.wall_s * 100:.0f}" if row.wall_s else "0" for cause in CAUSES]
+        rows.append([str(row.rank), row.node, str(row.slowest), *shares, _cpu(row)])
+    return ["rank", "node", "slowest in", *(f"{cause} %" for cause in CAUSES), "CPU"], rows
+
+
+def _cpu(row: RankRow) -> str:
+    """Cores it kept busy, and what it waited for one."""
+    window = row.windows["window_s"]
+    if not window:
+        return ""
+    cores = (row.windows["cpu_user_s"] + row.windows["cpu_system_s"] + row.windows["helpers_cpu_s"]) / window
+    text = f"{cores:.1f} cores"
+    if row.windows["throttled_s"]:
+        text += f", throttled {format_seconds(row.windows['throttled_s'])}"
+    return text
+
+
+def worst_table(found: Attribution) -> Table:
+    rows = [
+        [str(step.step), format_seconds(step.wall_s), format_seconds(step.lost_s), str(step.slowest), step_text(step)]
+        for step in found.worst
+        if step.lost_s > 0
+    ]
+    return ["step", "took", "lost", "slowest rank", "to what"], rows

@@ -1,0 +1,143 @@
+"""One plain sentence: what the job's accelerators were lost to, whether that is storage, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.measure import arithmetic
+from headrace.measure.watch.causes import LOST, PLURAL, SHORT, STORAGE
+from headrace.measure.watch.join import Attribution, JobStep
+from headrace.units import format_bytes, format_seconds
+
+#: Below this share of accelerator time nothing is called a problem.
+PROBLEM = 0.02
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.1f} %" if share >= 0.001 or share == 0 else f"{share * 100:.2f} %"
+
+
+def money(gpu_s: float, gpu_hour_price: float) -> str:
+    amount = arithmetic.dollars(gpu_s, gpu_hour_price)
+    return f"${amount:,.2f}" if amount >= 0.01 else f"${amount:.4f}"
+
+
+def problem(found: Attribution) -> str | None:
+    """The cause that cost most; None where none costs enough to be one."""
+    cause = max(LOST, key=lambda name: found.spent_gpu_s[name])
+    return cause if found.share(cause) >= PROBLEM else None
+
+
+def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
+    """What a person wants to know first."""
+    worst = problem(found)
+    storage = found.storage_share
+    maybe = found.share("blocked")
+    if worst is None:
+        if storage + maybe < PROBLEM:
+            text = f"Storage is not your problem, and nothing else is: {_lost(found, gpu_hour_price)}"
+        else:
+            text = f"No single thing is your problem: {_lost(found, gpu_hour_price)}, {percent(storage)} to storage"
+        return f"{text}."
+    cost = f"{percent(found.share(worst))} of accelerator time"
+    cost += f" ({_cost(found.spent_gpu_s[worst], gpu_hour_price)})"
+    if worst in STORAGE:
+        text = f"Storage is your problem: {SHORT[worst]} cost {cost}{_where(found, worst)}"
+        if worst != "fetch":
+            text = f"{SHORT[worst].capitalize()} are your problem: they cost {cost}"
+    elif worst == "blocked":
+        text = (
+            f"Your loader is your problem: it was blocked for {cost}, while nothing of it was at work on a CPU. "
+            "That is storage, the network or a lock, and this loader does not say which: compare with data from memory "
+            "(headrace watch compare)"
+        )
+    else:
+        which = "greatest problem" if storage + maybe >= PROBLEM else "problem"
+        verb = "are" if worst in PLURAL else "is"
+        text = f"Storage is not your {which}: {SHORT[worst]} {verb}, which cost {cost}{_where(found, worst)}"
+    others = [cause for cause in LOST if cause != worst and found.share(cause) >= PROBLEM]
+    if others:
+        others.sort(key=lambda cause: -found.spent_gpu_s[cause])
+        text += "; besides, " + ", ".join(f"{SHORT[cause]} {percent(found.share(cause))}" for cause in others)
+    return f"{text}."
+
+
+def _lost(found: Attribution, gpu_hour_price: float | None) -> str:
+    return f"{percent(found.lost_share)} of accelerator time was lost ({_cost(found.lost_gpu_s, gpu_hour_price)})"
+
+
+def gpu_time(gpu_s: float) -> str:
+    """`"805 GPU-seconds"`."""
+    if gpu_s >= 7200:
+        return f"{gpu_s / 3600:,.1f} GPU-hours"
+    return f"{gpu_s:,.0f} GPU-seconds" if gpu_s >= 100 else f"{gpu_s:.3g} GPU-seconds"
+
+
+def _cost(gpu_s: float, gpu_hour_price: float | None) -> str:
+    text = gpu_time(gpu_s)
+    return text if gpu_hour_price is None else f"{text}, {money(gpu_s, gpu_hour_price)}"
+
+
+def _where(found: Attribution, cause: str) -> str:
+    if cause == "fetch" and found.paths:
+        path = found.paths[0]
+        return f". Slowest: {path_text(path)}, on rank {path['rank']}"
+    row = found.slowest_rank
+    if cause == "straggler" and row is not None:
+        return f": rank {row.rank}" + (f" on {row.node}" if row.node else "")
+    if cause == "starved":
+        counters = [row.windows for row in found.ranks.values()]
+        throttled = sum(each["throttled_s"] for each in counters)
+        if throttled > 0:
+            return f": the CPU limit of the container stopped it for {format_seconds(throttled)}"
+    return ""
+
+
+def path_text(path: Mapping[str, Any]) -> str:
+    """Path, target, p99."""
+    text = f"path {path['path']} to {path['device']}, p99 {format_seconds(path['p99_s'])}"
+    if not path.get("usable", True):
+        text += ", not usable"
+    elif path.get("slow"):
+        text += ", slower than the others"
+    return text
+
+
+def step_text(step: JobStep) -> str:
+    """What was slow in a step."""
+    parts = sorted(((seconds, cause) for cause, seconds in step.spent.items() if cause != "compute"), reverse=True)
+    text = ", ".join(f"{cause} {format_seconds(seconds)}" for seconds, cause in parts[:3] if seconds > 0)
+    window = step.window or {}
+    if parts and parts[0][1] == "fetch" and window.get("paths"):
+        text += f"; {path_text(window['paths'][0])}"
+    if parts and parts[0][1] in ("starved", "preparation", "other"):
+        text += "; " + ", ".join(_counters(window)) if _counters(window) else ""
+    return text
+
+
+def _counters(window: Mapping[str, Any]) -> list[str]:
+    found = []
+    if window.get("throttled_s"):
+        found.append(f"throttled {format_seconds(window['throttled_s'])}")
+    if window.get("major_faults"):
+        found.append(f"{window['major_faults']} major faults")
+    if window.get("run_queue_s", 0.0) > 0.01:
+        found.append(f"{format_seconds(window['run_queue_s'])} in the run queue")
+    return found
+
+
+def activity_text(found: Attribution) -> str:
+    """Of the multiprocessors, or why that was not measured."""
+    if found.sm_activity is not None:
+        return f"{found.sm_activity * 100:.0f} % of the GPU's multiprocessors were busy"
+    why = "; ".join(sorted(found.sm_activity_why_not))
+    return "activity of the GPU's multiprocessors: not measured" + (f" ({why})" if why else "")
+
+
+def bytes_text(found: Attribution) -> str:
+    """What the loaders delivered."""
+    if not found.bytes or not found.total_gpu_s:
+        return ""
+    wall = found.total_gpu_s / max(1, len(found.ranks))
+    return f"{format_bytes(found.bytes)} of batches, {format_bytes(found.bytes / wall)}/s"

@@ -1,0 +1,104 @@
+"""One wait for a batch, taken apart: reads, preparation on CPUs, a lack of CPUs, and what nobody can tell.
+
+Loaders of headrace say how long they waited for reads. Of any other one this is known, without asking it:
+
+- what the thread that waited computed itself (its CPU time), and how long it could have run and did not (the kernel's
+  run queue delay): preparation, and a lack of CPUs;
+- what the loader's helpers, its threads and processes, did: as much of the rest is preparation as they were on CPUs,
+  and as much a lack of CPUs as they waited for one;
+- what is left is "blocked": nothing of it was at work here. Storage, the network or a lock; nobody has said which.
+
+A loader of one's own can say so: `with watch.fetch():` and `with watch.preparation():` in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+
+class Waited(NamedTuple):
+    """What a loader has counted since it was made."""
+
+    #: Waited for reads; waited for batches in all.
+    fetch_s: float
+    wait_s: float
+    #: Handed out.
+    bytes: int
+
+
+@runtime_checkable
+class Tells(Protocol):
+    """A loader that says for what it waited: those of headrace, or one's own."""
+
+    @property
+    def waited(self) -> tuple[float, float, int]:
+        """As `Waited`."""
+
+
+def teller_of(batches: Any) -> Tells | None:
+    """The loader behind what is iterated over (`Epochs(loader)`), where it tells."""
+    for each in _inwards(batches):
+        if isinstance(each, Tells):
+            return each
+    return None
+
+
+def _inwards(batches: Any) -> Iterator[Any]:
+    for _ in range(4):
+        yield batches
+        batches = getattr(batches, "loader", None)
+        if batches is None:
+            return
+
+
+@dataclass
+class HelperShares:
+    """How the helpers of a loader spent the time in which it was what the step waited for; at most 1 in all."""
+
+    on_cpu: float = 0.0
+    waiting_for_cpu: float = 0.0
+    blocked: float = 1.0
+
+    def update(
+        self, helpers: int, on_cpu_s: float, waited_s: float, window_s: float, wait_s: float, bound: bool
+    ) -> None:
+        """Of a window of `window_s`, `wait_s` of which steps waited. `bound`: they waited in most steps, so the helpers
+        were never done; else they may have been idle for as long as no step waited."""
+        total = helpers * window_s
+        rest = max(0.0, total - on_cpu_s - waited_s)
+        blocked = rest if bound else max(0.0, rest - helpers * max(0.0, window_s - wait_s))
+        whole = on_cpu_s + waited_s + blocked
+        if helpers and whole > 0:
+            self.on_cpu, self.waiting_for_cpu, self.blocked = on_cpu_s / whole, waited_s / whole, blocked / whole
+
+
+def split(
+    wall_s: float,
+    *,
+    own_cpu_s: float,
+    own_queue_s: float,
+    told: tuple[float, float, int] | None,
+    shares: HelperShares | None,
+) -> dict[str, float]:
+    """By cause; together `wall_s`. `own_cpu_s`, `own_queue_s`: of the thread that waited. `told`: what a loader that
+    tells counted in this wait. `shares`: of its helpers, where it has some."""
+    starved = min(wall_s, own_queue_s)
+    own = min(wall_s - starved, own_cpu_s)
+    rest = max(0.0, wall_s - starved - own)
+    fetch = blocked = 0.0
+    work = own
+    if told is not None:
+        fetch = min(rest, max(0.0, told[0]))
+        waits = rest - fetch
+        busy = shares.on_cpu + shares.waiting_for_cpu if shares is not None else 0.0
+        for_cpu = waits * shares.waiting_for_cpu / busy if shares is not None and busy > 0 else 0.0
+        starved, work = starved + for_cpu, work + waits - for_cpu
+    elif shares is None:
+        blocked = rest
+    else:
+        work, starved = work + rest * shares.on_cpu, starved + rest * shares.waiting_for_cpu
+        blocked = rest * shares.blocked
+    found = {"fetch": fetch, "preparation": work, "starved": starved, "blocked": blocked}
+    return {cause: seconds for cause, seconds in found.items() if seconds > 0}

@@ -1,0 +1,353 @@
+"""The watch: where each second of a step goes, by clocks that are moved by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.errors import UsageError
+from headrace.measure import Watch
+from headrace.measure.watch import activity
+from headrace.measure.watch.activity import SmActivity
+from headrace.measure.watch.host import node_traffic, throttled
+from headrace.measure.watch.wait import HelperShares, split
+from tests.measure.watches import Gpu, Hands
+
+
+def batches(clock: Hands, *waits: float) -> Iterator[int]:
+    for number, seconds in enumerate(waits):
+        clock.pass_s(seconds)
+        yield number
+
+
+def test_every_second_of_a_step_is_in_one_part(tmp_path: Path) -> None:
+    clock = Hands()
+    with Watch(tmp_path, rank=3, world=8, **clock.options) as watch:
+        with watch.restart():
+            clock.pass_s(5)
+        for number in watch.loader(batches(clock, 1, 2, 3), batch_bytes=lambda batch: 100 + batch):
+            with watch.copy():
+                clock.pass_s(0.25)
+            with watch.compute():
+                clock.pass_s(1)
+                with watch.collective():
+                    clock.pass_s(0.5)
+                clock.pass_s(1)
+            clock.pass_s(0.125)
+            if number == 1:
+                with watch.checkpoint():
+                    clock.pass_s(4)
+        # In no step.
+        clock.pass_s(50)
+        with watch.checkpoint():
+            clock.pass_s(7)
+    common = {"copy": 0.25, "compute": 2.0, "collective": 0.5, "other": 0.125}
+    assert [step.spent for step in watch.steps] == [
+        {"restart": 5.0, "blocked": 1.0, **common},
+        {"blocked": 2.0, **common, "checkpoint": 4.0},
+        {"blocked": 3.0, **common},
+        {"checkpoint": 7.0},
+    ]
+    assert [step.wall_s for step in watch.steps] == [8.875, 8.875, 5.875, 7.0]
+    assert [step.bytes for step in watch.steps] == [100, 101, 102, 0]
+    assert watch.steps[1].started_s - watch.steps[0].started_s == 8.875
+    lines = [json.loads(line) for line in (tmp_path / "rank-00003.jsonl").read_text().splitlines()]
+    assert lines[0]["rank"] == 3 and lines[0]["world"] == 8 and lines[0]["clock"] == "host"
+    assert [line["step"] for line in lines[1:]] == [0, 1, 2, 3] and lines[2]["checkpoint_s"] == 4.0
+    metrics = watch.metrics()
+    assert (
+        metrics.steps == 4
+        and metrics.bytes == 303
+        and sum(metrics.spent.values()) == sum(s.wall_s for s in watch.steps)
+    )
+
+
+def test_accumulated_batches_are_one_step_and_a_loop_that_is_left_ends_one() -> None:
+    clock = Hands()
+    with Watch(**clock.options) as watch:
+        loader = watch.loader(batches(clock, *[1] * 7), batches_per_step=3)
+        for _ in loader:
+            with watch.compute():
+                clock.pass_s(2)
+        # The seventh is alone.
+        assert [step.wall_s for step in watch.steps] == [9, 9, 3]
+        for _ in watch.loader(batches(clock, 1, 1, 1)):
+            break
+        clock.pass_s(100)
+        assert [step.wall_s for step in watch.steps][3:] == [1]
+        for _ in watch.loader([]):
+            pass
+        again = watch.loader(batches(clock, 1, 1))
+        assert [next(again), next(again), next(again, None)] == [0, 1, None]
+    assert [step.step for step in watch.steps] == list(range(6))
+
+
+def test_a_loader_stays_what_it_was() -> None:
+    class Mine(list[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    mine, clock = Mine([1, 2]), Hands()
+    with Watch(**clock.options) as watch:
+        loader = watch.loader(mine)
+        loader.set_epoch(4)
+        assert mine.epoch == loader.epoch == 4 and len(loader) == 2
+        assert list(loader) == [1, 2] == list(loader)
+        with pytest.raises(AttributeError):
+            _ = loader.nothing
+    assert len(watch.steps) == 4
+
+
+def test_a_loader_that_tells_is_believed() -> None:
+    clock = Hands()
+
+    class Telling:
+        waited = (0.0, 0.0, 0)
+        devices: tuple[()] = ()
+
+        def __iter__(self) -> Iterator[int]:
+            for number, (read, decoded) in enumerate([(1, 0), (0, 2), (1, 3)]):
+                clock.pass_s(read + decoded)
+                fetch, wait, size = self.waited
+                self.waited = (fetch + read, wait + read + decoded, size + 1000)
+                yield number
+
+    class Epochs:
+        loader = Telling()
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.loader)
+
+    with Watch(**clock.options) as watch:
+        for _ in watch.loader(Epochs()):
+            pass
+    assert [step.spent for step in watch.steps] == [
+        {"fetch": 1.0},
+        {"preparation": 2.0},
+        {"fetch": 1.0, "preparation": 3.0},
+    ]
+    assert [step.bytes for step in watch.steps] == [1000] * 3
+
+
+def test_ones_own_loader_says_what_it_does() -> None:
+    clock = Hands()
+    with Watch(**clock.options) as watch:
+
+        def mine() -> Iterator[int]:
+            for number in range(2):
+                with watch.fetch():
+                    clock.pass_s(3)
+                clock.pass_s(0.5)
+                with watch.preparation():
+                    clock.pass_s(2)
+                yield number
+
+        for _ in watch.loader(mine()):
+            with watch.compute():
+                clock.pass_s(1)
+    assert [step.spent for step in watch.steps] == [{"fetch": 3, "preparation": 2, "blocked": 0.5, "compute": 1}] * 2
+
+
+@pytest.mark.parametrize(
+    ("waits", "work", "spent"),
+    [
+        # Behind six seconds of work a wait of two is hidden; of eight, two are seen.
+        ([2, 2, 2], 6, {"compute": 6}),
+        ([8, 8, 8], 6, {"compute": 6, "blocked": 2}),
+        ([8, 8, 8], 0.5, {"compute": 0.5, "blocked": 7.5}),
+    ],
+)
+def test_by_the_clock_of_a_device_only_idleness_is_lost(
+    waits: list[float], work: float, spent: dict[str, float]
+) -> None:
+    clock = Hands()
+    gpu = Gpu(clock)
+    with Watch(monotonic=clock, wall=clock.wall, device=gpu) as watch:
+        for _ in watch.loader(batches(clock, *waits)):
+            with watch.compute():
+                gpu.work(work)
+    # The first has nothing to hide behind; the last ends with its work.
+    assert watch.steps[1].spent == pytest.approx(spent)
+    assert watch.steps[1].wall_s == pytest.approx(sum(spent.values()))
+    assert watch.steps[0]["blocked"] == waits[0]
+    assert watch.header.clock == "fake"
+
+
+def test_what_a_device_does_is_timed_there() -> None:
+    clock = Hands()
+    gpu = Gpu(clock)
+    with Watch(monotonic=clock, wall=clock.wall, device=gpu) as watch:
+        for _ in watch.loader(batches(clock, 0, 0, 0)):
+            with watch.copy():
+                gpu.work(1)
+            with watch.compute():
+                gpu.work(3)
+                with watch.collective():
+                    gpu.work(2)
+                gpu.work(4)
+            with watch.checkpoint():
+                gpu.synchronise()
+                clock.pass_s(5)
+    # That the save waited for the work is no loss.
+    assert watch.steps[1].spent == pytest.approx({"copy": 1, "compute": 7, "collective": 2, "checkpoint": 5})
+
+
+def test_a_wait_is_taken_apart_by_what_was_at_work() -> None:
+    plain: dict[str, Any] = {"own_cpu_s": 0.0, "own_queue_s": 0.0, "told": None, "shares": None}
+    assert split(1.0, **plain) == {"blocked": 1.0}
+    assert split(1.0, **{**plain, "own_cpu_s": 0.75}) == {"preparation": 0.75, "blocked": 0.25}
+    assert split(1.0, **{**plain, "own_cpu_s": 5.0, "own_queue_s": 0.25}) == {"preparation": 0.75, "starved": 0.25}
+    told = split(1.0, **{**plain, "told": (0.5, 0.75, 9), "own_cpu_s": 0.25})
+    assert told == {"fetch": 0.5, "preparation": 0.5}
+    shares = HelperShares()
+    # Two helpers that steps wait for all the time: half at work, a quarter of the time without a CPU.
+    shares.update(2, on_cpu_s=10.0, waited_s=5.0, window_s=10.0, wait_s=9.0, bound=True)
+    assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 0.5, "starved": 0.25, "blocked": 0.25}
+    assert split(1.0, **{**plain, "shares": shares, "told": (0.25, 1.0, 9)}) == {
+        "fetch": 0.25, "preparation": 0.5, "starved": 0.25,
+    }  # fmt: skip
+    # One that was seldom waited for, and idle else: its work is what was waited for.
+    shares.update(1, on_cpu_s=1.0, waited_s=0.0, window_s=10.0, wait_s=1.0, bound=False)
+    assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 1.0}
+
+
+def test_counters_are_read_as_the_kernel_writes_them() -> None:
+    assert throttled("usage_usec 5\nnr_periods 3\nnr_throttled 2\nthrottled_usec 1500000\n") == (1.5, 2)
+    assert throttled("nr_periods 3\nnr_throttled 2\nthrottled_time 1500000000\n") == (1.5, 2)
+    assert throttled("usage_usec 5\n") == throttled("") == throttled("nr_throttled x\n") == (None, None)
+    rows = "    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0: 70 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\n"
+    text = f"Inter-| Receive\n face |bytes\n{rows}"
+    assert node_traffic(text) == (70, 30)
+
+
+class _Nvml:
+    """As much of nvidia-ml-py as is asked for: a GPU that is busy for a part of the time."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_GPM_METRICS_GET_VERSION = 1
+
+    def __init__(self, supported: bool, percent: float) -> None:
+        self.supported, self.percent = supported, percent
+        self.freed = 0
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-1":
+            raise self.NVMLError("Not Found")
+        return uuid
+
+    def nvmlGpmQueryDeviceSupport(self, device: str) -> Any:
+        return SimpleNamespace(isSupportedDevice=self.supported)
+
+    def nvmlGpmSampleAlloc(self) -> dict[str, int]:
+        return {"taken": 0}
+
+    def nvmlGpmSampleGet(self, device: str, sample: dict[str, int]) -> None:
+        sample["taken"] += 1
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:
+        return SimpleNamespace(metrics=[SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0)])
+
+    def nvmlGpmMetricsGet(self, asked: Any) -> None:
+        assert asked.version == 1 and asked.numMetrics == 1 and asked.sample1 is not asked.sample2
+        assert asked.sample1["taken"] and asked.sample2["taken"] and asked.metrics[0].metricId == 2
+        asked.metrics[0].value = self.percent
+
+    def nvmlGpmSampleFree(self, sample: Any) -> None:
+        self.freed += 1
+
+
+def test_the_activity_of_a_gpu_or_why_it_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def module(found: Any) -> None:
+        monkeypatch.setattr(activity.importlib, "import_module", lambda name: found)
+
+    nvml = _Nvml(True, 37.5)
+    module(nvml)
+    busy = SmActivity("GPU-1")
+    assert busy.why_not == "" and busy.since() == busy.since() == 0.375
+    busy.close()
+    assert nvml.freed == 2 and busy.since() is None
+    assert "Not Found" in SmActivity("GPU-2").why_not
+    module(_Nvml(False, 0))
+    assert "no GPM counters" in SmActivity("GPU-1").why_not
+    assert SmActivity(None).why_not == "there is no GPU"
+    monkeypatch.undo()
+    if not __import__("importlib.util").util.find_spec("pynvml"):
+        assert "nvidia-ml-py is not installed" in SmActivity("GPU-1").why_not
+
+
+def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Hands()
+    watch = Watch(**clock.options)
+    watch.begin_step(7)
+    with pytest.raises(UsageError, match="steps count up: expected 8 or more, found 7"):
+        watch.begin_step(7)
+    with watch.compute(), pytest.raises(UsageError, match="inside one of its parts"):
+        watch.begin_step()
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            with watch.preparation():
+                pass
+        except UsageError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "belongs to the thread that trains" in str(caught[0])
+    with pytest.raises(UsageError, match="batches_per_step"):
+        watch.loader([], batches_per_step=0)
+    watch.close()
+    watch.close()
+    with pytest.raises(UsageError, match="closed"):
+        watch.begin_step()
+    with pytest.raises(UsageError, match="device"):
+        Watch(device="cuda")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write here"):
+        Watch(tmp_path / "file", **clock.options)
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(UsageError, match="rank is no whole number at RANK"):
+        Watch(**clock.options)
+
+
+def test_no_trouble_of_the_file_is_trainings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Hands()
+    torn = tmp_path / "rank-00000.jsonl"
+    torn.write_text('{"torn": ')
+    with Watch(tmp_path, **clock.options) as watch:
+        for number in watch.loader(batches(clock, *[1] * 6)):
+            if number == 2:
+                watch._lines._file, real = os.open("/dev/full", os.O_WRONLY), watch._lines._file  # type: ignore[union-attr]
+                os.close(real)
+    assert len(watch.steps) == 6
+    assert [record.getMessage() for record in caplog.records] == [
+        f"headrace: the watch writes no more to {torn}: No space left on device"
+    ]
+    assert torn.read_text().splitlines()[0] == '{"torn": ' and torn.read_text().splitlines()[1].startswith('{"headrace')
+
+
+def test_a_fork_writes_nothing_twice(tmp_path: Path) -> None:
+    clock = Hands()
+    with Watch(tmp_path, **clock.options) as watch:
+        watch.begin_step()
+        clock.pass_s(0.5)
+        watch.begin_step()
+        if not (child := os.fork()):
+            watch._lines.close()  # type: ignore[union-attr]
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    lines = (tmp_path / "rank-00000.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("step") for line in lines] == [None, 0, 1]

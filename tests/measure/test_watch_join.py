@@ -1,0 +1,206 @@
+"""The ranks put together: who pays for what, restarts, damage; the sentence that is made of it; the pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import main
+from headrace.errors import UsageError
+from headrace.measure.watch.join import BINS, Attribution, attribute, recent
+from headrace.measure.watch.page import page
+from headrace.measure.watch.record import WatchHeader, WatchStep, files_of, parse_line
+from headrace.measure.watch.verdict import sentence
+from tests.measure.test_report import check_page
+from tests.measure.watches import header, step, write
+
+PATH = {
+    "device": "nvme+tcp://10.0.0.1:4420/nqn.a?nsid=1", "path": "10.0.0.1:4420", "p99_s": 0.25, "commands": 9,
+    "read_bytes": 1 << 20, "written_bytes": 0, "errors": 0, "losses": 0, "under_way": 3, "usable": True, "slow": True,
+}  # fmt: skip
+
+
+def job(folder: Path, *ranks: list[dict[str, Any]], **others: Any) -> list[Path]:
+    world = len(ranks)
+    return [
+        write(folder / f"rank-{rank:05d}.jsonl", [header(rank, world, **others), *lines])
+        for rank, lines in enumerate(ranks)
+    ]
+
+
+def said(folder: Path, *ranks: list[dict[str, Any]]) -> tuple[Attribution, str]:
+    found = attribute(job(folder, *ranks))
+    return found, sentence(found)
+
+
+def test_all_pay_for_what_the_slowest_did(tmp_path: Path) -> None:
+    found, text = said(
+        tmp_path,
+        [step(0, fetch=0.1, compute=1, collective=2.0), step(1, fetch=0.1, compute=1, collective=0.1)],
+        [step(0, fetch=2.0, compute=1, collective=0.1), step(1, fetch=0.1, compute=1, collective=0.1)],
+    )
+    # The first step is that of rank 1, whose own exchange took 0.1 s; what rank 0 waited was for its read.
+    assert found.total_gpu_s == pytest.approx(2 * (3.1 + 1.2))
+    assert found.spent_gpu_s["fetch"] == pytest.approx(2 * 2.1)
+    assert found.spent_gpu_s["collective"] == pytest.approx(2 * 0.2)
+    assert [found.ranks[rank].slowest for rank in (0, 1)] == [1, 1]
+    assert [(each.step, each.slowest) for each in found.worst] == [(0, 1), (1, 0)]
+    assert text.startswith(
+        "Storage is your problem: waiting for reads cost 48.8 % of accelerator time (4.2 GPU-seconds)"
+    )
+    assert "; besides, collectives 4.7 %" in text
+
+
+def test_waits_that_hide_in_computing_are_told_where_collectives_are_not_seen(tmp_path: Path) -> None:
+    found, _ = said(tmp_path, [step(0, compute=3.0)], [step(0, preparation=2.0, compute=1.0)])
+    assert {cause: gpu_s for cause, gpu_s in found.spent_gpu_s.items() if gpu_s} == {"preparation": 4.0, "compute": 2.0}
+
+
+def test_a_rank_that_computes_longer_is_a_straggler(tmp_path: Path) -> None:
+    found, text = said(
+        tmp_path, *[[step(n, compute=4.0 if rank == 2 else 1.0, collective=0.1 if rank == 2 else 3.1) for n in range(9)]
+                    for rank in range(4)]
+    )  # fmt: skip
+    assert found.spent_gpu_s["straggler"] == pytest.approx(4 * 9 * 3.0)
+    assert text.startswith(
+        "Storage is not your problem: a rank that computes more slowly than the others is, which cost"
+    )
+    assert "rank 2 on node2" in text
+
+
+@pytest.mark.parametrize(
+    ("spent", "begin"),
+    [
+        ({"compute": 1.0, "fetch": 0.001}, "Storage is not your problem, and nothing else is: 0.10 % of"),
+        ({"compute": 1.0, "preparation": 1.0}, "Storage is not your problem: preparing data on the CPU is, which"),
+        ({"compute": 1.0, "starved": 1.0}, "Storage is not your problem: CPU starvation is, which cost 50.0 %"),
+        ({"compute": 1.0, "collective": 1.0}, "Storage is not your problem: collectives are, which cost 50.0 %"),
+        ({"compute": 1.0, "copy": 0.5, "fetch": 0.4}, "Storage is not your greatest problem: copies to the device are"),
+        ({"compute": 1.0, "checkpoint": 1.0}, "Checkpoints that training waited for are your problem: they cost"),
+        ({"compute": 1.0, "blocked": 1.0}, "Your loader is your problem: it was blocked for 50.0 %"),
+        ({"compute": 1.0, "fetch": 0.01, "checkpoint": 0.015}, "No single thing is your problem"),
+    ],
+)  # fmt: skip
+def test_the_sentence_names_what_it_was(tmp_path: Path, spent: dict[str, float], begin: str) -> None:
+    assert said(tmp_path, [step(n, **spent) for n in range(4)])[1].startswith(begin)
+
+
+def test_down_time_and_steps_done_again_are_the_restarts(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(2):
+        first = [step(n, 1000.0 + n, compute=1.0) for n in range(6)]
+        # The first start dies in a line; the next one goes on with step 4.
+        path = write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2), *first])
+        with path.open("a") as file:
+            file.write('{"step": 6, "wal\n')
+            for line in [
+                header(rank, 2, 1026.0),
+                step(4, 1026.0, restart=2.0, compute=1.0),
+                step(5, 1029.0, compute=1.0),
+            ]:
+                file.write(json.dumps(line) + "\n")
+            file.write('{"step": 7, ')
+        paths.append(path)
+    found = attribute(paths)
+    assert (found.starts, found.repeated_steps, found.down_s) == (2, 2, 20.0)
+    assert found.spent_gpu_s["restart"] == 2 * (20 + 2 + 2)
+    assert found.spent_gpu_s["compute"] == 2 * (4 + 2) and found.total_gpu_s == 2 * (20 + 6 + 2 + 2)
+    assert sentence(found).startswith("Restarts are your problem: they cost 80.0 % of accelerator time")
+
+
+def test_a_long_job_is_told_in_few_stretches_and_its_worst_steps(tmp_path: Path) -> None:
+    lines = [step(n, 1000.0 + n, compute=1.0, **({"fetch": float(n % 97)} if n % 97 > 90 else {})) for n in range(5000)]
+    found = attribute(job(tmp_path, lines), worst=3)
+    assert found.steps == 5000 and BINS / 2 <= len(found.series) <= BINS
+    assert sum(count for _, count, _ in found.series) == 5000
+    assert sum(count * spent["compute"] for _, count, spent in found.series) == pytest.approx(5000)
+    assert [each.lost_s for each in found.worst] == [96, 96, 96]
+    assert [each.step for each in found.worst] == [96, 193, 290]
+
+
+def test_what_no_watch_has_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no rank has written here"):
+        files_of([tmp_path])
+    with pytest.raises(UsageError, match="no such file"):
+        files_of([tmp_path / "x"])
+    for lines, match in (
+        ([], "no step was recorded"),
+        ([header(0, 1)], "no step was recorded"),
+        ([step(0, compute=1)], "not a file of a watch"),
+        ([{**header(0, 1), "headrace_watch": 2}], "another version"),
+        ([{**header(0, 1), "rank": "x"}], "not a line of a watch"),
+        ([header(0, 1), {"step": "x"}, step(1)], "not a line of a watch at .*rank-00000.jsonl, byte"),
+        ([header(0, 1), {**step(0), "wall_s": -1}, step(1)], "not a line"),
+        ([header(0, 1), step(1), step(1), step(2)], "steps are not in order"),
+    ):
+        path = write(tmp_path / "rank-00000.jsonl", lines)
+        with pytest.raises(UsageError, match=match):
+            attribute([path])
+
+
+def test_the_last_steps_of_every_rank_are_followed(tmp_path: Path) -> None:
+    lines = [step(n, 1000.0 + n, compute=1.0, fetch=1.0 if n >= 4000 else 0.0) for n in range(5000)]
+    paths = job(tmp_path, lines, lines[:-10])
+    with paths[1].open("a") as file:
+        file.write('{"step": 4990')
+    found = recent(paths)
+    assert 100 < found.steps < 5000 and found.share("fetch") > 0.2
+    assert max(each.step for each in found.worst) <= 4989
+    (tmp_path / "rank-00002.jsonl").write_text(json.dumps(header(2, 3)) + "\n")
+    assert recent(files_of([tmp_path])).steps == 0
+
+
+def test_what_the_command_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    window = {"window_s": 2.0, "cpu_user_s": 3.0, "cpu_system_s": 1.0, "run_queue_s": 0.5, "major_faults": 4}
+    paths = job(
+        tmp_path / "job",
+        [
+            step(n, 1000.0 + n, {**window, "paths": [PATH]}, fetch=1.0 if n == 7 else 0.1, compute=1.0)
+            for n in range(9)
+        ],
+        [step(n, 1000.0 + n, window, compute=1.1) for n in range(9)],
+    )  # fmt: skip
+    assert main(["watch", "show", str(tmp_path / "job"), "--gpu-hour-price", "3600"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[0].startswith(
+        "Storage is your problem: waiting for reads cost 16.7 % of accelerator time (3.6 GPU-seconds, $3.60)"
+    )
+    assert "path 10.0.0.1:4420 to nvme+tcp://10.0.0.1:4420/nqn.a?nsid=1, p99 250.0 ms" in lines[0]
+    assert "not measured (there is no GPU)" in text and "2.0 cores" in text
+    worst = next(line for line in lines if line.split()[:1] == ["7"])
+    assert "fetch 1.0 s" in worst and "p99 250.0 ms, slower than the others" in worst
+    assert main(["watch", "show", *map(str, paths), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["lost_to"]["fetch"]["gpu_s"] == pytest.approx(3.6) and "money" not in found["lost_to"]["fetch"]
+    assert found["worst_steps"][0]["step"] == 7 and found["by_rank"][1]["slowest_steps"] == 0
+    assert found["by_rank"][0]["counters"]["cpu_user_s"] == 27.0
+
+    html = tmp_path / "page.html"
+    assert main(["watch", "show", str(tmp_path / "job"), "--html", str(html), "--gpu-hour-price", "2"]) == 0
+    checked = check_page(html.read_text())
+    assert "svg" in checked.tags and "p99 250.0 ms" in html.read_text()
+    capsys.readouterr()
+    assert main(["watch", "show", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("headrace: error: there is no such file")
+    assert main(["watch", "show", str(tmp_path / "job"), "--gpu-hour-price", "-1"]) == 2
+    assert main(["watch", "show", str(tmp_path / "job"), "--follow", "--json"]) == 2
+
+
+def test_the_page_of_nasty_names_is_whole() -> None:
+    nasty = '<script>alert("&")</script>'
+    found = Attribution()
+    lines = [
+        header(0, 1),
+        step(0, compute=1.0, fetch=1.0, window={"window_s": 1.0, "paths": [{**PATH, "device": nasty}]}),
+    ]
+    head, row = (parse_line(json.dumps(line), "here") for line in lines)
+    assert isinstance(head, WatchHeader) and isinstance(row, WatchStep)
+    found.begin([head], 0.0)
+    found.add({0: row})
+    check_page(page(found, title=nasty))
+    assert re.search("&lt;script&gt;", page(found, title=nasty))
