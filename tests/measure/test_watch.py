@@ -209,15 +209,16 @@ def test_a_wait_is_taken_apart_by_what_was_at_work() -> None:
     told = split(1.0, **{**plain, "told": (0.5, 0.75, 9), "own_cpu_s": 0.25})
     assert told == {"fetch": 0.5, "preparation": 0.5}
     shares = HelperShares()
-    # Two helpers that steps wait for all the time: half at work, a quarter of the time without a CPU.
-    shares.update(2, on_cpu_s=10.0, waited_s=5.0, window_s=10.0, wait_s=9.0, bound=True)
+    # One is done, one was at work for half of the wait and without a CPU for a quarter, one came meanwhile.
+    shares.update(
+        {"a": (7.0, 3.0), "b": (2.0, 1.0)}, {"a": (7.0, 3.0), "b": (4.0, 2.0), "c": (9.0, 9.0)}, wall_s=4.0
+    )  # fmt: skip
     assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 0.5, "starved": 0.25, "blocked": 0.25}
-    assert split(1.0, **{**plain, "shares": shares, "told": (0.25, 1.0, 9)}) == {
-        "fetch": 0.25, "preparation": 0.5, "starved": 0.25,
-    }  # fmt: skip
-    # One that was seldom waited for, and idle else: its work is what was waited for.
-    shares.update(1, on_cpu_s=1.0, waited_s=0.0, window_s=10.0, wait_s=1.0, bound=False)
-    assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 1.0}
+    told = split(1.0, **{**plain, "shares": shares, "told": (0.25, 1.0, 9)})
+    assert told == {"fetch": 0.25, "preparation": 0.5, "starved": 0.25}
+    # The kernel has counted more than the clock.
+    shares.update({"a": (0.0, 0.0)}, {"a": (1.5, 0.5)}, wall_s=1.0)
+    assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 0.75, "starved": 0.25}
 
 
 def test_counters_are_read_as_the_kernel_writes_them() -> None:

@@ -26,6 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.dataset import Staging
 from headrace.errors import UsageError
+from headrace.measure import Watch
+from headrace.measure.watch.causes import CAUSES
 from headrace.metrics import METRICS, NodeMetrics
 from headrace.metrics.answers import Answers, ask_all
 from headrace.metrics.folder import make_folder, run_folder
@@ -138,9 +140,10 @@ def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder:
         TokenLoader(volume, "corpus", stage=str(tmp_path), **OPTIONS) as loader,
     ):
         report = staging.wait(60)
-        list(islice(loader, 4))
+        watch = Watch(device=None)
+        list(islice(watch.loader(loader), 4))
         with (
-            NodeMetrics({"train": loader, "copy": staging}, port=0, folder=folder) as metrics,
+            NodeMetrics({"train": loader, "copy": staging, "loop": watch}, port=0, folder=folder) as metrics,
             NodeMetrics(loader, port=0, folder=folder.with_name("another")) as other,
         ):
             assert metrics.address is not None and other.address is not None
@@ -169,9 +172,15 @@ def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder:
     by_name: dict[str, list[Any]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, []).append(sample)
-    assert set(by_name) == {f"headrace_{metric.name}" for metric in METRICS}
+    # Where there is no GPU nothing is said of it.
+    there = {f"headrace_{metric.name}" for metric in METRICS} - {"headrace_watch_sm_activity_ratio"}
+    assert set(by_name) == there
+    watched = by_name["headrace_watch_seconds_total"]
+    assert {sample.labels["cause"] for sample in watched} == set(CAUSES)
+    assert {(sample.labels["rank"], sample.labels["watch"]) for sample in watched} == {("0", "loop")}
+    assert by_name["headrace_watch_steps_total"][0].value == 4 and sum(sample.value for sample in watched) > 0
     for metric in METRICS:
-        for sample in by_name[f"headrace_{metric.name}"]:
+        for sample in by_name.get(f"headrace_{metric.name}", ()):
             assert set(sample.labels) == set(metric.labels), metric.name
     assert [(s.labels, s.value) for s in by_name["headrace_feed_batches_total"]] == [
         ({"rank": "0", "feed": "train"}, 4.0)

@@ -67,6 +67,8 @@ def _flavour() -> tuple[Any, Any, Any]:
 _plugins, _callbacks, _strategies = _flavour()
 _CheckpointIO: Any = _plugins.CheckpointIO
 _ModelCheckpoint: Any = _callbacks.ModelCheckpoint
+#: Of the Lightning that this module is made for.
+Callback: Any = _callbacks.Callback
 
 
 class VolumeCheckpointIO(_CheckpointIO):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from typing import Any
 #: Share of the time that taking counters may cost.
 COST = 0.0025
 #: Helpers of a loader that are looked at.
-MOST_HELPERS = 256
+MOST_HELPERS = 64
 
 
 class RunQueue:
@@ -84,7 +84,6 @@ class Helpers:
 
     def __init__(self) -> None:
         self._queues: dict[str, RunQueue] = {}
-        self._last: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -92,23 +91,19 @@ class Helpers:
     def add(self, names: set[str]) -> None:
         for name in sorted(names - set(self._queues))[: MOST_HELPERS - len(self._queues)]:
             with contextlib.suppress(OSError, ValueError):
-                self._queues[name] = queue = RunQueue(f"/proc/{name}/schedstat")
-                self._last[name] = queue.read()
+                self._queues[name] = RunQueue(f"/proc/{name}/schedstat")
 
-    def since(self) -> tuple[int, float, float]:
-        """How many there are, their seconds on CPUs and waiting for one, since it was asked before."""
-        on_cpu = waited = 0.0
+    def read(self) -> dict[str, tuple[float, float]]:
+        """Of each its seconds on CPUs and waiting for one, since it is there."""
+        found = {}
         for name, queue in list(self._queues.items()):
             try:
-                now = queue.read()
+                found[name] = queue.read()
             except (OSError, ValueError):
                 # It has ended.
                 queue.close()
-                del self._queues[name], self._last[name]
-                continue
-            last, self._last[name] = self._last[name], now
-            on_cpu, waited = on_cpu + now[0] - last[0], waited + now[1] - last[1]
-        return len(self._queues), on_cpu, waited
+                del self._queues[name]
+        return found
 
     def close(self) -> None:
         for queue in self._queues.values():
@@ -143,7 +138,7 @@ class HostCounters:
         return now - self._last.at >= self._cost_s / COST
 
     def cost(self, seconds: float) -> None:
-        """What taking all of a window took: the next one is due when that is little enough."""
+        """CPU time that taking all of a window took: the next one is due when that is little enough."""
         self._cost_s = seconds if not self._cost_s else 0.8 * self._cost_s + 0.2 * seconds
 
     def since(self) -> dict[str, Any]:

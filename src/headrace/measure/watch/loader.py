@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.errors import UsageError
 from headrace.measure.watch import host
-from headrace.measure.watch.wait import HelperShares, teller_of
+from headrace.measure.watch.wait import HelperShares, Used, teller_of
 
 if TYPE_CHECKING:
     from headrace.measure.watch.watch import Watch
@@ -23,40 +24,54 @@ class Source:
         self.batch_bytes = batch_bytes
         self.helpers = host.Helpers()
         self.shares = HelperShares()
-        self._before: set[str] | None = None
-        #: Since helpers were looked at: waits of steps, how many steps waited, and how many there were.
-        self.wait_s = 0.0
-        self.waits = self.steps = 0
+        self._tasks: set[str] | None = None
+        #: What helpers had done when the wait began, if they are looked at in this one; when they are next.
+        self._before: dict[str, Used] | None = None
+        self._look_at = 0.0
+        self._last: dict[str, Used] = {}
 
-    def before(self) -> None:
-        """It begins: who comes from now on, until the first batch is there, helps it."""
-        self._before = host.tasks()
+    def begin(self) -> None:
+        """It begins: who comes from now on, until its first batch is there, helps it."""
+        self._tasks = host.tasks()
 
-    def begun(self) -> None:
-        if self._before is not None:
-            self.helpers.add(host.tasks() - self._before)
-            self._before = None
+    def waits(self) -> None:
+        """A step begins to wait for a batch."""
+        self._before = None
+        if self._tasks is not None:
+            # Who comes has done nothing yet.
+            self._before = {}
+        elif len(self.helpers) and time.perf_counter() >= self._look_at:
+            self._before = self.helpers.read()
+
+    def waited(self, wall_s: float) -> None:
+        """The batch is there."""
+        if self._tasks is not None:
+            self.helpers.add(host.tasks() - self._tasks)
+            self._tasks = None
+            self._before = dict.fromkeys(self.helpers.read(), (0.0, 0.0))
+        if self._before is None:
+            return
+        started = time.thread_time()
+        self.shares.update(self._before, self.helpers.read(), wall_s)
+        # It was read twice.
+        self._look_at = time.perf_counter() + 2 * (time.thread_time() - started) / host.COST
 
     def bytes_of(self, batch: Any) -> int:
         if callable(self.batch_bytes):
             return int(self.batch_bytes(batch))
         return self.batch_bytes or 0
 
-    def look(self, window_s: float) -> dict[str, Any]:
-        """What its helpers did in a window; the shares are those of it from now on."""
-        count, on_cpu, waited = self.helpers.since()
-        if not count:
+    def counters(self) -> dict[str, Any]:
+        """Of its helpers, since it was asked before."""
+        now, last = self.helpers.read(), self._last
+        self._last = now
+        if not now:
             return {"reads_ahead": self.teller is not None}
-        if self.wait_s > 0:
-            bound = self.waits * 2 >= self.steps
-            self.shares.update(count, on_cpu, waited, window_s, self.wait_s, bound)
-        self.wait_s, self.waits, self.steps = 0.0, 0, 0
+        on_cpu, waiting = (sum(used[i] - last.get(name, (0.0, 0.0))[i] for name, used in now.items()) for i in (0, 1))
         return {
-            "reads_ahead": True,
-            "helpers": count,
-            "helpers_cpu_s": round(on_cpu, 4),
-            "helpers_run_queue_s": round(waited, 4),
-        }
+            "reads_ahead": True, "helpers": len(now), "helpers_cpu_s": round(on_cpu, 4),
+            "helpers_run_queue_s": round(waiting, 4),
+        }  # fmt: skip
 
 
 class WatchedLoader(Generic[Batch]):
@@ -73,7 +88,7 @@ class WatchedLoader(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         watch, source, count = self._watch, self._source, 0
-        source.before()
+        source.begin()
         iterator: Iterator[Batch] | None = None
         batch: Any = None
         try:
@@ -86,8 +101,6 @@ class WatchedLoader(Generic[Batch]):
                     batch = next(iterator, _END)
                 if batch is _END:
                     return
-                if not count:
-                    source.begun()
                 count += 1
                 if source.teller is None:
                     watch.add_bytes(source.bytes_of(batch))

@@ -4,8 +4,8 @@ Loaders of headrace say how long they waited for reads. Of any other one this is
 
 - what the thread that waited computed itself (its CPU time), and how long it could have run and did not (the kernel's
   run queue delay): preparation, and a lack of CPUs;
-- what the loader's helpers, its threads and processes, did: as much of the rest is preparation as they were on CPUs,
-  and as much a lack of CPUs as they waited for one;
+- what the loader's helpers, its threads and processes, did meanwhile: as much of the rest is preparation as the busiest
+  of them was on a CPU, and as much a lack of CPUs as that one waited for one;
 - what is left is "blocked": nothing of it was at work here. Storage, the network or a lock; nobody has said which.
 
 A loader of one's own can say so: `with watch.fetch():` and `with watch.preparation():` in it.
@@ -13,9 +13,12 @@ A loader of one's own can say so: `with watch.fetch():` and `with watch.preparat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+#: Seconds on a CPU, and seconds of waiting for one.
+Used = tuple[float, float]
 
 
 class Waited(NamedTuple):
@@ -55,23 +58,19 @@ def _inwards(batches: Any) -> Iterator[Any]:
 
 @dataclass
 class HelperShares:
-    """How the helpers of a loader spent the time in which it was what the step waited for; at most 1 in all."""
+    """What the busiest of a loader's helpers did while a step waited, as shares of that time: the one whose batch is
+    waited for is at work, or is blocked; others may be done with theirs."""
 
     on_cpu: float = 0.0
     waiting_for_cpu: float = 0.0
-    blocked: float = 1.0
 
-    def update(
-        self, helpers: int, on_cpu_s: float, waited_s: float, window_s: float, wait_s: float, bound: bool
-    ) -> None:
-        """Of a window of `window_s`, `wait_s` of which steps waited. `bound`: they waited in most steps, so the helpers
-        were never done; else they may have been idle for as long as no step waited."""
-        total = helpers * window_s
-        rest = max(0.0, total - on_cpu_s - waited_s)
-        blocked = rest if bound else max(0.0, rest - helpers * max(0.0, window_s - wait_s))
-        whole = on_cpu_s + waited_s + blocked
-        if helpers and whole > 0:
-            self.on_cpu, self.waiting_for_cpu, self.blocked = on_cpu_s / whole, waited_s / whole, blocked / whole
+    def update(self, before: Mapping[str, Used], after: Mapping[str, Used], wall_s: float) -> None:
+        """`before`, `after`: seconds on a CPU and waiting for one, by helper."""
+        did = [(now[0] - before[name][0], now[1] - before[name][1]) for name, now in after.items() if name in before]
+        on_cpu, waiting = max(did, key=sum, default=(0.0, 0.0))
+        # The kernel counts to a tick.
+        whole = max(wall_s, on_cpu + waiting, 1e-9)
+        self.on_cpu, self.waiting_for_cpu = on_cpu / whole, waiting / whole
 
 
 def split(
@@ -99,6 +98,6 @@ def split(
         blocked = rest
     else:
         work, starved = work + rest * shares.on_cpu, starved + rest * shares.waiting_for_cpu
-        blocked = rest * shares.blocked
+        blocked = max(0.0, rest * (1 - shares.on_cpu - shares.waiting_for_cpu))
     found = {"fetch": fetch, "preparation": work, "starved": starved, "blocked": blocked}
     return {cause: seconds for cause, seconds in found.items() if seconds > 0}

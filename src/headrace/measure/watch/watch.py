@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -37,10 +36,11 @@ from headrace.device import BlockDevice
 from headrace.errors import UsageError
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.causes import CAUSES
-from headrace.measure.watch.device import ON_DEVICE, DeviceClock, DeviceStep
-from headrace.measure.watch.host import HostCounters, RunQueue, own_queue
+from headrace.measure.watch.device import DeviceClock, DeviceStep
+from headrace.measure.watch.host import HostCounters
 from headrace.measure.watch.lines import Lines
 from headrace.measure.watch.loader import Source, WatchedLoader
+from headrace.measure.watch.parts import WAIT, Parts
 from headrace.measure.watch.paths import PathWindows
 from headrace.measure.watch.record import WatchHeader, WatchStep
 from headrace.measure.watch.wait import split
@@ -75,7 +75,7 @@ class _Step:
     number: int
     started_s: float
     marks: DeviceStep | None
-    queue: float = 0.0
+    queue_s: float
     spent: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
     window: dict[str, Any] | None = None
@@ -90,47 +90,46 @@ class _Part:
         self._watch, self._cause = watch, cause
 
     def __enter__(self) -> None:
-        self._watch._enter(self._cause)
+        self._watch._parts.enter(self._cause)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watch._leave()
+        self._watch._parts.leave()
 
 
 class _Waiting:
     """A wait for a batch."""
 
     def __init__(self, watch: Watch, source: Source) -> None:
-        self._watch, self._source = watch, source
+        self._watch, self._parts, self._source = watch, watch._parts, source
 
     def __enter__(self) -> None:
-        watch = self._watch
-        watch._enter("wait")
+        self._parts.enter(WAIT)
         teller = self._source.teller
         self._told = teller.waited if teller is not None else None
-        self._cpu, self._queue = watch._used()
+        self._source.waits()
+        self._cpu, self._queue = self._parts.used()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        watch, source = self._watch, self._source
-        cpu, queue = watch._used()
+        parts, source = self._parts, self._source
+        cpu, queue = parts.used()
+        queue = max(0.0, queue - self._queue)
         told = None
         if source.teller is not None and self._told is not None:
             now = source.teller.waited
             told = (now[0] - self._told[0], now[1] - self._told[1], now[2] - self._told[2])
-            watch.add_bytes(told[2])
-        queue = max(0.0, queue - self._queue)
-        wall = watch._leave()
+            self._watch.add_bytes(told[2])
+        wall = parts.leave()
+        source.waited(wall)
         found = split(
             wall, own_cpu_s=max(0.0, cpu - self._cpu), own_queue_s=queue, told=told,
             shares=source.shares if len(source.helpers) else None,
         )  # fmt: skip
-        watch._waited_queue += queue
-        watch._add(found)
-        source.wait_s += wall
-        source.waits += wall > 1e-4
+        parts.waited_queue_s += queue
+        parts.add(found)
 
 
 class Watch:
@@ -169,8 +168,8 @@ class Watch:
         self.world = _number("world", world, "WORLD_SIZE", 1)
         self.steps: deque[WatchStep] = deque(maxlen=KEPT)
         self._now, self._wall = monotonic, wall
-        self._virtual = monotonic is not time.perf_counter
         self._device = _clock(device)
+        self._parts = Parts(monotonic, self._device)
         self._listeners = list(listeners)
         self._watched = list(volumes)
         self._sources: list[Source] = []
@@ -179,18 +178,7 @@ class Watch:
         self._host = HostCounters(monotonic)
         self._paths = PathWindows()
         self._paths.since(self.devices)
-        self._owner: int | None = None
-        self._queue: RunQueue | None = None
-        #: What is being timed, innermost last, and since when.
-        self._stack: list[str] = []
-        self._since = self._now()
-        #: Of parts that the device carries out: since where the innermost one goes, and those around it.
-        self._marks: list[tuple[str, Any]] = []
-        self._spent: dict[str, float] = {}
-        self._in_wait: list[float] = []
-        #: Of parts that lie in a wait: CPU time and run queue delay that are not the wait's.
-        self._aside = self._aside_from = (0.0, 0.0)
-        self._waited_queue = self._queue_at = 0.0
+        self._queue_at = 0.0
         self._step: _Step | None = None
         self._next_number = 0
         self._pending: deque[_Step] = deque()
@@ -198,7 +186,7 @@ class Watch:
         self._count = self._bytes = 0
         self._last_s = 0.0
         self._closed = False
-        self._parts = {cause: _Part(self, cause) for cause in (*CAUSES, "wait")}
+        self._contexts = {cause: _Part(self, cause) for cause in CAUSES}
         self._flushed = self._now()
         self._lines: Lines | None = None
         if folder is not None:
@@ -251,19 +239,23 @@ class Watch:
         self._next_number = self._next_number if number is None else number
         marks = None if self._device is None else DeviceStep(self._device.mark())
         # What was timed between two steps is of the one that follows.
-        started = self._wall() - sum(self._spent.values())
-        self._step = _Step(self._next_number, started, marks, self._queue_s())
+        started = self._wall() - sum(self._parts.spent.values())
+        self._step = _Step(self._next_number, started, marks, self._parts.queue_s())
+        self._parts.in_step, self._parts.marks = True, marks
 
     def end_step(self, *, drop: bool = False) -> None:
         """The step ends without another one. `drop`: it was none."""
         self._own()
         if drop:
-            self._step, self._spent, self._since = None, {}, self._now()
+            self._step = None
+            self._parts.charge()
+            self._parts.in_step = False
+            self._parts.take()
         self._end()
 
     def leave_loop(self, *, drop: bool) -> None:
         """As `end_step`, by a loop that may have been left long ago, or in the middle of anything."""
-        if not self._closed and self._owner == threading.get_ident() and not self._stack:
+        if not self._closed and self._parts.mine and self._parts.innermost is None:
             self.end_step(drop=drop)
 
     def add_bytes(self, count: int) -> None:
@@ -272,33 +264,61 @@ class Watch:
 
     def copy(self) -> Any:
         """Batches go to the device."""
-        return self._parts["copy"]
+        return self._contexts["copy"]
 
     def compute(self) -> Any:
         """Forward, backward, optimizer."""
-        return self._parts["compute"]
+        return self._contexts["compute"]
 
     def collective(self) -> Any:
         """Ranks exchange, where that can be told from computing: for what `backward` of DDP hides in itself,
         `headrace.torch.watching.see_collectives`."""
-        return self._parts["collective"]
+        return self._contexts["collective"]
 
     def checkpoint(self) -> Any:
         """Training stands still for a save: all of a synchronous one; of an asynchronous one the staging, and the wait
         for the one before."""
-        return self._parts["checkpoint"]
+        return self._contexts["checkpoint"]
 
     def restart(self) -> Any:
         """State is restored, before the first step."""
-        return self._parts["restart"]
+        return self._contexts["restart"]
 
     def fetch(self) -> Any:
         """In a loader of one's own, in the thread that trains: it reads."""
-        return self._parts["fetch"]
+        return self._contexts["fetch"]
 
     def preparation(self) -> Any:
         """In a loader of one's own, in the thread that trains: it decodes."""
-        return self._parts["preparation"]
+        return self._contexts["preparation"]
+
+    # ---- for those who watch a loop from outside -------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        """The least number that the next step can have."""
+        return self._next_number + (self._step is not None)
+
+    @property
+    def in_step(self) -> bool:
+        return self._step is not None
+
+    def now(self) -> float:
+        """By the clock of this watch, seconds."""
+        return self._now()
+
+    def recast(self, cause: str, seconds: float) -> None:
+        """So much of what was "other" in this step was `cause`, as is known by now."""
+        self._parts.charge()
+        self._parts.move("other", cause, seconds)
+
+    def gradients_ready(self) -> None:
+        """Called by any thread while the one that trains computes: from here on it may have nothing left to compute."""
+        self._parts.gradients_ready()
+
+    def gradients_exchanged(self) -> None:
+        """Called by any thread: what was ready has been exchanged."""
+        self._parts.gradients_exchanged()
 
     # ---- what others ask -------------------------------------------------------------------------------------------
 
@@ -316,20 +336,18 @@ class Watch:
         """Ends the step that is open, and waits for the device to come by the last mark. Safe to call again."""
         if self._closed:
             return
-        if self._owner in (None, threading.get_ident()):
-            if self._step is None and self._spent:
+        if self._parts.mine:
+            self._parts.leave_all()
+            if self._step is None and self._parts.spent:
                 # A last save, say, behind the last step.
                 self.begin_step()
-            del self._stack[:]
             self._end()
         self._settle(all_of_them=True)
         self._closed = True
         self._activity.close()
         for source in self._sources:
             source.helpers.close()
-        if self._queue is not None:
-            self._queue.close()
-            self._queue = None
+        self._parts.close()
         if self._lines is not None:
             self._lines.close()
 
@@ -341,103 +359,28 @@ class Watch:
     ) -> None:
         self.close()
 
-    # ---- the clock -------------------------------------------------------------------------------------------------
-
-    def _enter(self, cause: str) -> None:
-        if self._owner != threading.get_ident():
-            self._own()
-        self._charge(self._now())
-        self._stack.append(cause)
-        if cause == "wait":
-            self._in_wait.append(0.0)
-        elif self._in_wait and self._stack[-2] == "wait":
-            self._aside_from = self._used()
-        if self._device is not None and cause in ON_DEVICE:
-            mark = self._device.mark()
-            if self._marks:
-                self._part(*self._marks[-1], mark)
-            self._marks.append((cause, mark))
-
-    def _leave(self) -> float:
-        """Of a wait: its seconds, without those of other parts in it."""
-        self._charge(self._now())
-        cause = self._stack.pop()
-        if cause == "wait":
-            return self._in_wait.pop()
-        if self._in_wait and self._stack[-1] == "wait":
-            cpu, queue = self._used()
-            self._aside = (
-                self._aside[0] + cpu - self._aside_from[0], self._aside[1] + queue - self._aside_from[1]
-            )  # fmt: skip
-        if self._device is not None and cause in ON_DEVICE:
-            mark = self._device.mark()
-            self._part(*self._marks.pop(), mark)
-            if self._marks:
-                # The outer one goes on.
-                self._marks[-1] = (self._marks[-1][0], mark)
-        return 0.0
-
-    def _part(self, cause: str, first: Any, last: Any) -> None:
-        if self._step is not None and self._step.marks is not None:
-            self._step.marks.parts.append((cause, first, last))
-
-    def _charge(self, now: float) -> None:
-        spent, self._since = now - self._since, now
-        if not self._stack:
-            if self._step is not None:
-                self._spent["other"] = self._spent.get("other", 0.0) + spent
-            return
-        cause = self._stack[-1]
-        if cause == "wait":
-            self._in_wait[-1] += spent
-            return
-        self._spent[cause] = self._spent.get(cause, 0.0) + spent
-
-    def _add(self, spent: Mapping[str, float]) -> None:
-        for cause, seconds in spent.items():
-            self._spent[cause] = self._spent.get(cause, 0.0) + seconds
+    # ---- the end of a step -----------------------------------------------------------------------------------------
 
     def _own(self) -> None:
-        """Of the thread that calls first."""
-        here = threading.get_ident()
-        if self._owner is None:
-            self._owner, self._queue = here, None if self._virtual else own_queue()
-            self._queue_at = self._queue_s()
-            self._since = self._now()
-        elif self._owner != here:
-            raise UsageError(
-                "a Watch belongs to the thread that trains", expected="one thread", found="a call by another one",
-                next_step="time what other threads do by a loader that tells (`waited`)",
-            )  # fmt: skip
+        self._parts.own()
         if self._closed:
             raise UsageError("the watch is closed", where=self.name)
 
-    def _used(self) -> tuple[float, float]:
-        """CPU time and run queue delay of this thread, without those of parts that lie in waits."""
-        if self._virtual:
-            return 0.0, 0.0
-        return time.thread_time() - self._aside[0], self._queue_s() - self._aside[1]
-
-    def _queue_s(self) -> float:
-        return self._queue.read()[1] if self._queue is not None else 0.0
-
-    # ---- the end of a step -----------------------------------------------------------------------------------------
-
     def _end(self) -> None:
-        now = self._now()
-        self._charge(now)
-        if self._stack:
-            raise UsageError("a step ends inside one of its parts", expected="no part open", found=self._stack[-1])
+        parts = self._parts
+        parts.charge()
+        if parts.innermost is not None:
+            raise UsageError("a step ends inside one of its parts", expected="no part open", found=parts.innermost)
         step, self._step = self._step, None
+        parts.in_step, parts.marks = False, None
         if step is None:
             return
-        step.spent, self._spent = self._spent, {}
         self._starved(step)
-        for source in self._sources:
-            source.steps += 1
-        if self._host.due(now):
+        step.spent = parts.take()
+        if self._host.due(self._now()):
+            started = time.thread_time()
             step.window = self._window()
-            self._host.cost(self._now() - now)
+            self._host.cost(0.0 if parts.by_hand else time.thread_time() - started)
         self._next_number = step.number + 1
         if step.marks is not None and self._device is not None:
             step.marks.end = self._device.mark()
@@ -446,24 +389,19 @@ class Watch:
 
     def _starved(self, step: _Step) -> None:
         """What the thread waited for a CPU elsewhere than in waits for data is no computing."""
-        queued = self._queue_s() - step.queue - self._waited_queue
-        self._waited_queue = 0.0
-        causes = ("other",) if self._device is not None else ("other", "compute", "collective")
-        for cause in causes:
-            taken = min(max(0.0, queued), step.spent.get(cause, 0.0))
-            if taken > 0:
-                step.spent[cause] -= taken
-                step.spent["starved"] = step.spent.get("starved", 0.0) + taken
-                queued -= taken
+        parts = self._parts
+        queued = parts.queue_s() - step.queue_s - parts.waited_queue_s
+        parts.waited_queue_s = 0.0
+        for cause in ("other",) if self._device is not None else ("other", "compute", "collective"):
+            queued -= parts.move(cause, "starved", queued)
 
     def _window(self) -> dict[str, Any]:
         window = self._host.since()
         for source in self._sources:
-            for key, value in source.look(window["window_s"]).items():
+            for key, value in source.counters().items():
                 window[key] = value if isinstance(value, bool) else window.get(key, 0) + value
-        if self._queue is not None:
-            last, self._queue_at = self._queue_at, self._queue_s()
-            window["run_queue_s"] = round(self._queue_at - last, 6)
+        last, self._queue_at = self._queue_at, self._parts.queue_s()
+        window["run_queue_s"] = round(self._queue_at - last, 6)
         now = self._now()
         if now - self._activity_at >= 1.0 and (busy := self._activity.since()) is not None:
             window["sm_activity"] = round(busy, 4)
