@@ -23,7 +23,8 @@ def test_what_the_guide_says_works(
     for block in re.findall(r"^```python\n(.*?)^```", GUIDE, re.M | re.S):
         exec(compile(block, "docs/guides/watch.md", "exec"), {})
     said = capsys.readouterr().out
-    assert said.startswith("Storage is your problem: fetch stall") and "With storage of 476.8 MiB/s utilisation would" in said
+    assert said.startswith("Storage is your problem: fetch stall")
+    assert "With storage of 476.8 MiB/s utilisation would" in said
     lines = [line for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.M | re.S) for line in block.splitlines()]
     assert len(lines) == 4
     for line in lines:
