@@ -35,18 +35,18 @@ def see_collectives(
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise UsageError("see_collectives", expected="a model in DistributedDataParallel", found=type(model).__name__)
 
-    def timed(given: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def timed(given: Any, bucket: Any) -> Any:
         watch.gradients_ready()
-        future: Any = hook(given, bucket)
 
         def done(finished: Any) -> Any:
             watch.gradients_exchanged()
             return finished.value()
 
-        then: torch.futures.Future[torch.Tensor] = future.then(done)
-        return then
+        future: Any = hook(given, bucket)
+        return future.then(done)
 
-    model.register_comm_hook(state, timed)
+    # DDP looks at annotations, and does not read those that are text.
+    model.register_comm_hook(state, lambda given, bucket: timed(given, bucket))
 
 
 def watch_trainer(trainer: Any, watch: Watch, loader: Any = None) -> None:
