@@ -25,6 +25,7 @@ SUITES = {
     "feed": "batches of tokens for a training loop, beside the loaders of PyPI (makes .venv-peers when first run)",
     "dlio": "the DLIO benchmark from a volume over a shaped link (makes .venv-dlio when first run)",
     "records": "records of 0.1 to 15 MB in random order over a shaped link, beside a bare socket",
+    "watch": "what headrace.measure.Watch costs a loop of short steps, and how good its predictions are",
     "soak": "whether memory or descriptors grow over many connects and half an hour of verified traffic",
 }
 

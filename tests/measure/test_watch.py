@@ -204,6 +204,7 @@ def test_what_a_device_does_is_timed_there() -> None:
 def test_a_wait_is_taken_apart_by_what_was_at_work() -> None:
     plain: dict[str, Any] = {"own_cpu_s": 0.0, "own_queue_s": 0.0, "told": None, "shares": None}
     assert split(1.0, **plain) == {"blocked": 1.0}
+    assert split(1.0, **plain, slept=False) == {"starved": 1.0}
     assert split(1.0, **{**plain, "own_cpu_s": 0.75}) == {"preparation": 0.75, "blocked": 0.25}
     assert split(1.0, **{**plain, "own_cpu_s": 5.0, "own_queue_s": 0.25}) == {"preparation": 0.75, "starved": 0.25}
     told = split(1.0, **{**plain, "told": (0.5, 0.75, 9), "own_cpu_s": 0.25})

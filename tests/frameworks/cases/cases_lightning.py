@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader
 from headrace.checkpoint import CheckpointId, list_checkpoints
 from headrace.checkpoint.retention import pin, unpin
 from headrace.errors import CheckpointFailed, ObjectNotFound, UsageError, VolumeFull
+from headrace.measure import Watch
 from headrace.torch import Epochs, OrderSampler
 from headrace.torch.lightning import VolumeCheckpointIO, VolumeModelCheckpoint
+from headrace.torch.lightning_watch import WatchCallback
 from headrace.volume import Volume
 from tests.frameworks.cases.job import (
     BATCH,
@@ -203,3 +205,27 @@ def test_lightning_with_accumulation_on_one_rank(job: Job, order: Order) -> None
 
 def test_a_sampler_that_lightning_would_deal_out_again(job: Job) -> None:
     assert all("deal that out once more" in said for said in crew.run(2, twice, job))
+
+
+def test_a_watched_lightning_says_what_its_steps_waited_for(job: Job) -> None:
+    warnings.simplefilter("ignore")
+    job = replace(job, accumulation=2)
+    with job.volume() as volume, job.loader(volume) as loader, Watch(device=None) as watch:
+        callback = WatchCallback(watch, loader)
+        saves = ModelCheckpoint(
+            dirpath=job.folder / "watched", every_n_train_steps=SAVE_EVERY, save_top_k=-1, filename="{step}"
+        )  # fmt: skip
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_steps=job.steps, callbacks=[callback, saves], logger=False,
+            enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2,
+            default_root_dir=job.folder,
+        )  # fmt: skip
+        trainer.fit(Model(tiny_gpt()), Epochs(loader))
+        # Whoever looked at the trainer's profiler before looks at it again.
+        assert "start" not in vars(trainer.profiler)
+    assert [step.step for step in watch.steps] == list(range(1, job.steps + 1))
+    assert all(step["compute"] + step["starved"] > 0 for step in watch.steps)
+    saved = {step.step for step in watch.steps if step["checkpoint"] > 0}
+    assert saved and saved <= set(range(SAVE_EVERY, job.steps + 1, SAVE_EVERY))
+    assert sum(step.bytes for step in watch.steps) >= (job.steps - 2) * BATCH * 33 * 2
+    assert all(step["blocked"] == 0 for step in watch.steps)

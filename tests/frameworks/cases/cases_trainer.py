@@ -12,6 +12,9 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import DatasetError, ObjectNotFound, UsageError
+from headrace.measure import Watch
+from headrace.measure.watch.join import attribute
+from headrace.measure.watch.record import files_of
 from headrace.torch import (
     DocumentLoader,
     Epochs,
@@ -22,6 +25,7 @@ from headrace.torch import (
     checkpoint_trainer,
     feed_trainer,
 )
+from headrace.torch.watching import watch_trainer
 from headrace.volume import Volume
 from tests.frameworks.cases.job import (
     BATCH,
@@ -194,3 +198,20 @@ def test_documents_lose_what_the_document_loader_says(job: Job) -> None:
         logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
         wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     assert torch.allclose(got, wanted)
+
+
+def test_a_watched_trainer_says_what_its_steps_waited_for(job: Job) -> None:
+    with job.volume() as volume, job.loader(volume) as loader, Watch(job.folder / "watch", device=None) as watch:
+        trainer = Trainer(model=tiny_gpt(), args=_arguments(job, 1))
+        feed_trainer(trainer, Epochs(loader, form=causal))
+        checkpoint_trainer(trainer, job.uri, "watched")
+        watch_trainer(trainer, watch, loader)
+        trainer.train()
+    assert [step.step for step in watch.steps] == list(range(1, job.steps + 1))
+    # On a busy machine a step may have done nothing but wait for a CPU.
+    assert all(step["compute"] + step["starved"] > 0 for step in watch.steps)
+    saved = {step.step for step in watch.steps if step["checkpoint"] > 0}
+    assert saved and saved <= {*range(SAVE_EVERY, job.steps + 1, SAVE_EVERY), job.steps}
+    assert sum(step.bytes for step in watch.steps) == job.steps * BATCH * (LENGTH + 1) * 2
+    assert all(step["blocked"] == 0 for step in watch.steps), "a loader of headrace tells"
+    assert attribute(files_of([job.folder / "watch"])).steps == job.steps

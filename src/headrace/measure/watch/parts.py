@@ -6,6 +6,7 @@ one inside it, so that the device's time is divided in the same way.
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -68,6 +69,10 @@ class Parts:
     def queue_s(self) -> float:
         """For how long the thread could have run and did not, since it began."""
         return self._queue.read()[1] if self._queue is not None else 0.0
+
+    def sleeps(self) -> int:
+        """How often the thread has let go of its CPU to wait for something."""
+        return 0 if self.by_hand else resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
     def used(self) -> tuple[float, float]:
         """CPU time and run queue delay of the thread, without those of parts that lie in waits."""

@@ -6,7 +6,8 @@ Loaders of headrace say how long they waited for reads. Of any other one this is
   run queue delay): preparation, and a lack of CPUs;
 - what the loader's helpers, its threads and processes, did meanwhile: as much of the rest is preparation as the busiest
   of them was on a CPU, and as much a lack of CPUs as that one waited for one;
-- what is left is "blocked": nothing of it was at work here. Storage, the network or a lock; nobody has said which.
+- what is left is "blocked", if the thread slept at all: nothing of the loader was at work here. Storage, the network or
+  a lock; nobody has said which.
 
 A loader of one's own can say so: `with watch.fetch():` and `with watch.preparation():` in it.
 """
@@ -80,9 +81,11 @@ def split(
     own_queue_s: float,
     told: tuple[float, float, int] | None,
     shares: HelperShares | None,
+    slept: bool = True,
 ) -> dict[str, float]:
     """By cause; together `wall_s`. `own_cpu_s`, `own_queue_s`: of the thread that waited. `told`: what a loader that
-    tells counted in this wait. `shares`: of its helpers, where it has some."""
+    tells counted in this wait. `shares`: of its helpers, where it has some. `slept`: the thread let go
+    of its CPU to wait for something; else what is left is time in which the machine ran something else."""
     starved = min(wall_s, own_queue_s)
     own = min(wall_s - starved, own_cpu_s)
     rest = max(0.0, wall_s - starved - own)
@@ -94,6 +97,8 @@ def split(
         busy = shares.on_cpu + shares.waiting_for_cpu if shares is not None else 0.0
         for_cpu = waits * shares.waiting_for_cpu / busy if shares is not None and busy > 0 else 0.0
         starved, work = starved + for_cpu, work + waits - for_cpu
+    elif not slept:
+        starved += rest
     elif shares is None:
         blocked = rest
     else:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 MOST_PENDING = 64
 #: Lines are written at least as often.
 FLUSH_S = 1.0
+#: What waits for batches are taken apart into, a lack of CPUs among it.
+_OF_WAITS = ("fetch", "blocked", "preparation", "starved")
 #: Steps that stay in memory.
 KEPT = 10_000
 
@@ -109,6 +111,7 @@ class _Waiting:
         teller = self._source.teller
         self._told = teller.waited if teller is not None else None
         self._source.waits()
+        self._sleeps = self._parts.sleeps()
         self._cpu, self._queue = self._parts.used()
 
     def __exit__(
@@ -116,6 +119,7 @@ class _Waiting:
     ) -> None:
         parts, source = self._parts, self._source
         cpu, queue = parts.used()
+        slept = parts.by_hand or parts.sleeps() > self._sleeps
         queue = max(0.0, queue - self._queue)
         told = None
         if source.teller is not None and self._told is not None:
@@ -126,7 +130,7 @@ class _Waiting:
         source.waited(wall)
         found = split(
             wall, own_cpu_s=max(0.0, cpu - self._cpu), own_queue_s=queue, told=told,
-            shares=source.shares if len(source.helpers) else None,
+            shares=source.shares if len(source.helpers) else None, slept=slept,
         )  # fmt: skip
         parts.waited_queue_s += queue
         parts.add(found)
@@ -388,12 +392,16 @@ class Watch:
         self._settle()
 
     def _starved(self, step: _Step) -> None:
-        """What the thread waited for a CPU elsewhere than in waits for data is no computing."""
+        """What the thread waited for a CPU elsewhere than in waits for data is no computing, nor anything else that
+        was timed. The kernel was not asked at each part: it is taken from all of them alike."""
         parts = self._parts
         queued = parts.queue_s() - step.queue_s - parts.waited_queue_s
         parts.waited_queue_s = 0.0
-        for cause in ("other",) if self._device is not None else ("other", "compute", "collective"):
-            queued -= parts.move(cause, "starved", queued)
+        timed = {cause: seconds for cause, seconds in parts.spent.items() if cause not in _OF_WAITS and seconds > 0}
+        whole = sum(timed.values())
+        if queued > 0 and whole > 0:
+            for cause, seconds in timed.items():
+                parts.move(cause, "starved", seconds * min(1.0, queued / whole))
 
     def _window(self) -> dict[str, Any]:
         window = self._host.since()

@@ -1,0 +1,170 @@
+"""What watching costs a training loop, and how good its predictions are.
+
+Overhead: steps of 10 ms (a clock that is waited for), with a watch that writes its file, three parts a step and a
+loader with a thread, and without; interleaved pairs. What a watched step takes longer is the watch. CPU time of the
+thread that trains is told beside it, which a busy machine changes less.
+
+Prediction: a loop that computes for C and reads ahead from storage of a rate, over a grid of both; for each compute
+time the three runs of the differential mode at one rate, and from them the utilisation at the others, told before they
+are measured.
+"""
+
+from __future__ import annotations
+
+import queue
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure
+from benchmarks.pairs import interleaved
+from headrace.measure import Watch, differential, synthetic
+
+STEP_S = 0.010
+BATCH_BYTES = 1_000_000
+
+
+def _until(moment: float) -> None:
+    """Sleeps for the most of it, and spins for the rest: to some microseconds."""
+    left = moment - time.perf_counter()
+    if left > 0.0005:
+        time.sleep(left - 0.0004)
+    while time.perf_counter() < moment:
+        pass
+
+
+class _Ahead:
+    """Batches by a thread that reads two ahead, from storage of `rate` bytes a second; None: at once."""
+
+    def __init__(self, count: int, rate: float | None = None) -> None:
+        self.count, self.rate = count, rate
+
+    def __iter__(self) -> Iterator[int]:
+        made: queue.Queue[int] = queue.Queue(2)
+
+        def run() -> None:
+            due = time.perf_counter()
+            for number in range(self.count):
+                if self.rate is not None:
+                    due = max(due + BATCH_BYTES / self.rate, time.perf_counter())
+                    time.sleep(max(0.0, due - time.perf_counter()))
+                made.put(number)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        for _ in range(self.count):
+            yield made.get()
+        thread.join()
+
+
+def _work(step_s: float) -> None:
+    """As much as a step has to do, whenever it begins."""
+    _until(time.perf_counter() + step_s)
+
+
+def _bare(steps: int) -> float:
+    started = time.perf_counter()
+    for _ in _Ahead(steps):
+        _work(STEP_S / 2)
+        _work(STEP_S / 4)
+        _work(STEP_S / 4)
+    return steps / (time.perf_counter() - started)
+
+
+def _watched(steps: int, folder: Path) -> float:
+    with Watch(folder, device=None) as watch:
+        started = time.perf_counter()
+        for _ in watch.loader(_Ahead(steps), batch_bytes=BATCH_BYTES):
+            with watch.copy():
+                _work(STEP_S / 2)
+            with watch.compute():
+                _work(STEP_S / 4)
+            with watch.collective():
+                _work(STEP_S / 4)
+        return steps / (time.perf_counter() - started)
+
+
+def overhead(quick: bool) -> Iterator[Figure]:
+    rounds, steps = (5, 100) if quick else (15, 200)
+    with tempfile.TemporaryDirectory(prefix="headrace-watch-") as folder:
+        pairs = interleaved(lambda: _watched(steps, Path(folder)), lambda: _bare(steps), rounds)
+        cpu = _cpu_of_a_step(Path(folder), 100 if quick else 500)
+    shares = [1 / ratio - 1 for ratio in pairs.ratios]
+    yield Figure(
+        suite="watch", figure="overhead", value=statistics.median(shares), unit="of a step of 10 ms", at_most=0.01,
+        samples=shares, noise=pairs.noise, ours=statistics.median(pairs.ours), peer=statistics.median(pairs.peer),
+        measured_in="steps/s",
+    )  # fmt: skip
+    yield Figure(
+        suite="watch", figure="overhead_cpu", value=cpu / STEP_S, unit="of a step of 10 ms, CPU time of the thread",
+        at_most=0.01,
+    )  # fmt: skip
+
+
+def _cpu_of_a_step(folder: Path, steps: int) -> float:
+    """CPU seconds of the thread that trains, a step, for the watch alone: loops that do nothing but sleep."""
+
+    def bare() -> None:
+        for _ in _Ahead(steps):
+            time.sleep(STEP_S)
+
+    def watched() -> None:
+        with Watch(folder, device=None) as watch:
+            for _ in watch.loader(_Ahead(steps), batch_bytes=BATCH_BYTES):
+                with watch.copy(), watch.compute(), watch.collective():
+                    time.sleep(STEP_S)
+
+    def used(loop: Callable[[], None]) -> float:
+        begun = time.thread_time()
+        loop()
+        return time.thread_time() - begun
+
+    differences = [used(watched) - used(bare) for _ in range(3)]
+    return statistics.median(differences) / steps
+
+
+def prediction(quick: bool) -> Iterator[Figure]:
+    """The largest difference of predicted and measured utilisation, in points, over the grid."""
+    steps = 40 if quick else 100
+    computes = (0.005, 0.01) if quick else (0.005, 0.01, 0.02)
+    factors: Sequence[float] = (0.4, 0.7, 1.5) if quick else (0.3, 0.5, 0.7, 0.9, 1.2, 2.0)
+    errors: list[float] = []
+    inside = 0
+    for compute_s in computes:
+
+        def loop(watch: Watch, batches: Any, compute_s: float = compute_s) -> None:
+            for _ in watch.loader(batches, batch_bytes=BATCH_BYTES):
+                with watch.compute():
+                    _work(compute_s)
+
+        rate = BATCH_BYTES / compute_s
+        loaders = {"synthetic": synthetic(None, steps), "cached": _Ahead(steps), "storage": _Ahead(steps, rate / 2)}
+        found = differential(loop, loaders, device=None)
+        told = {factor: found.predict(rate * factor) for factor in factors}
+        for factor, predicted in told.items():
+            with Watch(device=None) as watch:
+                loop(watch, _Ahead(steps, rate * factor))
+            walls = [step.wall_s for step in watch.steps][3:]
+            measured = min(1.0, found.synthetic.mean_s / statistics.fmean(walls))
+            errors.append(abs(predicted.utilisation - measured) * 100)
+            inside += predicted.low - 0.005 <= measured <= predicted.high + 0.005
+    yield Figure(
+        suite="watch", figure="prediction", value=max(errors), unit="points of utilisation, the worst", at_most=5.0,
+        samples=errors,
+    )  # fmt: skip
+    yield Figure(
+        suite="watch", figure="prediction_inside", value=inside / len(errors), unit="of them inside what was told"
+    )
+
+
+FIGURES = {"overhead": overhead, "prediction": prediction}
+
+
+def run(quick: bool = False, only: Sequence[str] = ()) -> Iterator[Figure]:
+    for name, figure in FIGURES.items():
+        if not only or name in only:
+            yield from figure(quick)
