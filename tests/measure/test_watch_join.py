@@ -150,6 +150,9 @@ def test_the_last_steps_of_every_rank_are_followed(tmp_path: Path) -> None:
     found = recent(paths)
     assert 100 < found.steps < 5000 and found.share("fetch") > 0.2
     assert max(each.step for each in found.worst) <= 4989
+    # One that is about to write its first line.
+    (tmp_path / "rank-00009.jsonl").write_text("")
+    assert recent(files_of([tmp_path])).steps == found.steps
     (tmp_path / "rank-00002.jsonl").write_text(json.dumps(header(2, 3)) + "\n")
     assert recent(files_of([tmp_path])).steps == 0
 

@@ -406,7 +406,10 @@ def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
     ranks: dict[int, dict[int, WatchStep]] = {}
     headers: dict[int, WatchHeader] = {}
     for path in paths:
-        header, steps = _tail(path)
+        tail = _tail(path)
+        if tail is None:
+            continue
+        header, steps = tail
         headers[header.rank] = header
         ranks[header.rank] = steps
     numbers = set.intersection(*(set(steps) for steps in ranks.values())) if ranks else set()
@@ -416,9 +419,13 @@ def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
     return found
 
 
-def _tail(path: Path) -> tuple[WatchHeader, dict[int, WatchStep]]:
+def _tail(path: Path) -> tuple[WatchHeader, dict[int, WatchStep]] | None:
+    """None: its rank is about to write the first line."""
     with path.open("rb") as file:
-        header = parse_line(_text(file.readline(LINE_BYTES)), f"{path}, line 1")
+        first = file.readline(LINE_BYTES)
+        if not first.endswith(b"\n") and len(first) < LINE_BYTES:
+            return None
+        header = parse_line(_text(first), f"{path}, line 1")
         if not isinstance(header, WatchHeader):
             raise UsageError("not a file of a watch", where=str(path), expected="what headrace.measure.Watch writes")
         begin = max(file.tell(), file.seek(0, 2) - TAIL_BYTES)
