@@ -48,6 +48,16 @@ def test_no_save_begins_before_the_one_before_it_is_committed() -> None:
     assert slow.lost == pytest.approx(0.1 / 500 + (250 + 500 + 100) / 10_000)
 
 
+def test_what_a_save_gave_away_to_reads_bounds_nothing() -> None:
+    gave_way = best_interval(blocked_s=0.1, committed_s=500.0, storage_s=20.0, mtbf_s=10_000.0)
+    alone = best_interval(blocked_s=0.1, committed_s=20.0, mtbf_s=10_000.0)
+    assert gave_way.seconds == alone.seconds and gave_way.bound == "failures"
+    # What is lost with a failure is more all the same.
+    assert gave_way.lost == pytest.approx(alone.lost + 480 / 10_000)
+    slow = best_interval(blocked_s=0.1, committed_s=500.0, storage_s=200.0, mtbf_s=10_000.0)
+    assert (slow.seconds, slow.bound) == (200.0, "storage") and "it takes 3.3 min" in str(slow)
+
+
 @pytest.mark.parametrize("wrong", [{"mtbf_s": 0.0}, {"blocked_s": -1.0}, {"committed_s": math.inf}])
 def test_what_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):

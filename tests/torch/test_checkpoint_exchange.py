@@ -126,11 +126,38 @@ def meetings(rank: Rank, _: None) -> bytes:
         time.sleep(0.5)
     exchange = exchange_of(rank)
     with exchange.meeting():
-        return exchange.round("first", b"%d" % rank.rank, lambda all: [b"+".join(all)] * 2)
+        word = f"{exchange.token}/word"
+        with exchange.watch(lambda _: None):
+            if rank.rank:
+                exchange.give_up(CheckpointFailed("this rank has left"))
+        found = exchange.round("first", b"%d" % rank.rank, lambda all: [b"+".join(all)] * 2)
+    dist.barrier()
+    assert not exchange._store.check([word]), "nobody takes it away any more"
+    return found
 
 
 def test_a_rank_that_gave_up_is_waited_for_when_it_comes_again() -> None:
     assert run(2, meetings, None) == [b"0+1"] * 2
+
+
+def test_a_meeting_that_loses_the_store_tells_what_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 was there, and cannot be told any more that rank 2 did not come."""
+    import torch.distributed as dist
+
+    exchange = StoreExchange(dist.HashStore(), "test", 0, 3, stall_s=20.0, deadline_s=0.1)
+    exchange._store.set("here/1", b"1")
+    get = exchange._store.get
+    left = [1]
+
+    def gone(key: str) -> bytes:
+        if not left:
+            raise dist.DistStoreError("gone")
+        left.clear()
+        return get(key)
+
+    monkeypatch.setattr(exchange._store, "get", gone)
+    with pytest.raises(CheckpointFailed, match="rank 2 did not finish within"), exchange.meeting():
+        pass
 
 
 def taken_back(rank: Rank, _: None) -> str:

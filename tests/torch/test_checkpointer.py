@@ -19,10 +19,12 @@ import torch
 from headrace.checkpoint import list_checkpoints
 from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectNotFound, UsageError, VolumeFull
 from headrace.torch import Checkpointer, Preemption, VolumeReader, VolumeWriter, WriterOptions
-from headrace.torch.job.saving import Costs, Schedule
-from headrace.volume import Volume
+from headrace.torch.job.saving import Cost, Costs, Schedule
+from headrace.torch.save.options import SaveReport
+from headrace.torch.save.pacing import PaceReport
+from headrace.volume import Volume, hunger
 from tests.torch.test_dcp_hazards import flip_a_bit
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 #: So that a tensor is longer than a checksum block, and damage in its middle nobody else's.
 WIDE = 9000
@@ -229,6 +231,10 @@ def test_a_job_that_goes_back_goes_on_from_there(
         checkpointer.wait()
         assert (checkpointer.latest(), steps_of(uris)) == (6, [4, 5, 6])
         weight = job.model[0].weight.detach().clone()
+        # And once more, with no save in between.
+        assert checkpointer.restore(5, **job.parts) == 5
+        job.steps(1)
+        assert checkpointer.due(6)
     unbroken = Job(1)
     unbroken.steps(6)
     assert torch.equal(weight, unbroken.model[0].weight)
@@ -249,12 +255,13 @@ def test_a_job_that_goes_back_goes_on_from_there(
 
 def test_what_was_damaged_on_the_way_is_read_again(uris: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(1)
-    with Checkpointer(uris, "run") as checkpointer:
+    with Checkpointer(uris, "run", options=WriterOptions(stall_s=7.0, deadline_s=70.0)) as checkpointer:
         checkpointer.save(1, **job.parts)
         checkpointer.save(2, **job.parts)
         whole, bad = VolumeReader.load, [True]
 
         def load(*arguments: Any, **options: Any) -> Any:
+            assert (arguments[0]._stall_s, arguments[0]._timeout_s) == (7.0, 70.0), "as patient as with saves"
             if bad:
                 bad.clear()
                 raise ChecksumMismatch("bytes of a checkpoint were damaged on the way, a second reading was good")
@@ -357,10 +364,65 @@ def test_the_interval_follows_from_what_saves_cost(uris: list[str], caplog: pyte
     schedule = Schedule("auto", 1e9, costs)
     schedule.begun()
     assert not schedule.due(2), "none was measured yet"
-    for cost in ((1000.0, 1000.0), (0.0, 0.0)):
-        costs.note(*cost)
+    for seconds in (1000.0, 0.0):
+        costs.note(Cost(blocked_s=seconds, committed_s=seconds, writing_s=0.0, around_s=0.0))
     # The first one, with all that is made once, does not count.
-    assert costs.measured == (0.0, 0.0) and schedule.due(3)
+    assert schedule.due(3)
+
+
+def test_what_saves_give_away_to_reads_does_not_lengthen_the_interval() -> None:
+    report = SaveReport(
+        checkpoint_id="run/step-1", rank=0, ranks=2, data_bytes=1, object_bytes=1, rewritten_bytes=0, grant_seconds=1.0,
+        stage_seconds=1.0, write_seconds=300.0, wait_seconds=100.0,
+        pacing=PaceReport(
+            feed_seconds=250.0, target_seconds=30.0, learning_seconds=1.0, pressed_bytes=0, hurried_bytes=0,
+            within_seconds=300.0, piece_bytes=1, piece_seconds=None,
+        ),
+    )  # fmt: skip
+    costs = Costs()
+    costs.note(Cost.of(report, blocked_s=0.001, committed_s=405.0))
+    schedule = Schedule("auto", 1000.0, costs)
+    interval = schedule.interval()
+    # 281 of 300 s were given away, and 100 s another rank was waited for.
+    assert interval is not None and (interval.seconds, interval.committed_s) == (4.0 + 20.0, 405.0)
+    # Until it is known that the other rank itself takes longer.
+    assert schedule.mine(rank=1) == (20.0, 0.0) and schedule.mine(rank=0) == (20.0, 24.0)
+    schedule.agreed(90.0, 24.0)
+    slower = schedule.interval()
+    assert slower is not None and slower.seconds == 4.0 + 90.0
+    assert schedule.left_s is None
+    schedule.begun()
+    assert schedule.left_s is not None and 0 < schedule.left_s <= 24.0
+
+
+class Starved:
+    """A feed that has nothing."""
+
+    def batches_ahead(self) -> list[bool]:
+        return [False]
+
+
+def test_the_first_save_measures_and_later_ones_have_until_the_next(
+    uris: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, model = Starved(), torch.nn.Linear(1200, 1000)
+    monkeypatch.setattr(hunger, "_reading", {})
+    hunger.join(feed)
+    with Checkpointer(uris, "run", interval="auto", mtbf_s=1e4) as checkpointer:
+        checkpointer.restore("latest", model)
+        assert checkpointer.due(1)
+        checkpointer.save(1)
+        # Nobody waits for it, and the feed would hold it up for minutes.
+        until(lambda: not checkpointer._writer._busy(), "the first save is committed")
+        assert not checkpointer.due(2)
+        interval = checkpointer._schedule.interval()
+        checkpointer.save(2)
+        until(lambda: checkpointer._writer.describe()["pacing"] is not None, "it is being written")
+        within_s = checkpointer._writer.describe()["pacing"]["within_seconds"]
+        report = checkpointer.wait()
+        assert interval is not None and report is not None and report.pacing is not None
+        assert 0 < within_s <= min(0.8 * interval.seconds, 300.0)
+        assert report.pacing.hurried_bytes > 0, "it was waited for"
 
 
 def test_a_signal_is_noted_and_its_handler_is_put_back(uris: list[str]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import UsageError
 from headrace.torch import WriterOptions
-from headrace.torch.save.pacing import Awaited, Pacer, within_seconds
+from headrace.torch.save.pacing import Awaited, Pacer, Rhythm, within_seconds
 from headrace.torch.save.window import LEAST, SMALLEST_BYTES, DelayWindow
 from headrace.volume import hunger
 
@@ -217,6 +217,33 @@ def test_whatever_holds_it_up_a_save_ends_in_time(within_s: float, dry: list[boo
     _, ended = written(pacer, clock, seconds_a_piece)
     # It cannot be faster than its pieces are, one at a time.
     assert ended <= within_s * 17 / 16 + 1 + TOTAL / SMALLEST_BYTES * seconds_a_piece
+
+
+@pytest.mark.parametrize(("intervals_s", "known"), [([40.0, 10.0, 10.0, 20.0], True), ([20.0] * 4, False)])
+def test_a_save_that_gives_way_ends_before_the_next_one_is_due(intervals_s: list[float], known: bool) -> None:
+    """With its flush, whatever holds it up: where somebody knows when that is, and where the last ones tell."""
+    clock = Clock()
+    rhythm = Rhythm(clock)
+    assert rhythm.left_s is None
+    for interval_s in intervals_s:
+        began = clock.now
+        # A longer one among the last says nothing where it is known.
+        rhythm.begin(interval_s if known else None)
+        clock.now += 0.5
+        left_s = rhythm.left_s
+        assert (left_s is None) == (not known and not began), "nobody knows with the first"
+        if left_s is not None:
+            within_s = within_seconds(600.0, left_s, TOTAL, None)
+            pacer = Pacer(
+                TOTAL, within_s=within_s, hurry=threading.Event(), dry=lambda: True, clock=clock, sleep=clock.sleep
+            )
+            written(pacer, clock, 0.003)
+            clock.now += 3.0
+            rhythm.closing_s = pacer.since_answered_s
+            assert clock.now < began + interval_s
+            # It took what it was let: the feed got the rest.
+            assert pacer.report().feed_seconds > 0.6 * left_s
+        clock.now = began + interval_s
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,16 @@ class MegatronCheckpoints:
     Args:
         volume: address of the volume, of each member, or an open `Volume`.
         run: checkpoints are `run/step-N`; `headrace checkpoint` lists and verifies them as any other.
-        options: `keep_last`, `overwrite` and so on, of the writer.
+        options: `keep_last`, `overwrite` and so on, of the writer; loads have the same `stall_s` and `deadline_s`.
     """
 
     def __init__(
         self, volume: VolumeLike, run: str, *, run_id: str | None = None, options: WriterOptions | None = None
     ) -> None:
         self._run = run
+        options = options or WriterOptions()
         self._writer = VolumeWriter(volume, run, run_id=run_id, options=options)
-        self._reader = VolumeReader(volume, run)
+        self._reader = VolumeReader(volume, run, timeout_s=options.deadline_s, stall_s=options.stall_s)
         self.last_save: SaveReport | None = None
         self.last_load: LoadReport | None = None
 

@@ -36,7 +36,7 @@ from headrace.errors import CheckpointFailed, HeadraceError, UsageError
 from headrace.torch.job.certificate import RestartCertificate
 from headrace.torch.job.preemption import Preemption, SignalWatch
 from headrace.torch.job.restoring import OnDamage, restore
-from headrace.torch.job.saving import Costs, Every, SaveUnderWay, Schedule, say_what_became
+from headrace.torch.job.saving import Cost, Costs, Every, SaveUnderWay, Schedule, say_what_became
 from headrace.torch.job.training_state import Optimizers, Parts, collect
 from headrace.torch.ranks.agreement import Ranks
 from headrace.torch.ranks.attachment import Attachment, VolumeLike
@@ -143,7 +143,7 @@ class Checkpointer:
         self._settle()
         parts = Parts.of(model, optimizer, loader, extra)
         self._parts = parts
-        done = restore(self._volume, self.run, which, parts, self._ranks, on_damage)
+        done = restore(self._volume, self.run, which, parts, self._ranks, on_damage, self._options)
         if self._options.retention is not None and parts.model is not None:
             self._writer.reserve(collect(parts, 0, self._ranks))
         if done is None:
@@ -232,7 +232,9 @@ class Checkpointer:
         stop = left_s is not None
         due = self._ranks.rank == 0 and self._schedule.due(step)
         late_s = math.inf if left_s is None else left_s
-        highest = self._ranks.highest([stop, due, step, -step, -late_s], f"agreeing on what to do behind step {step}")
+        mine = [stop, due, step, -step, -late_s, *self._schedule.mine(self._ranks.rank)]
+        highest = self._ranks.highest(mine, f"agreeing on what to do behind step {step}")
+        self._schedule.agreed(*highest[5:])
         if highest[2] != -highest[3]:
             raise UsageError(
                 "the ranks are at different steps",
@@ -289,9 +291,12 @@ class Checkpointer:
     def _begin(self, step: int, parts: Parts) -> None:
         began = time.perf_counter()
         self._schedule.begun()
+        measures = self._schedule.measures
         state = collect(parts, step, self._ranks)
         self._parts = parts
-        future = self._writer.async_save(state, str(CheckpointId(self.run, step)))
+        future = self._writer.async_save(state, str(CheckpointId(self.run, step)), next_s=self._schedule.left_s)
+        if measures:
+            self._writer.hurry()
         # The next thing may be the optimizer's step: where a copy from an accelerator was only begun, it is waited for.
         self._writer.wait_for_staging()
         save = SaveUnderWay(step=step, future=future, began=began, blocked_s=time.perf_counter() - began)
@@ -299,7 +304,7 @@ class Checkpointer:
 
         def done(_: object) -> None:
             if future.exception() is None:
-                self._costs.note(save.blocked_s, time.perf_counter() - began)
+                self._costs.note(Cost.of(future.result(), save.blocked_s, time.perf_counter() - began))
             if self._ranks.rank == 0:
                 say_what_became(save, self.run)
 

@@ -21,6 +21,7 @@ from headrace.torch.job.training_state import Parts, Planner, put_back, tensors_
 from headrace.torch.load.reader import VolumeReader
 from headrace.torch.ranks.agreement import Ranks
 from headrace.torch.ranks.attachment import Attachment, VolumeLike
+from headrace.torch.save.options import WriterOptions
 from headrace.volume import Volume
 
 OnDamage = Literal["raise", "previous"]
@@ -53,9 +54,16 @@ class Restored:
 
 
 def restore(
-    volume: VolumeLike, run: str, which: int | str, parts: Parts, ranks: Ranks, on_damage: OnDamage
+    volume: VolumeLike,
+    run: str,
+    which: int | str,
+    parts: Parts,
+    ranks: Ranks,
+    on_damage: OnDamage,
+    options: WriterOptions,
 ) -> Restored | None:
-    """Collective. None where `which` is "latest" and there is none; nothing was touched then."""
+    """Collective, with the patience of `options`. None where `which` is "latest" and there is none; nothing was touched
+    then."""
     if on_damage not in ("raise", "previous"):
         raise UsageError("on_damage", expected='"raise" or "previous"', found=repr(on_damage))
     if which != "latest" and (not isinstance(which, int) or isinstance(which, bool)):
@@ -68,7 +76,7 @@ def restore(
         damaged: list[Damage] = []
         for step in steps:
             for reading in range(_READINGS):
-                told, extra = _try(opened, CheckpointId(run, step), parts, ranks, began)
+                told, extra = _try(opened, CheckpointId(run, step), parts, ranks, began, options)
                 failure = _failure(told)
                 if failure is None:
                     return Restored(certificate=_certificate(opened, run, step, told, ranks, damaged), extra=extra)
@@ -134,13 +142,13 @@ def _warn_of_what_is_left_behind(found: Found, later: list[CheckpointId], wanted
 
 
 def _try(
-    volume: Volume, id: CheckpointId, parts: Parts, ranks: Ranks, began: float
+    volume: Volume, id: CheckpointId, parts: Parts, ranks: Ranks, began: float, options: WriterOptions
 ) -> tuple[list[_Told], dict[str, Any]]:
     """One load of one step: what every rank has to tell, and what the extras are."""
     planner = Planner(ranks)
     extra: dict[str, Any] = {}
     try:
-        with VolumeReader(volume, str(id)) as reader:
+        with VolumeReader(volume, str(id), timeout_s=options.deadline_s, stall_s=options.stall_s) as reader:
             state = tensors_of(parts)
             report = reader.load(state, planner=planner, process_group=ranks.group, no_dist=ranks.group is None)
             back = put_back(parts, state, planner, ranks)

@@ -6,7 +6,7 @@ import logging
 import statistics
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from headrace.checkpoint.interval import Interval, best_interval
@@ -35,26 +35,54 @@ class SaveUnderWay:
         return self.future.result(timeout_s)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of one save, as one rank saw it. Seconds."""
+
+    #: For which training was held up.
+    blocked_s: float
+    #: Until it was committed.
+    committed_s: float
+    #: Of that, what this rank copied and wrote, without what it gave away to reads (`WriterOptions.pacing`).
+    writing_s: float
+    #: Of that, all else but the wait for what other ranks write.
+    around_s: float
+
+    @classmethod
+    def of(cls, report: SaveReport, blocked_s: float, committed_s: float) -> Cost:
+        writing_s = report.stage_seconds + report.write_seconds
+        given_away_s = 0.0 if report.pacing is None else report.pacing.held_seconds
+        return cls(
+            blocked_s=blocked_s,
+            committed_s=committed_s,
+            writing_s=max(0.0, writing_s - given_away_s),
+            around_s=max(0.0, committed_s - writing_s - report.wait_seconds),
+        )
+
+
 class Costs:
-    """Measured by this rank: seconds for which a save held training up, and until it was committed."""
+    """Of the last saves, measured by this rank."""
 
     def __init__(self) -> None:
-        self._saves: list[tuple[float, float]] = []
+        self._saves: list[Cost] = []
         self._count = 0
 
-    def note(self, blocked_s: float, committed_s: float) -> None:
+    def note(self, cost: Cost) -> None:
         self._count += 1
         if self._count == 2:
             # The first one makes buffers and begins the session: none that comes later does.
             self._saves.clear()
-        self._saves = [*self._saves, (blocked_s, committed_s)][-_REMEMBERED:]
+        self._saves = [*self._saves, cost][-_REMEMBERED:]
 
     @property
-    def measured(self) -> tuple[float, float] | None:
-        if not self._saves:
+    def measured(self) -> Cost | None:
+        """The median of each."""
+        saves = list(self._saves)
+        if not saves:
             return None
-        blocked, committed = zip(*self._saves, strict=True)
-        return statistics.median(blocked), statistics.median(committed)
+        return Cost(
+            **{field.name: statistics.median(getattr(one, field.name) for one in saves) for field in fields(Cost)}
+        )
 
 
 class Schedule:
@@ -82,6 +110,9 @@ class Schedule:
         self._told: Interval | None = None
         #: Seconds from a failure to the first step after it, where a restart was measured.
         self.restart_s = 0.0
+        #: What the slowest rank takes to write, `Cost.writing_s`, as far as the ranks have agreed.
+        self.slowest_s = 0.0
+        self._interval_s = 0.0
 
     @property
     def by_time(self) -> bool:
@@ -90,6 +121,28 @@ class Schedule:
 
     def begun(self) -> None:
         self._began = time.monotonic()
+
+    @property
+    def measures(self) -> bool:
+        """The next save is to show what the storage takes: the interval follows from that, and nothing is known yet."""
+        return self.by_time and self._costs.measured is None
+
+    def mine(self, rank: int) -> tuple[float, float]:
+        """What this rank tells the others: what it takes to write; and rank 0 the interval, 0 where there is none."""
+        measured = self._costs.measured if self.by_time else None
+        interval = self.interval() if self.by_time and rank == 0 else None
+        return 0.0 if measured is None else measured.writing_s, 0.0 if interval is None else interval.seconds
+
+    def agreed(self, slowest_s: float, interval_s: float) -> None:
+        """The highest of that of all ranks."""
+        self.slowest_s, self._interval_s = slowest_s, interval_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the save behind the one that has just begun is due, on all ranks; None: it is not by time."""
+        if not self._interval_s or self._began is None:
+            return None
+        return self._began + self._interval_s - time.monotonic()
 
     def due(self, step: int) -> bool:
         if self._every is None:
@@ -107,7 +160,11 @@ class Schedule:
         if measured is None or self._mtbf_s is None:
             return None
         interval = best_interval(
-            blocked_s=measured[0], committed_s=measured[1], mtbf_s=self._mtbf_s, restart_s=self.restart_s
+            blocked_s=measured.blocked_s,
+            committed_s=measured.committed_s,
+            storage_s=min(measured.committed_s, measured.around_s + max(measured.writing_s, self.slowest_s)),
+            mtbf_s=self._mtbf_s,
+            restart_s=self.restart_s,
         )
         told_s = 0.0 if self._told is None else self._told.seconds
         if self.by_time and not 0.8 * told_s < interval.seconds < 1.25 * told_s:

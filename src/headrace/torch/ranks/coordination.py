@@ -142,10 +142,13 @@ class StoreExchange:
         self._deadline_s = deadline_s
         self._token: str | None = None
         self._spent: str | None = None
+        #: In this meeting somebody may have left a word for those that watch.
+        self._watched = False
 
     def _client(self) -> StoreClient:
         """One more, for one thread. Whoever has the store is a rank, or its neighbour, and lives or not as one does."""
-        return StoreClient(self._prefix, self._origin, self._stall_s + ANSWER_S)
+        with self._store_errors(f"joining a {self.doing}"):
+            return StoreClient(self._prefix, self._origin, self._stall_s + ANSWER_S)
 
     def _part(self) -> Pulse:
         """While this rank does its part: one at a time, so one client is enough."""
@@ -194,7 +197,10 @@ class StoreExchange:
             try:
                 yield
             finally:
-                self._token = None
+                if self._watched and self.rank == 0:
+                    # Every rank that lives has left its exchange, and looks no more.
+                    self._forget(f"{self._token}/word")
+                self._token, self._watched = None, False
 
     def _meet(self) -> str:
         word = uuid.uuid4().hex
@@ -214,8 +220,11 @@ class StoreExchange:
             words = self._collect(others, lambda rank: f"here/{rank}", "beginning", patient=True)
         except CheckpointFailed as error:
             for rank in others:
-                if self._there(f"here/{rank}", "beginning"):
-                    self._welcome(rank, self._store.get(f"here/{rank}"), _encode(error, 0))
+                # Where the store is gone, this rank has its own error to tell.
+                with contextlib.suppress(CheckpointFailed):
+                    left = self._word(f"here/{rank}")
+                    if left is not None:
+                        self._welcome(rank, left, _encode(error, 0))
             raise
         token = uuid.uuid4().hex
         for rank, word_of in zip(others, words, strict=True):
@@ -361,9 +370,10 @@ class StoreExchange:
             time.sleep(min(next(pauses), left))
         return True
 
-    def _there(self, key: str, stage: str) -> bool:
-        with self._store_errors(f"the {stage} of a {self.doing}"):
-            return bool(self._store.check([key]))
+    def _word(self, key: str) -> bytes | None:
+        """What a rank left there; None where it left nothing, or has taken it back just now."""
+        with self._store_errors(f"the beginning of a {self.doing}"):
+            return self._store.get(key) if self._store.check([key]) else None
 
     def _judge(self, missing: Sequence[int], silent: Sequence[int], began: float, stage: str) -> None:
         if silent:
@@ -407,6 +417,7 @@ class StoreExchange:
             except HeadraceError as error:
                 end(error)
 
+        self._watched = True
         return Watch(self._client(), f"{self.token}/word", self.rank, self.world, self._stall_s, silent, given_up, gone)
 
     def give_up(self, error: Exception) -> None:

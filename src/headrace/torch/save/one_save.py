@@ -152,17 +152,20 @@ class OneSave:
             began = time.perf_counter()
             gathered = staging.gather(staged, planner, seal=options.integrity)
             stage_seconds = time.perf_counter() - began
-            interval_s = None if stager is None else stager.interval_s
+            rhythm = None if stager is None else stager.rhythm
+            left_s = None if rhythm is None else rhythm.left_s
             if options.pacing and gathered.hurry is not None and staged.total_bytes >= SHORT_BYTES:
                 self.pacer = gathered.parts.pace = Pacer(
                     staged.total_bytes,
-                    within_s=within_seconds(options.deadline_s, interval_s, staged.total_bytes, options.least_rate),
+                    within_s=within_seconds(options.deadline_s, left_s, staged.total_bytes, options.least_rate),
                     hurry=gathered.hurry,
                     ranks=exchange.world,
                     rank=exchange.rank,
                 )
             losses = _losses(volume)
             receipt = volume.write_grant(grant, gathered.parts)
+            if rhythm is not None and self.pacer is not None:
+                rhythm.closing_s = self.pacer.since_answered_s
             rewritten = staged.total_bytes if _losses(volume) != losses else 0
             gathered.seals.compare(gathered.parts)
         except Exception as error:

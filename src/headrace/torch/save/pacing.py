@@ -13,8 +13,10 @@ Nothing here touches bytes, and no thread is made: the thread that writes asks, 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ SHORT_BYTES = 4 * MIB
 #: Where a feed runs dry, seconds until it is asked again.
 _LOOK_S = 0.002
 _EVERYTHING = 1 << 62
+#: Saves by whose distance it is told when the next one may come.
+_REMEMBERED = 4
 T = TypeVar("T")
 
 
@@ -92,6 +96,7 @@ class Pacer:
         self._free_at = float("-inf")
         self._held_s = {"feed": 0.0, "target": 0.0, "learning": 0.0}
         self._pressed_bytes = self._hurried_bytes = 0
+        self._answered_at: float | None = None
         #: Why nothing is sent just now; empty where it is.
         self._held_by = ""
 
@@ -125,10 +130,10 @@ class Pacer:
             self._held_by = ""
 
     def answered(self, length_bytes: int, seconds: float) -> None:
+        now = self._answered_at = self._clock()
         if self._dry():
             # It is known who the company is, and the next piece waits for that anyway.
             return
-        now = self._clock()
         self.window.answered(length_bytes, seconds, now)
         self._free_at = now + self.window.pause_s
 
@@ -142,6 +147,11 @@ class Pacer:
         return "", 0.0
 
     # ---- who looks ----
+
+    @property
+    def since_answered_s(self) -> float:
+        """Seconds since a piece was answered; 0 where none was."""
+        return 0.0 if self._answered_at is None else self._clock() - self._answered_at
 
     def report(self) -> PaceReport:
         base_s = self.window.base_s
@@ -168,15 +178,40 @@ class Pacer:
         }
 
 
-def within_seconds(deadline_s: float, interval_s: float | None, total_bytes: int, least_rate: float | None) -> float:
+def within_seconds(deadline_s: float, left_s: float | None, total_bytes: int, least_rate: float | None) -> float:
     """By when a save that nobody waits for is written: in half of what the other ranks wait for it, before the next one
-    is due, and no slower than `least_rate` (bytes a second)."""
+    is due (in `left_s`, with what comes behind the last piece), and no slower than `least_rate` (bytes a second)."""
     found = deadline_s / 2
-    if interval_s is not None:
-        found = min(found, 0.8 * interval_s)
+    if left_s is not None:
+        found = min(found, 0.8 * left_s)
     if least_rate is not None:
         found = min(found, total_bytes / least_rate)
     return max(found, 1e-3)
+
+
+class Rhythm:
+    """When saves begin, so when the next one is due; and what one takes behind its last piece. Of one rank."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun_at: deque[float] = deque(maxlen=_REMEMBERED)
+        self._due_at: float | None = None
+        #: Checksum tables and the flush, of the save before.
+        self.closing_s = 0.0
+
+    def begin(self, next_s: float | None = None) -> None:
+        """A save begins, and the next one comes in `next_s`. None: nobody knows; then as late as the longest time
+        between the last ones tells."""
+        now = self._clock()
+        self._begun_at.append(now)
+        if next_s is None:
+            next_s = max((after - before for before, after in itertools.pairwise(self._begun_at)), default=None)
+        self._due_at = None if next_s is None else now + next_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds from now until the last piece is to be written; None: nobody knows when the next save comes."""
+        return None if self._due_at is None else self._due_at - self._clock() - self.closing_s
 
 
 class Awaited(Future[T]):

@@ -16,11 +16,9 @@ the copy along in shared memory: one file descriptor, whatever the number of ten
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,12 +29,11 @@ from torch.distributed.checkpoint.staging import AsyncStager
 
 from headrace.device import crc32c
 from headrace.errors import CheckpointFailed
+from headrace.torch.save.pacing import Rhythm
 from headrace.torch.save.skeleton import Survey, View, build
 
 _PAGE = 4096
 _SEE_DEVICE = "does the accelerator still work? The copy waits for what its stream was given before"
-#: Copies by whose distance it is told when the next one may come.
-_REMEMBERED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,14 +250,18 @@ class Stager(AsyncStager):
         self._layout: object = None
         self._copy: Copy | None = None
         self._streams: dict[torch.device, Any] = {}
-        self._staged_at: deque[float] = deque(maxlen=_REMEMBERED)
+        #: When copies are made, and the next one is due.
+        self.rhythm = Rhythm()
+        #: In how many seconds from its beginning the save behind the next copy is due, where somebody knows.
+        self.next_s: float | None = None
 
     # ---- torch's protocol ----
 
     def stage(self, state_dict: dict[str, Any], **_: Any) -> Any:
         """Copy; the copied state, or where accelerators are involved a future of it. CheckpointFailed."""
         self.wait_until_free()
-        self._staged_at.append(time.monotonic())
+        self.rhythm.begin(self.next_s)
+        self.next_s = None
         survey = Survey(state_dict)
         arena = self._reserve(survey)
         copy = self._copy = Copy(arena.memory[: survey.total_bytes], survey.views, survey.skeleton, arena)
@@ -303,13 +304,6 @@ class Stager(AsyncStager):
     def copy(self) -> Copy | None:
         """What was staged last, until its memory is needed again."""
         return self._copy
-
-    @property
-    def interval_s(self) -> float | None:
-        """The longest time between two of the last copies; None before the second. The next one may come as soon."""
-        # Once: the thread of a save asks.
-        at = list(self._staged_at)
-        return max((after - before for before, after in itertools.pairwise(at)), default=None)
 
     def prepare(self, state_dict: dict[str, Any]) -> int:
         """Make the memory of the copy, page by page, so that the first save is as fast as the others; its bytes."""

@@ -148,11 +148,17 @@ class VolumeWriter(StorageWriter):
         return self.last_save
 
     def async_save(
-        self, state_dict: dict[str, Any], checkpoint_id: str, *, planner: SavePlanner | None = None
+        self,
+        state_dict: dict[str, Any],
+        checkpoint_id: str,
+        *,
+        planner: SavePlanner | None = None,
+        next_s: float | None = None,
     ) -> ConcurrentFuture[SaveReport]:
         """`dcp.async_save` in a thread, over the private group. Returns when the state is copied to host memory: the
         parameters may change from then on. Copies from an accelerator are only begun then: call `wait_for_staging`
-        before the parameters change. The future gives the report, or raises HeadraceError.
+        before the parameters change. The future gives the report, or raises HeadraceError. `next_s`: in so many seconds
+        the next save is due, and this one is committed, however it gives way to reads; None: nobody knows.
 
         One save at a time: `WriterOptions.when_busy` says what becomes of one that comes while another is under way.
         The copy is kept for the next save (copying into memory that is there already takes a fraction of the time), so
@@ -167,6 +173,7 @@ class VolumeWriter(StorageWriter):
                 )
             return self._skipped(checkpoint_id)
         self._wait_for_async()
+        self.stager.next_s = next_s
         with translated("save", self._failure):
             try:
                 response = async_save(
@@ -183,7 +190,7 @@ class VolumeWriter(StorageWriter):
         # Where the copy is not made yet there are two futures.
         inner = getattr(response, "upload_completion", response)
         copy = self.stager.copy
-        outer: ConcurrentFuture[SaveReport] = Awaited(self._hurry)
+        outer: ConcurrentFuture[SaveReport] = Awaited(self.hurry)
         outer.set_running_or_notify_cancel()
 
         def done(finished: ConcurrentFuture[Any]) -> None:
@@ -286,8 +293,10 @@ class VolumeWriter(StorageWriter):
         )
         return future
 
-    def _hurry(self) -> None:
-        """Somebody waits for the save under way: it gives way to nobody any more."""
+    def hurry(self) -> None:
+        """Somebody waits for the save under way: this rank's part of it gives way to nobody any more. Said by itself
+        where the future of `async_save` is waited for, by the next save and by `close`; who waits for a future of
+        `dcp.async_save` says so here, as that one cannot. Any thread may; nothing where no save is under way."""
         copy = None if self._stager is None else self._stager.copy
         if copy is not None:
             copy.hurry.set()
@@ -295,7 +304,7 @@ class VolumeWriter(StorageWriter):
     def _wait_for_async(self) -> None:
         # Two rounds and a commit, each with its own deadline.
         limit_s = 3 * self.options.deadline_s
-        self._hurry()
+        self.hurry()
         if self._under_way is not None and not wait([self._under_way], limit_s).done:
             raise CheckpointFailed(
                 f"the save before this one did not end within {limit_s:.0f} s", found=self.held_up_by()
@@ -432,7 +441,7 @@ class VolumeWriter(StorageWriter):
         owner = self._current.owner
         if owner is None or owner is threading.current_thread() or owner is threading.main_thread():
             return
-        self._hurry()
+        self.hurry()
         while owner.is_alive() and self._current.owner is owner:
             if time.monotonic() > end:
                 raise CheckpointFailed("the save before this one is still under way", where=owner.name)
