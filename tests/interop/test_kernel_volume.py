@@ -156,6 +156,7 @@ def saved_and_loaded(rank: Rank, uris: list[str]) -> None:
     with VolumeWriter(uris, "lossy") as writer:
         dcp.save(state, checkpoint_id="lossy/step-1", storage_writer=writer, process_group=writer.process_group)
     rank.say("saved")
+    rank.hear()
     state["w"].to_local().zero_()
     state["step"] = 0
     with VolumeReader(uris, "lossy/step-1") as reader:
@@ -173,6 +174,8 @@ def test_ranks_save_and_load_where_packets_are_lost(world: World, monkeypatch: p
         for rank in range(2):
             ranks.hear(rank, "saved")
         while_saved = lost()
+        for rank in range(2):
+            ranks.say(rank, "load")
         ranks.join()
         in_all = lost()
     assert while_saved[0] > 0, "what is written comes to the target"
