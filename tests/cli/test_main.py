@@ -306,7 +306,7 @@ def test_sigterm_within_an_exec_of_text_is_no_ctrl_c(tmp_path: Path) -> None:
     """`python -m` would end itself by SIGINT at last, had a KeyboardInterrupt gone through there, whoever caught it."""
     (tmp_path / "interrupted_exec.py").write_text(
         "import sys\nfrom headrace import cli\n"
-        "def commands():\n"
+        "def commands(first):\n"
         "    exec('import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)')\n"
         "cli._commands = commands\nsys.exit(cli.main(['volume']))\n"
     )

@@ -48,7 +48,7 @@ def _run(given: list[str], fail: _Failure, ended: list[int]) -> int:
     try:
         import typer
 
-        command = _commands()
+        command = _commands(given[0] if given else "")
     except KeyboardInterrupt:
         return fail.interrupted(ended)
 
@@ -79,12 +79,13 @@ def _run(given: list[str], fail: _Failure, ended: list[int]) -> int:
 
 
 @cache
-def _commands() -> Any:
+def _commands(first: str) -> Any:
+    """The parser, with one command where that is the first word."""
     import typer
 
-    from headrace.cli.app import app
+    from headrace.cli.app import COMMANDS, make
 
-    return typer.main.get_command(app)
+    return typer.main.get_command(make((first,) if first in COMMANDS else COMMANDS))
 
 
 class _Ended(KeyboardInterrupt):
