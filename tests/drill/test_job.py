@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headrace.accidents import stopping
 from headrace.drill import job, scenarios
 from headrace.drill.node import Flood
 from headrace.drill.report import DrillFailed, Finding
@@ -111,16 +108,3 @@ def test_large_shards_take_as_long_as_slow_storage_does(monkeypatch: pytest.Monk
     one.nodes.append(cast(Any, Slow(clock, [*range(0, 100 * 4096, 4096)])))
     with pytest.raises(DrillFailed, match="rank 1 of the job does not go on"):
         one._idle()
-
-
-def test_threads_that_end_meanwhile_do_not_count() -> None:
-    program = "import threading\nprint(flush=True)\nwhile True: threading.Thread(target=int).start()"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            assert all(stopping._thread_states(process.pid) for _ in range(500))
-            with stopping.stopped(process.pid):
-                assert set(stopping._thread_states(process.pid)) == {"T"}
-        finally:
-            process.kill()

@@ -72,6 +72,8 @@ _commit_records = session.commit_records
 RULES: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     # 6: space that a late command may hit is not used again.
     "quarantine": [(session, "may_still_be_written", _never)],
+    # ... and that of a write that was sent again: `device.unsettled()` names where its first copy may still land.
+    "unsettled": [(fence, "unsettled", lambda devices: [])],
     # 4.1, 2: a flush that succeeds after a loss proves nothing.
     "loss counter": [(durable, "lost_since", _never)],
     # 4.2, drained: only success, confirmed by a report, means that nothing of the predecessor can land.
@@ -188,6 +190,10 @@ STORMS: dict[str, tuple[Weather, Quirks]] = {
             sessions=12,
         ),
         _UNDRAINED,
+    ),
+    "unsettled": (
+        Weather(lose_answer=0.05, given_up=0.0, land=0.005, cut=0.0, resent_ghosts=True, transactions=30, sessions=4),
+        Quirks(),
     ),
     "turns": (Weather(absent=0.5, cut=0.0, ghosts=False, transactions=8, sessions=6), Quirks()),
     "marker": (Weather(early=0.3, cut=0.01), Quirks()),
