@@ -8,9 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from headrace.testing.serve import free_port
+from headrace.units import MIB
+from tests.interop.guest import run_parts
+from tests.interop.kernel import KernelTarget, kernel_target
 
 LAB = Path(__file__).resolve().parent / "linux-lab"
 
@@ -34,3 +41,33 @@ def lab() -> Path:
     if answer.returncode:
         pytest.fail(f"the guest cannot be built\n{answer.stdout}\n{answer.stderr}")
     return LAB
+
+
+@pytest.fixture(scope="session")
+def guest_outputs(
+    request: pytest.FixtureRequest, lab: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What the scripts of all modules with a `part` printed, by module, as far as a test of theirs is to run."""
+    modules = {item.module.__name__: item.module for item in request.session.items if hasattr(item.module, "part")}
+    with ExitStack() as stack:
+        parts = {
+            name.rpartition(".")[2]: stack.enter_context(module.part(tmp_path_factory.mktemp("media")))
+            for name, module in modules.items()
+        }
+        printed = run_parts(lab, parts, tmp_path_factory.mktemp("share"), timeout_s=300 * len(parts))
+        print(*printed.values())
+    return {name: printed[name.rpartition(".")[2]] for name in modules}
+
+
+@pytest.fixture(scope="session")
+def reserving_kernel(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelTarget]:
+    """One that keeps reservations, on two ports, with two namespaces on files."""
+    folder = tmp_path_factory.mktemp("media")
+    images = [folder / name for name in ("a.img", "b.img")]
+    for image in images:
+        with image.open("wb") as file:
+            file.truncate(16 * MIB)
+    share, ports = tmp_path_factory.mktemp("share"), (free_port(), free_port())
+    nqn = "nqn.2024-01.lab:reserving-kernel"
+    with kernel_target(lab, nqn, "--reservations", ports=ports, share=share, images=images) as running:
+        yield running

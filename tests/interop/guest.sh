@@ -2,12 +2,17 @@
 # What the scripts that run in the guest share; `run_in_guest` puts it in front of each. A script is cases, run by `case_`:
 # "CASE name ok" or "CASE name FAILED" is what the tests look for, everything else is for whoever reads a failure.
 set -u
+: "${SHARE:=/share}"
 
 step() { echo "+ $*"; "$@" || { echo "failed: $*"; return 1; }; }
 
 outside() {  # name: has something done outside, see guest.py, and waits until it is done
   echo "OUTSIDE $1"
-  for _ in $(seq 600); do [ -e "/share/$1.done" ] && return 0; usleep 100000; done
+  for _ in $(seq 600); do
+    [ -e "$SHARE/$1.done" ] && return 0
+    [ -e "$SHARE/$1.failed" ] && { echo "$1 failed outside"; return 1; }
+    usleep 100000
+  done
   echo "nobody did $1"; return 1
 }
 

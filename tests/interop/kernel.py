@@ -19,8 +19,12 @@ from headrace.testing.serve import free_port
 class KernelTarget:
     """A kernel nvmet target in a guest, listening on 127.0.0.1:`port`, and on the other `ports`."""
 
-    def __init__(self, nqn: str, ports: Sequence[int], share: Path | None) -> None:
+    def __init__(
+        self, nqn: str, ports: Sequence[int], share: Path | None, images: Sequence[Path], guest: _Guest
+    ) -> None:
         self.nqn = nqn
+        self.images = tuple(images)
+        self._guest = guest
         self.ports = tuple(ports)
         self.port = self.ports[0]
         self._share = share
@@ -41,6 +45,13 @@ class KernelTarget:
         output = name.with_suffix(".out").read_text()
         assert name.with_suffix(".status").read_text().strip() == "0", f"{script}\n{output}"
         return output
+
+    def power_off(self) -> None:
+        """The whole machine; what its disks were told stays."""
+        self._guest.stop()
+
+    def power_on(self) -> None:
+        self._guest.start()
 
     def down(self) -> None:
         """nvmet is taken down, and unloaded: what it remembers is gone, the media stay."""
@@ -111,41 +122,61 @@ def kernel_target(
     *options: str,
     ports: Sequence[int] = (),
     share: Path | None = None,
+    images: Sequence[Path] = (),
     boot_timeout_s: float = 150,
 ) -> Iterator[KernelTarget]:
+    """`images`: files that are its namespaces."""
     ports = ports or (free_port(),)
     words = [word for port in ports for word in ("--port", str(port))]
+    words += [word for image in images for word in ("--disk", str(image))]
     words += ["--share", str(share)] if share else []
-    process = subprocess.Popen(
-        [lab, "target", *words, "--nqn", nqn, "--boot-timeout", str(boot_timeout_s), *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    seen: list[str] = []
-    ready = threading.Event()
-
-    def follow() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            seen.append(line)
-            if line.startswith("READY"):
-                ready.set()
-        ready.set()  # It ended: do not wait for the deadline.
-
-    reader = threading.Thread(target=follow)
-    reader.start()
+    words = [*words, "--nqn", nqn, "--boot-timeout", str(boot_timeout_s), *options]
+    target = KernelTarget(nqn, ports, share, images, _Guest(lab, words, boot_timeout_s))
     try:
-        if not ready.wait(boot_timeout_s + 30) or not any(line.startswith("READY") for line in seen):
-            pytest.fail("the kernel target did not get ready\n" + "".join(seen))
-        yield KernelTarget(nqn, ports, share)
+        target.power_on()
+        yield target
     finally:
+        target.power_off()
+
+
+class _Guest:
+    def __init__(self, lab: Path, words: Sequence[str], boot_timeout_s: float) -> None:
+        self._command = [lab, "target", *words]
+        self._boot_timeout_s = boot_timeout_s
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        process = self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        seen: list[str] = []
+        ready = threading.Event()
+
+        def follow() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                seen.append(line)
+                if line.startswith("READY"):
+                    ready.set()
+            ready.set()  # It ended: do not wait for the deadline.
+
+        self._reader = threading.Thread(target=follow)
+        self._reader.start()
+        if not ready.wait(self._boot_timeout_s + 30) or not any(line.startswith("READY") for line in seen):
+            pytest.fail("the kernel target did not get ready\n" + "".join(seen))
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(15)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        reader.join(15)
+        self._reader.join(15)

@@ -20,7 +20,7 @@ from headrace.device import ReservationType, open_device
 from headrace.errors import ReservationConflict
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.volume import Volume
-from tests.interop.guest import check_case, run_in_guest
+from tests.interop.guest import Part, check_case, run_in_guest
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -127,10 +127,8 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             with pytest.raises(ReservationConflict):
                 device.write(0, b"o" * 4096)
 
-        output = run_in_guest(
-            lab,
+        part = Part(
             SCRIPT,
-            tmp_path_factory.mktemp("share"),
             env={
                 "PORT": target.port,
                 "NQN": NQN,
@@ -153,9 +151,8 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 "shut-out": shut_out,
                 "lose-cache": volatile.lose,
             },
-            timeout_s=600,
-            machine=True,
         )
+        output = run_in_guest(lab, part, tmp_path_factory.mktemp("share"), timeout_s=600, machine=True)
         volatile.close()
         assert target.process.poll() is None, f"the target died\n{target.output()}\n{output}"
     sys.stdout.write(output)

@@ -1,33 +1,37 @@
 """The Linux kernel host against `headrace serve`: discover, file system, fio with verification, digests, e2fsck.
 
-One guest runs all cases (`kernel_host.sh`); each case is one test here.
+One script (`kernel_host.sh`) runs all cases, in a guest that others share; each case is one test here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from headrace.testing.serve import serving
-from tests.interop.guest import check_case, check_end, run_in_guest
+from tests.interop.guest import Part, check_case, check_end
 
-pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NQN = "nqn.2024-01.lab:headrace-target"
 CASES = ["discover", "identify", "plain", "header-digest", "data-digest", "both-digests"]
 SCRIPT = Path(__file__).with_name("kernel_host.sh")
 
 
-@pytest.fixture(scope="module")
-def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def part(folder: Path) -> Iterator[Part]:
     with serving(NQN, "mem:96MiB") as target:
-        env = {"PORT": target.port, "NQN": NQN}
-        output = run_in_guest(lab, SCRIPT, tmp_path_factory.mktemp("share"), env=env, timeout_s=400)
-        assert target.process.poll() is None, f"the target died\n{target.output()}\n{output}"
-    yield output
+        yield Part(SCRIPT, {"PORT": target.port, "NQN": NQN})
+        assert target.process.poll() is None, f"the target died\n{target.output()}"
+
+
+@pytest.fixture(scope="module")
+def guest_output(guest_outputs: dict[str, str]) -> str:
+    return guest_outputs[__name__]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,11 +1,12 @@
 """The Linux kernel host hears of what changes at the target: ANA states, a namespace that grows, comes and goes.
 
-One guest runs all cases (`kernel_host_changes.sh`); each case is one test here.
+One script (`kernel_host_changes.sh`) runs all cases, in a guest that others share; each case is one test here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ from headrace.fabric import (
     Target,
     TargetOptions,
 )
-from tests.interop.guest import check_case, check_end, run_in_guest
+from tests.interop.guest import Part, check_case, check_end
 
-pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NQN = "nqn.2024-01.lab:headrace-changes"
 CASES = ["connected", "ana", "resize", "namespaces"]
@@ -29,8 +30,8 @@ SCRIPT = Path(__file__).with_name("kernel_host_changes.sh")
 SIZE = 16 << 20
 
 
-@pytest.fixture(scope="module")
-def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def part(folder: Path) -> Iterator[Part]:
     options = TargetOptions(
         listen=[ListenOptions(name="a"), ListenOptions(name="b")],
         subsystems=[
@@ -44,10 +45,8 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     second = NamespaceOptions(nsid=2, media=MemoryMedia(size_bytes=SIZE))
     with Target(options) as target:
         (_, first_port), (_, second_port) = target.addresses
-        yield run_in_guest(
-            lab,
+        yield Part(
             SCRIPT,
-            tmp_path_factory.mktemp("share"),
             env={"PORT": first_port, "SECOND": second_port, "NQN": NQN},
             outside={
                 "inaccessible": lambda: target.set_ana_state(NQN, 1, "inaccessible", portal="a"),
@@ -56,12 +55,16 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 "add": lambda: target.add_namespace(NQN, second),
                 "remove": lambda: _remove(target),
             },
-            timeout_s=400,
         )
 
 
 def _remove(target: Target) -> None:
     assert target.remove_namespace(NQN, 2), "commands of the kernel are still under way"
+
+
+@pytest.fixture(scope="module")
+def guest_output(guest_outputs: dict[str, str]) -> str:
+    return guest_outputs[__name__]
 
 
 @pytest.mark.parametrize("case", CASES)

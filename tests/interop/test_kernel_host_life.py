@@ -1,6 +1,7 @@
 """The Linux kernel host through what happens to a target: killed and started again, a path cut, namespaces that change.
 
-One guest runs all cases (`kernel_host_life.sh`); each case is one test here. fio verifies what it reads throughout.
+One script (`kernel_host_life.sh`) runs all cases, in a guest that others share; each case is one test here. fio
+verifies what it reads throughout.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from headrace.accidents.relay import Relay
 from headrace.testing.serve import ServeProcess, free_port, serving
-from tests.interop.guest import check_case, check_end, run_in_guest
+from tests.interop.guest import Part, check_case, check_end
 
-pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NQN = "nqn.2024-01.lab:headrace-life"
 CASES = ["xfs", "restart", "two-paths", "logs", "ana"]
@@ -59,10 +60,9 @@ class _Target:
         self._stack.close()
 
 
-@pytest.fixture(scope="module")
-def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    share = tmp_path_factory.mktemp("share")
-    target = _Target(tmp_path_factory.mktemp("media"))
+@contextmanager
+def part(folder: Path) -> Iterator[Part]:
+    target = _Target(folder)
     outside = {
         "restart": target.kill_and_start,
         "ana-away": target.change("ana", "inaccessible", "--portal", "1"),
@@ -70,18 +70,19 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     }
     try:
         with Relay(target.port) as relay:
-            output = run_in_guest(
-                lab,
+            yield Part(
                 SCRIPT,
-                share,
                 env={"PORT": target.port, "SECOND": relay.port, "OTHER_PORTAL": target.other_portal, "NQN": NQN},
                 outside={**outside, "cut": relay.cut, "heal": relay.heal},
-                timeout_s=700,
             )
-        assert target.process.process.poll() is None, f"the target died\n{target.process.output()}\n{output}"
-        yield output
+        assert target.process.process.poll() is None, f"the target died\n{target.process.output()}"
     finally:
         target.close()
+
+
+@pytest.fixture(scope="module")
+def guest_output(guest_outputs: dict[str, str]) -> str:
+    return guest_outputs[__name__]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,12 +1,13 @@
 """The Linux kernel host and nvme-cli with reservations of our target, beside a host of ours.
 
-One guest runs all cases (`kernel_host_reservations.sh`); each case is one test here.
+One script (`kernel_host_reservations.sh`) runs all cases, in a guest that others share; each case is one test here.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 from headrace.device import ReservationType, new_key, open_device
 from headrace.errors import ReservationConflict
 from headrace.testing.serve import serving
-from tests.interop.guest import check_case, run_in_guest
+from tests.interop.guest import Part, check_case
 
-pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NQN = "nqn.2024-01.lab:headrace-reservations"
 CASES = ["hold", "others_are_shut_out", "preempted", "back_again"]
@@ -27,11 +28,10 @@ SHARED = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
 DATA = np.full(4096, 5, np.uint8)
 
 
-@pytest.fixture(scope="module")
-def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    image = tmp_path_factory.mktemp("media") / "namespace.img"
-    with serving(NQN, f"{image}:16MiB") as target:
-        device = open_device(target.uri(), hostid=uuid.uuid4())
+@contextmanager
+def part(folder: Path) -> Iterator[Part]:
+    image = folder / "namespace.img"
+    with serving(NQN, f"{image}:16MiB") as target, open_device(target.uri(), hostid=uuid.uuid4()) as device:
 
         def refused() -> None:
             with pytest.raises(ReservationConflict):
@@ -45,13 +45,13 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             device.reservations.preempt(own, KEY, SHARED)
             device.write(0, DATA)
 
-        outside = {"refused": refused, "preempt": preempt}
-        env = {"PORT": target.port, "NQN": NQN}
-        share = tmp_path_factory.mktemp("share")
-        output = run_in_guest(lab, SCRIPT, share, env=env, outside=outside, timeout_s=300)
-        assert target.process.poll() is None, f"the target died\n{target.output()}\n{output}"
-        device.close()
-        yield output
+        yield Part(SCRIPT, {"PORT": target.port, "NQN": NQN}, {"refused": refused, "preempt": preempt})
+        assert target.process.poll() is None, f"the target died\n{target.output()}"
+
+
+@pytest.fixture(scope="module")
+def guest_output(guest_outputs: dict[str, str]) -> str:
+    return guest_outputs[__name__]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace.device import NativeDevice, ReservationType, new_key, open_device
 from headrace.errors import ReservationConflict
-from tests.interop.kernel import KernelTarget, kernel_target
+from tests.interop.kernel import KernelTarget
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NQN = "nqn.2024-01.lab:reservations"
 SHARED = ReservationType.WRITE_EXCLUSIVE_REGISTRANTS
 OLD, NEW = np.full(4096, 1, np.uint8), np.full(4096, 2, np.uint8)
 
 
-@pytest.fixture(scope="module")
-def target(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelTarget]:
-    share = tmp_path_factory.mktemp("share")
-    with kernel_target(lab, NQN, "--size", "16", "--reservations", share=share) as running:
-        yield running
+@pytest.fixture
+def target(reserving_kernel: KernelTarget) -> KernelTarget:
+    return reserving_kernel
 
 
 @pytest.fixture
@@ -106,7 +102,7 @@ def test_replace_release_and_unregister(pair: tuple[NativeDevice, uuid.UUID, Nat
 def test_the_kernel_forgets_and_the_guard_does_not(target: KernelTarget) -> None:
     """The subsystem leaves its port, its namespace is made anew over the same bytes: as after a restart."""
     holder, zombie = (open_device(target.uri(loss_timeout=300), hostid=uuid.uuid4()) for _ in range(2))
-    link, namespace = f"ports/1/subsystems/{NQN}", f"subsystems/{NQN}/namespaces/1"
+    link, namespace = f"ports/1/subsystems/{target.nqn}", f"subsystems/{target.nqn}/namespaces/1"
     try:
         key = new_key()
         holder.reservations.register(key)
@@ -115,7 +111,7 @@ def test_the_kernel_forgets_and_the_guard_does_not(target: KernelTarget) -> None
         holder.guard_writes(key, SHARED)
         holder.write(0, OLD)
         target.do(f"rm {link}; echo 0 > {namespace}/enable; echo 1 > {namespace}/enable")
-        target.do(f"ln -s $PWD/subsystems/{NQN} {link}")
+        target.do(f"ln -s $PWD/subsystems/{target.nqn} {link}")
         # Queued while nobody was there, or sent since: it meets a target that lets everybody write.
         with pytest.raises(ReservationConflict, match=r"fenced.*not registered; no reservation"):
             holder.write(0, NEW)

@@ -6,9 +6,9 @@ A writer and verifier runs throughout; none of its calls may fail.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,12 @@ import pytest
 
 from headrace.accidents.relay import Relay
 from headrace.device import BlockDevice, open_device
-from headrace.testing.serve import free_port
 from headrace.units import KIB
-from tests.interop.kernel import KernelTarget, kernel_target
+from tests.interop.kernel import KernelTarget
 from tests.waiting import until
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NQN = "nqn.2024-01.lab:kernel-paths"
 PIECE_BYTES = 64 * KIB
 PIECES = 64
 
@@ -88,21 +86,19 @@ def moved(device: BlockDevice) -> list[int]:
     return [path["reads"] + path["writes"] for path in paths(device)]
 
 
-def uri(ports: tuple[int, ...], **options: object) -> str:
+def uri(target: KernelTarget, ports: Sequence[int], **options: object) -> str:
     portals = ",".join(f"127.0.0.1:{port}" for port in ports)
     query = "&".join(["nsid=1", *(f"{key}={value}" for key, value in options.items())])
-    return f"nvme+tcp://{portals}/{NQN}?{query}"
+    return f"nvme+tcp://{portals}/{target.nqn}?{query}"
 
 
-@pytest.fixture(scope="module")
-def target(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelTarget]:
-    share = tmp_path_factory.mktemp("share")
-    with kernel_target(lab, NQN, "--size", "64", ports=(free_port(), free_port()), share=share) as running:
-        yield running
+@pytest.fixture
+def target(reserving_kernel: KernelTarget) -> KernelTarget:
+    return reserving_kernel
 
 
 def test_ana_states_of_the_kernel_are_obeyed_as_they_change(target: KernelTarget) -> None:
-    device = open_device(uri(target.ports, keepalive=5))
+    device = open_device(uri(target, target.ports, keepalive=5))
     try:
         until(lambda: [path["state"] for path in paths(device)] == ["ready", "ready"])
         assert [path["ana"] for path in paths(device)] == ["optimized", "optimized"]
@@ -132,7 +128,7 @@ def test_ana_states_of_the_kernel_are_obeyed_as_they_change(target: KernelTarget
 def test_a_cut_path_is_not_noticed_by_the_caller(target: KernelTarget) -> None:
     with Relay(target.ports[0]) as relay:
         # By turns: the other policy may leave the slower path alone.
-        device = open_device(uri((relay.port, target.ports[1]), keepalive=5, policy="round-robin"))
+        device = open_device(uri(target, (relay.port, target.ports[1]), keepalive=5, policy="round-robin"))
         try:
             until(lambda: [path["state"] for path in paths(device)] == ["ready", "ready"])
             lost = device.loss_count()
@@ -151,35 +147,17 @@ def test_a_cut_path_is_not_noticed_by_the_caller(target: KernelTarget) -> None:
             device.close()
 
 
-def test_a_kernel_target_that_restarts_is_waited_for(lab: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk.img"
-    with disk.open("wb") as file:
-        file.truncate(64 << 20)
-    ports = (free_port(),)
-    options = ("--disk", str(disk))
-    with kernel_target(lab, NQN, *options, ports=ports):
-        device = open_device(uri(ports, keepalive=5, loss_timeout=300, io_timeout=20))
+def test_a_kernel_target_that_restarts_is_waited_for(target: KernelTarget) -> None:
+    with open_device(uri(target, target.ports[:1], keepalive=5, loss_timeout=300, io_timeout=20)) as device:
         data = np.random.default_rng(1).integers(0, 256, PIECE_BYTES, dtype=np.uint8)
         device.write(0, data)
         device.flush()
         lost = device.loss_count()
-    try:
+        target.power_off()
         found = np.zeros(PIECE_BYTES, np.uint8)
-        answer: list[BaseException | None] = []
-
-        def read() -> None:
-            try:
-                device.read_into(0, found)
-                answer.append(None)
-            except BaseException as error:
-                answer.append(error)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        with kernel_target(lab, NQN, *options, ports=ports):
-            reader.join(120)
-            assert answer == [None]
-            assert np.array_equal(found, data)
-            assert device.loss_count() > lost
-    finally:
-        device.close()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(device.read_into, 0, found)
+            target.power_on()
+            reading.result(120)
+        assert np.array_equal(found, data)
+        assert device.loss_count() > lost

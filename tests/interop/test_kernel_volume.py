@@ -9,15 +9,13 @@ Then a checkpoint of real ranks, saved to it and loaded from it where packets ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from headrace.checkpoint import list_checkpoints
 from headrace.drill.run import DrillOptions, run_drill
-from headrace.units import MIB
 from headrace.volume import Volume
-from tests.interop.kernel import KernelTarget, kernel_target
+from tests.interop.kernel import KernelTarget
 from tests.torch import crew
 from tests.torch.crew import Crew, Rank
 from tests.volume import zombies
@@ -26,23 +24,20 @@ from tests.volume.zombies import WRITER, running
 
 pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NQN = "nqn.2024-01.lab:volume"
-
 
 class World(zombies.World):
     fence = "until-restart"
     # Nobody has to watch an emulated machine for beats that miss.
     takeover = "now"
 
-    def __init__(self, target: KernelTarget, images: list[Path]) -> None:
+    def __init__(self, target: KernelTarget) -> None:
         self.target = target
-        self._images = images
         self.port = target.port
         self.uris = [target.uri(nsid, keepalive=120, loss_timeout=300) for nsid in (1, 2)]
         self.target.count_conflicts()
 
     def media(self) -> list[bytes]:
-        return [image.read_bytes() for image in self._images]
+        return [image.read_bytes() for image in self.target.images]
 
     def conflicts(self) -> int:
         return self.target.conflicts()
@@ -57,15 +52,11 @@ class World(zombies.World):
 
 
 @pytest.fixture(scope="module")
-def target(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    share = tmp_path_factory.mktemp("share")
-    images = [tmp_path_factory.mktemp("media") / name for name in ("a.img", "b.img")]
-    for image in images:
-        with image.open("wb") as file:
-            file.truncate(16 * MIB)
-    disks = [word for image in images for word in ("--disk", str(image))]
-    with kernel_target(lab, NQN, "--reservations", *disks, share=share) as running_target:
-        yield World(running_target, images)
+def target(reserving_kernel: KernelTarget) -> Iterator[World]:
+    yield World(reserving_kernel)
+    # The reservation of the last writer stays: it is forgotten for whoever comes next.
+    reserving_kernel.down()
+    reserving_kernel.up()
 
 
 @pytest.fixture
