@@ -140,19 +140,25 @@ def test_a_process_that_ended_has_no_session_whether_its_parent_knows_it_or_not(
 
 
 def test_who_waits_hears_that_the_session_was_given_up(store: Any) -> None:
-    gone = threading.Event()
-    desk = Desk(job_of(store, 0), PREFIX, lambda what: gone.wait(PATIENCE_S), STALL_S)
+    asked, gone = threading.Event(), threading.Event()
+
+    def answer(what: dict[str, Any]) -> bool:
+        asked.set()
+        return gone.wait(PATIENCE_S)
+
+    desk = Desk(job_of(store, 0), PREFIX, answer, STALL_S)
     ending = threading.Thread(target=desk.close)
     try:
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(Inquirer(job_of(store), PREFIX, PATIENCE_S).ask, {"say": "word"})
-            until(lambda: desk._due == 0, "it is asked")
+            asking = pool.submit(Inquirer(job_of(store), PREFIX, PATIENCE_S).ask, {"say": "word"})
+            assert asked.wait(PATIENCE_S)
             ending.start()
             with pytest.raises(CheckpointFailed, match="has given it up"):
-                asked.result()
+                asking.result()
     finally:
         gone.set()
-        ending.join()
+        if ending.ident is not None:
+            ending.join()
 
 
 def test_two_jobs_on_one_store_have_a_desk_each(store: Any) -> None:

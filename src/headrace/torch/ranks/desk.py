@@ -318,7 +318,10 @@ class Inquirer:
 
         def over() -> bool:
             nonlocal found
-            found = look() or ("does not answer" if time.monotonic() >= end + _ANSWER_S else "")
+            try:
+                found = look() or ("does not answer" if time.monotonic() >= end + _ANSWER_S else "")
+            except dist.DistError as error:
+                found = f"cannot be looked for: {str(error).splitlines()[0]}"
             return bool(found)
 
         try:
