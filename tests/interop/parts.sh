@@ -5,8 +5,9 @@ for part in $PARTS; do
   dmesg -c >/dev/null
   echo "==== $part"
   (set -a; SHARE=/share/$part; . "$SHARE/env"; exec bash "$SHARE/script")
-  # What failed in the middle is still connected.
+  # What failed in the middle is still connected, or has written to a disk that was gone: into a file of its name.
   umount /mnt/v 2>/dev/null
   nvme disconnect-all
+  for file in /dev/nvme*n*; do [ ! -f "$file" ] || rm "$file"; done
   until_ 30 nothing_left
 done
