@@ -7,13 +7,13 @@ from pathlib import Path
 
 import typer
 
-from headrace.cli.app import make
+from headrace.cli.app import app
 
 SOURCES = Path(__file__).parents[2] / "src" / "headrace"
 
 
 def test_commands_that_are_advised_exist() -> None:
-    commands = typer.main.get_command(make()).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     wrong, found = [], 0
     for path in SOURCES.rglob("*.py"):
         for first, second in re.findall(r"`headrace ([a-z-]+)(?: ([a-z-]+))?", path.read_text(encoding="utf-8")):

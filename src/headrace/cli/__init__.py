@@ -1,7 +1,8 @@
 """`headrace` on the command line. One file per command; nothing heavy is imported before a command runs.
 
 __init__.py   main(): runs a command, and turns every error into one line and an exit status
-app.py        which commands there are
+commands.py   which commands there are
+app.py        all of them
 output.py     tables for people, JSON for machines
 serve.py target.py discover.py volume/ ingest.py dataset/ checkpoint/ demo.py doctor.py
 """
@@ -83,7 +84,7 @@ def _commands(first: str) -> Any:
     """The parser, with one command where that is the first word."""
     import typer
 
-    from headrace.cli.app import COMMANDS, make
+    from headrace.cli.commands import COMMANDS, make
 
     return typer.main.get_command(make((first,) if first in COMMANDS else COMMANDS))
 
