@@ -29,7 +29,7 @@ STYLE = {
 def page(found: Attribution, *, title: str = "headrace watch", gpu_hour_price: float | None = None) -> str:
     """HTML: the sentence, where the time went, which rank, which steps."""
     facts = tell.facts(found)
-    made = Page(title, verdict=sentence(found, gpu_hour_price), subtitle=facts["steps"])
+    made = Page(title, verdict=sentence(found, gpu_hour_price), subtitle=f"steps: {facts['steps']}")
     cards = [
         (percent(found.share("compute")), "of accelerator time computed", facts["activity"]),
         (percent(found.lost_share), "was lost", gpu_time(found.lost_gpu_s)),
