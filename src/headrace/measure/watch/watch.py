@@ -48,10 +48,11 @@ from headrace.measure.watch.wait import split
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Steps whose marks the device has not come by yet, before the oldest is waited for.
-MOST_PENDING = 64
-#: Lines are written at least as often.
+#: Steps are finished, told and written together, so often or when there are so many: one by one each would find the
+#: caches full of training. Of a device those that it has not come by yet wait for the next time; the oldest of too many
+#: is waited for.
 FLUSH_S = 1.0
+MOST_PENDING = 128
 #: What waits for batches are taken apart into, a lack of CPUs among it.
 _OF_WAITS = ("fetch", "blocked", "preparation", "starved")
 #: Steps that stay in memory.
@@ -60,7 +61,7 @@ KEPT = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class WatchMetrics:
-    """Counters since the watch was made, for `headrace.metrics`."""
+    """Counters since the watch was made, for `headrace.metrics`; they are a second old."""
 
     steps: int
     #: Of the last step, seconds.
@@ -147,7 +148,7 @@ class Watch:
         device: a `DeviceClock`; "auto": that of the current CUDA device where PyTorch has been imported and there is
             one; None: everything by the host's clock.
         volumes: volumes of headrace (or anything with `devices`) whose paths are watched besides those of loaders.
-        listeners: called with each finished `WatchStep`, in the thread that trains.
+        listeners: called with each finished `WatchStep`, in the thread that trains, about once a second for all.
         monotonic, wall: the two clocks, in seconds; tests put their own.
     """
 
@@ -389,7 +390,10 @@ class Watch:
         if step.marks is not None and self._device is not None:
             step.marks.end = self._device.mark()
         self._pending.append(step)
-        self._settle()
+        now = self._now()
+        if now - self._flushed >= FLUSH_S or len(self._pending) >= MOST_PENDING:
+            self._flushed = now
+            self._settle()
 
     def _starved(self, step: _Step) -> None:
         """What the thread waited for a CPU elsewhere than in waits for data is no computing, nor anything else that
@@ -419,20 +423,19 @@ class Watch:
         return window
 
     def _settle(self, *, all_of_them: bool = False) -> None:
-        """Steps that the device has come by are finished, in order."""
+        """Steps are finished, in order, as far as the device has come by."""
         while self._pending:
             step = self._pending[0]
             if (
                 step.marks is not None
                 and self._device is not None
-                and not (all_of_them or len(self._pending) > MOST_PENDING or step.marks.passed(self._device))
+                and not (all_of_them or len(self._pending) >= MOST_PENDING or step.marks.passed(self._device))
             ):
                 break
             self._pending.popleft()
             self._finish(step)
-        if self._lines is not None and self._now() - self._flushed >= FLUSH_S:
+        if self._lines is not None:
             self._lines.flush()
-            self._flushed = self._now()
 
     def _finish(self, step: _Step) -> None:
         wall, spent = sum(step.spent.values()), step.spent
