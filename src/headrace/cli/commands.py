@@ -10,8 +10,8 @@ import typer
 
 #: As `--help` shows them; each is a module here.
 COMMANDS = (
-    *("demo", "plan", "providers", "serve", "target", "discover", "volume"),
-    *("ingest", "dataset", "checkpoint", "drill", "doctor", "watch"),
+    *("demo", "serve", "target", "discover", "volume", "ingest", "dataset", "checkpoint"),
+    *("drill", "doctor", "watch", "plan", "providers"),
 )
 
 
