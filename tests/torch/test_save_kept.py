@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from headrace.checkpoint import CheckpointId, Summary
 from headrace.errors import CheckpointFailed
@@ -21,6 +21,7 @@ from headrace.torch.save import kept
 from headrace.torch.save.kept import Whole, results_of
 from headrace.torch.save.planning import Planned, Plans
 from headrace.torch.save.staging import lay_out
+from headrace.torch.save.writer import VolumeWriter
 
 State = dict[str, Any]
 WORLD = 3
@@ -45,9 +46,12 @@ class Job:
         #: Bytes of plans that went over the group.
         self.moved = 0
 
-    def plan(self, states: list[State], lost: int | None = None) -> tuple[list[SavePlan], Metadata]:
-        """`lost`: the rank that does not hear its part."""
-        self.planners = [Planned(state, None, plans) for state, plans in zip(states, self.plans, strict=True)]
+    def plan(
+        self, states: list[State], lost: int | None = None, planner: SavePlanner | None = None
+    ) -> tuple[list[SavePlan], Metadata]:
+        """`lost`: the rank that does not hear its part. `planner`: of the coordinator, where it has another one."""
+        own = [planner, *[None] * (WORLD - 1)]
+        self.planners = [Planned(*rank) for rank in zip(states, own, self.plans, strict=True)]
         asked = []
         for rank, planner in enumerate(self.planners):
             planner.set_up_planner({}, is_coordinator=rank == 0)
@@ -121,9 +125,38 @@ def test_who_takes_for_granted_what_the_other_does_not_have_is_told_and_the_next
             job.plans[2].part._plan = None
         with pytest.raises(CheckpointFailed, match="takes for granted"):
             job.plan(states)
-        if forgets == "rank":
-            job.plans[2].part._whole = None
         assert same(job.plan(states), planned_by_dcp(states))
+
+
+class Own(DefaultSavePlanner):
+    pass
+
+
+def test_what_was_left_out_is_not_lost_to_a_coordinator_with_a_planner_of_its_own() -> None:
+    for flat in (True, False):
+        job, states = Job(), [STATES[0] | {f"own{rank}": torch.zeros(rank + 1)} for rank in range(WORLD)]
+        wanted = job.plan(states)[1].state_dict_metadata
+        for _ in range(2):
+            found = job.plan(states, planner=Own(flatten_state_dict=flat))
+            assert found[1].state_dict_metadata == wanted
+            assert [planner.whole for planner in job.planners] == [None] * WORLD
+        assert same(job.plan(states), planned_by_dcp(states))
+
+
+def test_a_coordinator_in_a_plain_save_does_not_go_on_without_what_was_left_out() -> None:
+    job, states = Job(), [STATES[0]] * WORLD
+    job.plan(states)
+    plain = DefaultSavePlanner()
+    plain.set_up_planner(states[0], is_coordinator=True)
+    asked = [plain.create_local_plan(), *(planner.create_local_plan() for planner in job.planners[1:])]
+    parts, _ = plain.create_global_plan(asked)
+    with VolumeWriter("memory:1", "run") as writer, pytest.raises(CheckpointFailed, match="the same call"):
+        writer.prepare_global_plan(parts)
+    # Told again, it is a plan as any other.
+    asked = [plain.create_local_plan(), *(planner.create_local_plan() for planner in job.planners[1:])]
+    parts, _ = plain.create_global_plan(asked)
+    with VolumeWriter("memory:1", "run") as writer:
+        writer.prepare_global_plan(parts)
 
 
 def test_a_coordinator_keeps_no_more_items_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,11 +184,13 @@ class OneSave:
         save = self._save
         if save is None:
             raise CheckpointFailed("finish without a write before it")
+        began = time.perf_counter()
+        self._now("commits")
         manifest = kept.like(results)
         if manifest is None:
             manifest = self._manifest(metadata, kept.places(results, save.id))
             kept.keep(results, manifest)
-        return self._commit(manifest)
+        return self._commit(manifest, began)
 
     def commit_apart(self, metadata: Metadata, results: list[Results], exchange: Exchange) -> SaveReport:
         """The same where the ranks have planned apart, on every rank: each says what it has planned and written."""
@@ -205,7 +207,9 @@ class OneSave:
 
         def decide(parts: list[bytes]) -> list[bytes]:
             nonlocal done
-            done = self._commit(self._manifest(*put_together([decode(part) for part in parts])))
+            began = time.perf_counter()
+            self._now("commits")
+            done = self._commit(self._manifest(*put_together([decode(part) for part in parts])), began)
             return [b""] * len(parts)
 
         with exchange.meeting():
@@ -226,13 +230,11 @@ class OneSave:
         )
         return to_manifest(summary, metadata, places, save.objects)
 
-    def _commit(self, manifest: Manifest) -> SaveReport:
-        """A manifest of this save, or of one like it."""
+    def _commit(self, manifest: Manifest, began: float) -> SaveReport:
+        """A manifest of this save, or of one like it, of which the making `began` then."""
         save, report = self._save, self.report
         if save is None or report is None:
             raise CheckpointFailed("finish without a write before it")
-        began = time.perf_counter()
-        self._now("commits")
         summary = replace(manifest.summary, run=save.id.run, step=save.id.step, created_unix=save.created_unix)
         sequence = save.commit(replace(manifest, summary=summary, objects=tuple(save.objects)))
         seconds = time.perf_counter() - began

@@ -115,7 +115,7 @@ class Planned(SavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         planner = self._default()
         if planner is None:
-            return self._planner.create_global_plan(all_plans)
+            return self._planner.create_global_plan(self._plans.whole.full(all_plans))
         return self._plans.whole.plan(planner, all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:

@@ -59,6 +59,7 @@ from headrace.torch.save.group import (
     join,
     join_checkpoint_process,
 )
+from headrace.torch.save.kept import refuse_left_out
 from headrace.torch.save.one_save import OneSave
 from headrace.torch.save.options import SaveReport, WriterOptions
 from headrace.torch.save.pacing import Awaited
@@ -372,6 +373,7 @@ class VolumeWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        refuse_left_out(plans)
         # The plans stay as they are. What belongs to this save alone goes its own way, because DCP may cache plans.
         if not self._apart:
             self._exchange_of_this_process().announce()
