@@ -3,6 +3,7 @@ befell the saves before."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from dataclasses import replace
@@ -19,7 +20,7 @@ from headrace.errors import CheckpointFailed
 from headrace.torch.metadata import Place, to_manifest
 from headrace.torch.save import kept
 from headrace.torch.save.kept import Whole, results_of
-from headrace.torch.save.planning import Planned, Plans
+from headrace.torch.save.planning import Planned
 from headrace.torch.save.staging import lay_out
 from headrace.torch.save.writer import VolumeWriter
 
@@ -33,6 +34,10 @@ STATES: list[State] = [
 ]
 
 
+class Own(DefaultSavePlanner):
+    pass
+
+
 class Lost(Exception):
     pass
 
@@ -41,21 +46,22 @@ class Job:
     """The ranks of a writer without processes: what goes from one to another is pickled."""
 
     def __init__(self) -> None:
-        self.plans = [Plans() for _ in range(WORLD)]
+        self.writers = [VolumeWriter("mem:1MiB", "run") for _ in range(WORLD)]
+        self.plans = [writer._plans for writer in self.writers]
         self.planners: list[Planned] = []
         #: Bytes of plans that went over the group.
         self.moved = 0
 
     def plan(
-        self, states: list[State], lost: int | None = None, planner: SavePlanner | None = None
+        self, states: list[State], lost: int | None = None, own: dict[int, SavePlanner] | None = None
     ) -> tuple[list[SavePlan], Metadata]:
-        """`lost`: the rank that does not hear its part. `planner`: of the coordinator, where it has another one."""
-        own = [planner, *[None] * (WORLD - 1)]
-        self.planners = [Planned(*rank) for rank in zip(states, own, self.plans, strict=True)]
+        """`lost`: the rank that does not hear its part. `own`: planners of ranks that have another one."""
+        planners = [(own or {}).get(rank) for rank in range(WORLD)]
+        self.planners = [Planned(*rank) for rank in zip(states, planners, self.plans, strict=True)]
         asked = []
         for rank, planner in enumerate(self.planners):
             planner.set_up_planner({}, is_coordinator=rank == 0)
-            asked.append(self._moved(planner.create_local_plan()))
+            asked.append(self._moved(self.writers[rank].prepare_local_plan(planner.create_local_plan())))
         parts, metadata = self.planners[0].create_global_plan(asked)
         heard = []
         for rank, (planner, part) in enumerate(zip(self.planners, parts, strict=True)):
@@ -105,8 +111,9 @@ def test_any_saves_in_a_row_have_the_plans_of_dcp() -> None:
             if chance.random() < 0.5:
                 states = [state | {f"own{rank}": torch.zeros(rank + 1)} for rank, state in enumerate(states)]
         before = job.moved
+        own = {chance.randrange(WORLD): Own()} if chance.random() < 0.2 else {}
         try:
-            found = job.plan(states, lost=chance.choice([None, None, None, *range(WORLD)]))
+            found = job.plan(states, chance.choice([None, None, None, *range(WORLD)]), own)
         except Lost:
             continue
         assert same(found, planned_by_dcp(states))
@@ -128,19 +135,17 @@ def test_who_takes_for_granted_what_the_other_does_not_have_is_told_and_the_next
         assert same(job.plan(states), planned_by_dcp(states))
 
 
-class Own(DefaultSavePlanner):
-    pass
-
-
-def test_what_was_left_out_is_not_lost_to_a_coordinator_with_a_planner_of_its_own() -> None:
+def test_what_was_left_out_is_not_lost_where_a_rank_has_a_planner_of_its_own() -> None:
     for flat in (True, False):
         job, states = Job(), [STATES[0] | {f"own{rank}": torch.zeros(rank + 1)} for rank in range(WORLD)]
         wanted = job.plan(states)[1].state_dict_metadata
-        for _ in range(2):
-            found = job.plan(states, planner=Own(flatten_state_dict=flat))
-            assert found[1].state_dict_metadata == wanted
-            assert [planner.whole for planner in job.planners] == [None] * WORLD
-        assert same(job.plan(states), planned_by_dcp(states))
+        for rank, lost in [(0, None), (0, None), (2, None), (0, 1), (2, 1)]:
+            with contextlib.suppress(Lost):
+                found = job.plan(states, lost, {rank: Own(flatten_state_dict=flat or rank > 0)})
+                assert found[1].state_dict_metadata == wanted
+                assert [planner.whole for planner in job.planners] == [None] * WORLD
+            # Whoever was not asked for its plan by name has told it to nobody.
+            assert same(job.plan(states), planned_by_dcp(states))
 
 
 def test_a_coordinator_in_a_plain_save_does_not_go_on_without_what_was_left_out() -> None:
@@ -150,13 +155,12 @@ def test_a_coordinator_in_a_plain_save_does_not_go_on_without_what_was_left_out(
     plain.set_up_planner(states[0], is_coordinator=True)
     asked = [plain.create_local_plan(), *(planner.create_local_plan() for planner in job.planners[1:])]
     parts, _ = plain.create_global_plan(asked)
-    with VolumeWriter("memory:1", "run") as writer, pytest.raises(CheckpointFailed, match="the same call"):
-        writer.prepare_global_plan(parts)
+    with pytest.raises(CheckpointFailed, match="the same call"):
+        job.writers[0].prepare_global_plan(parts)
     # Told again, it is a plan as any other.
     asked = [plain.create_local_plan(), *(planner.create_local_plan() for planner in job.planners[1:])]
     parts, _ = plain.create_global_plan(asked)
-    with VolumeWriter("memory:1", "run") as writer:
-        writer.prepare_global_plan(parts)
+    job.writers[0].prepare_global_plan(parts)
 
 
 def test_a_coordinator_keeps_no_more_items_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,11 @@ class Part:
         asked = Asked(self._name, told, self._whole)
         return SavePlan([], storage_data=asked, planner_data={}) if told else replace(plan, storage_data=asked)
 
+    def went(self, plan: SavePlan) -> None:
+        """This is what goes to the coordinator. By another planner, it makes that forget what it was told before."""
+        if not isinstance(plan.storage_data, Asked):
+            self._told = None
+
     def heard(self, plan: SavePlan) -> SavePlan:
         """What the rank writes: its part, of which this came from the coordinator."""
         answer, self.whole = plan.storage_data, None
@@ -156,7 +161,6 @@ class Whole:
     def _full(self, rank: int, plan: SavePlan) -> SavePlan:
         asked = plan.storage_data
         if not isinstance(asked, Asked):
-            self._plans.pop(rank, None)
             return plan
         if not asked.left_out:
             self._plans[rank] = (asked.plan, replace(plan, storage_data=None))

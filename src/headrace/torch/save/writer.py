@@ -370,6 +370,7 @@ class VolumeWriter(StorageWriter):
         self._current = OneSave(threading.current_thread())
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        self._plans.part.went(plan)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
