@@ -9,7 +9,7 @@ import pytest
 from headrace.checkpoint import CheckpointId, Retention, delete_checkpoints, keep_last, latest, list_checkpoints
 from headrace.checkpoint.inspect import look
 from headrace.checkpoint.listing import latest_id
-from headrace.checkpoint.order import line
+from headrace.checkpoint.order import Found, back_from, find, line
 from headrace.checkpoint.retention import pin, unpin_above
 from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectExists
 from headrace.volume import Session, Volume
@@ -19,6 +19,27 @@ from tests.checkpoint.steps import save_step
 
 def steps(volume: Volume, run: str = "run") -> list[int]:
     return [info.step for info in list_checkpoints(volume, run)]
+
+
+def steps_named(volume: Volume) -> list[int]:
+    """Though one of them is damaged."""
+    volume.refresh()
+    return [id.step for id in find(volume, "run").ids]
+
+
+def back(volume: Volume) -> list[int]:
+    """Which steps are tried for the latest, one after another."""
+    volume.refresh()
+    found = find(volume, "run")
+    return [id.step for id in back_from(found, found.ids[-1])]
+
+
+def damage(copy: Path, volume: Volume, step: int) -> None:
+    """Of the manifest that is this one there."""
+    at = copy.read_bytes().index(bytes(volume.read(CheckpointId("run", step).manifest)))
+    with copy.open("r+b") as file:
+        file.seek(at + 100)
+        file.write(b"\xff")
 
 
 @pytest.mark.parametrize(
@@ -98,9 +119,43 @@ def test_a_copy_of_a_run_keeps_its_order(session: Session, volume: Volume, tmp_p
         save_step(copying, 520, retention=Retention(keep_last=3))
         assert steps(other) == [500, 510, 520]
         delete_checkpoints(copying, [CheckpointId("run", 520)])
-        at = (tmp_path / "copy").read_bytes().index(bytes(volume.read("run/step-00000510/manifest")))
-        with (tmp_path / "copy").open("r+b") as file:
-            file.seek(at + 100)
-            file.write(b"\xff")
+        damage(tmp_path / "copy", volume, 510)
     with Volume.open(uri) as other, pytest.raises(ChecksumMismatch, match="step-00000510"):
         latest(other, "run")
+    with Volume.open(uri, write=True) as other, other.session(run_id="copy") as writing:
+        # The one before it; where that is damaged, too, the other that came with it, left behind or not.
+        assert back(other) == [510, 500]
+        save_step(writing, 520, retention=Retention(keep_last=2))
+        assert steps_named(other) == [500, 520] and back(other) == [520, 500]
+
+
+def test_an_old_one_that_is_damaged_in_a_copy_leaves_nothing_behind(
+    session: Session, volume: Volume, tmp_path: Path
+) -> None:
+    for step in (10, 20, 30):
+        save_step(session, step)
+    uri = f"file:{tmp_path}/copy"
+    Volume.create(f"{uri}?create=16MiB").close()
+    with Volume.open(uri, write=True) as other, other.session(run_id="copy") as copying:
+        copy_between(volume, copying, ["run"], "", CopyOptions(recursive=True))
+    damage(tmp_path / "copy", volume, 10)
+    with Volume.open(uri, write=True) as other, other.session(run_id="copy") as writing:
+        # Nobody can say that it is not the latest.
+        assert back(other) == [10, 30, 20]
+        save_step(writing, 40, retention=Retention(keep_last=3))
+        assert steps_named(other) == [20, 30, 40] and back(other) == [40, 30, 20]
+
+
+def test_what_goes_of_thousands_is_found_in_a_moment() -> None:
+    """Under the lock of a commit. Each is looked at a few times, not as often as there are others."""
+    looks = 0
+
+    class Counted(CheckpointId):
+        def __hash__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return super().__hash__()
+
+    ids = [Counted("run", step) for step in range(1000)]
+    assert len(Retention(keep_last=1).going(Found(ids=ids, pinned=frozenset()), CheckpointId("run", 1000))) == 1000
+    assert looks < 20 * len(ids)

@@ -67,7 +67,7 @@ def latest_id(volume: Volume, run: str) -> CheckpointId | None:
 
 def read_info(volume: Volume, id: CheckpointId) -> CheckpointInfo:
     """Of one committed checkpoint; reads at most 4 KiB. ObjectNotFound where there is none."""
-    return _info(volume, id, id in find(volume, id.run).pinned)
+    return _info(volume, id, id.pin in volume)
 
 
 def _info(volume: Volume, id: CheckpointId, pinned: bool) -> CheckpointInfo:

@@ -14,6 +14,7 @@ the same step or a higher one, was left behind: the *line* of a checkpoint is wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ class Found:
 
     ids: Sequence[CheckpointId]
     pinned: frozenset[CheckpointId]
+    #: Came in one commit with others, and the manifest cannot be read: where among these they belong nobody knows. They
+    #: are behind them, so that who asks for the latest hears of the damage instead of getting another one.
+    unplaced: frozenset[CheckpointId] = frozenset()
 
 
 def find(volume: Volume, run: str | None = None) -> Found:
@@ -43,29 +47,29 @@ def find(volume: Volume, run: str | None = None) -> Found:
             ids.append((manifest, entry))
         elif pin is not None and run in (None, pin.run):
             pins.append(pin)
-    ordered = in_order(volume, ids)
-    return Found(ids=ordered, pinned=frozenset(pins).intersection(ordered))
+    together = Counter((id.run, entry.sequence) for id, entry in ids)
+    keys: dict[CheckpointId, tuple[str, int, float, int]] = {}
+    unplaced = set()
+    for id, entry in ids:
+        saved_unix: float | None = 0.0
+        if together[id.run, entry.sequence] > 1:
+            saved_unix = _saved_unix(volume, entry)
+            if saved_unix is None:
+                unplaced.add(id)
+        keys[id] = id.run, entry.sequence, math.inf if saved_unix is None else saved_unix, id.step
+    return Found(
+        ids=sorted(keys, key=keys.__getitem__),
+        pinned=frozenset(pins).intersection(keys),
+        unplaced=frozenset(unplaced),
+    )
 
 
-def in_order(volume: Volume, found: Sequence[tuple[CheckpointId, ObjectInfo]]) -> list[CheckpointId]:
-    """By run, and as they were committed. `found`: with the manifest's object."""
-    together = Counter((id.run, entry.sequence) for id, entry in found)
-
-    def key(one: tuple[CheckpointId, ObjectInfo]) -> tuple[str, int, float, int]:
-        id, entry = one
-        alone = together[id.run, entry.sequence] == 1
-        return id.run, entry.sequence, 0.0 if alone else _saved_unix(volume, entry), id.step
-
-    return [id for id, _ in sorted(found, key=key)]
-
-
-def _saved_unix(volume: Volume, manifest: ObjectInfo) -> float:
+def _saved_unix(volume: Volume, manifest: ObjectInfo) -> float | None:
     try:
         data = volume.read(manifest.name, 0, min(manifest.length_bytes, SUMMARY_END))
         return decode_summary(data).created_unix
     except (CheckpointFailed, ObjectNotFound, *DAMAGES):
-        # Behind the others: who asks for the latest hears that it is damaged, instead of getting another one.
-        return manifest.created_s
+        return None
 
 
 def line(ids: Sequence[CheckpointId]) -> list[CheckpointId]:
@@ -75,3 +79,13 @@ def line(ids: Sequence[CheckpointId]) -> list[CheckpointId]:
         if not found or id.step < found[-1].step:
             found.append(id)
     return found[::-1]
+
+
+def back_from(found: Found, id: CheckpointId) -> list[CheckpointId]:
+    """This one, and where a run may go back to from it, in that order: its line."""
+    before = found.ids[: found.ids.index(id)]
+    if id not in found.unplaced:
+        return line([*(one for one in before if one not in found.unplaced), id])[::-1]
+    # What came with it may have come before it or behind it: what has lower steps did so more likely.
+    placed = line([one for one in before if one not in found.unplaced])[::-1]
+    return [id, *sorted(placed, key=lambda one: one.step > id.step)]

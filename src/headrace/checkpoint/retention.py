@@ -49,9 +49,13 @@ class Retention:
     def older(self, found: Found, newest: CheckpointId | None = None) -> list[CheckpointId]:
         """All but the last ones; `newest`, which may not be committed yet, is the last of those."""
         ids = [id for id in found.ids if id != newest] + ([] if newest is None else [newest])
-        last = line(ids)
-        left_behind = [id for id in ids if id not in set(last)]
-        return (left_behind + last)[: max(0, len(ids) - self.keep_last)]
+        # One that cannot be read leaves nothing behind, and goes before what can be.
+        unplaced = [id for id in ids if id in found.unplaced and id != newest]
+        placed = [id for id in ids if id not in found.unplaced or id == newest]
+        last = line(placed)
+        on_line = set(last)
+        left_behind = [id for id in placed if id not in on_line]
+        return (left_behind + unplaced + last)[: max(0, len(ids) - self.keep_last)]
 
     def stays(self, found: Found, id: CheckpointId) -> bool:
         """Though it is older than the last ones."""

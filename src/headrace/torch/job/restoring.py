@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrace.checkpoint import CheckpointId
 from headrace.checkpoint.listing import read_info
-from headrace.checkpoint.order import Found, find, line
+from headrace.checkpoint.order import Found, back_from, find
 from headrace.errors import CheckpointFailed, HeadraceError, ObjectNotFound, UsageError
 from headrace.torch.job.certificate import Damage, RestartCertificate, process_age_s, slowest_path
 from headrace.torch.job.training_state import Parts, Planner, put_back, tensors_of
@@ -110,17 +110,19 @@ def _candidates(volume: Volume, run: str, which: int | str, on_damage: OnDamage)
     volume.refresh()
     found = find(volume, run)
     ids = list(found.ids)
-    if which != "latest":
+    if which == "latest":
+        if not ids:
+            return []
+        wanted = ids[-1]
+    else:
         wanted = CheckpointId(run, int(which))
         if wanted not in ids:
             raise ObjectNotFound(
                 f"there is no committed checkpoint {wanted}",
                 found=f"{len(ids)} of this run, the last of step {ids[-1].step}" if ids else "none of this run",
             )
-        at = ids.index(wanted) + 1
-        _warn_of_what_is_left_behind(found, ids[at:], wanted)
-        ids = ids[:at]
-    steps = [id.step for id in reversed(line(ids))]
+        _warn_of_what_is_left_behind(found, ids[ids.index(wanted) + 1 :], wanted)
+    steps = [id.step for id in back_from(found, wanted)]
     return steps if on_damage == "previous" else steps[:1]
 
 
