@@ -11,9 +11,10 @@ from headrace.checkpoint.inspect import look
 from headrace.checkpoint.listing import latest_id
 from headrace.checkpoint.order import Found, back_from, find, line
 from headrace.checkpoint.retention import pin, unpin_above
-from headrace.errors import CheckpointFailed, ChecksumMismatch, ObjectExists
+from headrace.errors import CheckpointFailed, ChecksumMismatch, CopyFailed, ObjectExists
 from headrace.volume import Session, Volume
-from headrace.volume.copy import CopyOptions, copy_between
+from headrace.volume.copy import CopyOptions, copy_between, run
+from headrace.volume.copy.objects import ObjectSink
 from tests.checkpoint.steps import save_step
 
 
@@ -127,6 +128,42 @@ def test_a_copy_of_a_run_keeps_its_order(session: Session, volume: Volume, tmp_p
         assert back(other) == [510, 500]
         save_step(writing, 520, retention=Retention(keep_last=2))
         assert steps_named(other) == [500, 520] and back(other) == [520, 500]
+
+
+@pytest.mark.parametrize("packed_bytes", [run.PACKED_BYTES, 0])
+def test_a_copy_in_many_commits_keeps_the_order(
+    session: Session, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_bytes: int
+) -> None:
+    """Each manifest in one of its own, as where they are long; a job went back in between. And it goes on."""
+    monkeypatch.setattr(run, "PACK_FILES", 1)
+    monkeypatch.setattr(run, "PACKED_BYTES", packed_bytes)
+    committed = [*range(10, 90, 10), *range(45, 95, 10)]
+    for step in committed:
+        save_step(session, step)
+    uri = f"file:{tmp_path}/copy"
+    Volume.create(f"{uri}?create=16MiB").close()
+    commit = ObjectSink.commit
+
+    def ends(sink: ObjectSink) -> list[int]:
+        assert steps_named(other) == [], "nothing is there before all that it needs is"
+        sink._held.append((min(place for place, _ in sink._held), _Broken()))  # type: ignore[arg-type]
+        return commit(sink)
+
+    options = CopyOptions(recursive=True, keep_going=True, existing="update", workers=4)
+    with Volume.open(uri, write=True) as other, other.session(run_id="copy") as copying:
+        with monkeypatch.context() as broken, pytest.raises(CopyFailed, match="broken"):
+            broken.setattr(ObjectSink, "commit", ends)
+            copy_between(volume, copying, ["run"], "", options)
+        assert steps_named(other) == committed[:1]
+        copy_between(volume, copying, ["run"], "", options)
+        assert steps_named(other) == committed
+
+
+class _Broken:
+    """A transaction that cannot be committed."""
+
+    def commit(self) -> int:
+        raise CopyFailed("broken")
 
 
 def test_an_old_one_that_is_damaged_in_a_copy_leaves_nothing_behind(

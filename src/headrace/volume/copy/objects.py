@@ -14,7 +14,7 @@ from headrace.device.reference import U8
 from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, ObjectNotFound, VolumeDamaged
 from headrace.volume import layout
 from headrace.volume.copy.files import ItemError
-from headrace.volume.copy.plan import CopyOptions, CopyReport, Item, Plan
+from headrace.volume.copy.plan import CopyOptions, CopyReport, Item, Plan, comes_last, place_of
 from headrace.volume.data.durable import ATTEMPTS, lost_since
 from headrace.volume.many import read_many
 from headrace.volume.writing.grant import Receipt
@@ -163,7 +163,7 @@ class ObjectWriter:
                 roots=roots.astype("<u4").tobytes(),
             )
         )
-        self._sink.done(self._transaction)
+        self._sink.done(self._transaction, self._item)
 
     def _again(self, reader: Any) -> None:
         """A late write of the first attempt may still land: only the very same bytes may follow it."""
@@ -187,7 +187,9 @@ class ObjectWriter:
 
 
 class ObjectSink:
-    """New objects of a session: in one transaction, or in one for each pack and each large object."""
+    """New objects of a session: in one transaction, or in one for each pack and each large object. Of these, those of
+    what comes last are committed when all others are, in their order: the latest checkpoint of a run is the one that
+    was committed last."""
 
     def __init__(self, session: Session, options: CopyOptions, replaced: set[str]) -> None:
         self.session = session
@@ -195,6 +197,7 @@ class ObjectSink:
         self._replaced = replaced
         self._lock = threading.Lock()
         self._shared = None if options.keep_going else session.transaction()
+        self._held: list[tuple[tuple[int, str], Transaction]] = []
         self._sequences: list[int] = []
 
     def transaction(self) -> Transaction:
@@ -205,11 +208,17 @@ class ObjectSink:
             if name in self._replaced:
                 transaction.delete(name)
 
-    def done(self, transaction: Transaction) -> None:
-        if transaction is not self._shared:
-            sequence = transaction.commit()
+    def done(self, transaction: Transaction, first: Item) -> None:
+        """`first`: of the items in it."""
+        if transaction is self._shared:
+            return
+        if comes_last(first):
             with self._lock:
-                self._sequences.append(sequence)
+                self._held.append((place_of(first), transaction))
+            return
+        sequence = transaction.commit()
+        with self._lock:
+            self._sequences.append(sequence)
 
     def dropped(self, transaction: Transaction) -> None:
         if transaction is not self._shared:
@@ -230,7 +239,7 @@ class ObjectSink:
                 offsets,
                 checksum_block_bytes=min(_PACKED_BLOCK, self.options.checksum_block_bytes),
             )
-            self.done(transaction)
+            self.done(transaction, items[0])
         except BaseException:
             self.dropped(transaction)
             raise
@@ -239,11 +248,18 @@ class ObjectSink:
     def commit(self) -> list[int]:
         if self._shared is not None:
             self._sequences.append(self._shared.commit())
+        self._held.sort(key=lambda one: one[0])
+        while self._held:
+            # One that is committed, or was to be, is not aborted.
+            _, transaction = self._held.pop(0)
+            self._sequences.append(transaction.commit())
         return self._sequences
 
     def abort(self) -> None:
         if self._shared is not None:
             self._shared.abort()
+        for _, transaction in self._held:
+            transaction.abort()
 
 
 def _shared(transaction: Transaction, plan: Plan, item: Item) -> bool:

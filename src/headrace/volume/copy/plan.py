@@ -99,6 +99,22 @@ class Item(NamedTuple):
     what: Any
 
 
+def comes_last(item: Item) -> bool:
+    """It says what is in others, and is of use only with them: the manifest of a checkpoint."""
+    return item.target.rpartition("/")[2] == "manifest"
+
+
+def in_order(items: Sequence[Item]) -> list[Item]:
+    """As they are copied. What comes last is in the order in which it was committed, where it is of a volume."""
+    last = [item for item in items if comes_last(item)]
+    return [item for item in items if not comes_last(item)] + sorted(last, key=place_of)
+
+
+def place_of(item: Item) -> tuple[int, str]:
+    """Among those that come last."""
+    return getattr(item.what, "sequence", 0), item.target
+
+
 class Plan:
     """Collects items and problems. `tell` hears of each problem at once; `otherwise`: what then becomes of the rest."""
 
