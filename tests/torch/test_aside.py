@@ -67,6 +67,26 @@ def test_a_forked_child_is_told_that_what_it_asks_over_is_its_parents() -> None:
     os.waitpid(child, 0)
 
 
+@pytest.mark.parametrize("error", [dist.DistStoreError, KeyboardInterrupt])
+def test_who_stops_waiting_holds_the_next_call_up_with_nothing(error: type[BaseException]) -> None:
+    """The store is gone while it looks whether to wait, or somebody pressed Ctrl-C."""
+    aside, goes_on, ended = Aside("test"), threading.Event(), threading.Event()
+
+    def waits() -> None:
+        goes_on.wait(PATIENCE_S)
+        ended.set()
+
+    def over() -> bool:
+        raise error("gone")
+
+    try:
+        with pytest.raises(error):
+            aside.call(waits, over)
+        assert not aside.call(ended.is_set, lambda: None), "it is not waited for"
+    finally:
+        goes_on.set()
+
+
 class Silent:
     """A store whose node cannot be reached any more, once `fell` is set."""
 

@@ -79,10 +79,14 @@ class Aside:
             self._asked = asked
         call = _Call(what)
         self._asked.put(call)
-        while not call.ended.wait(LOOK_S):
-            if over() and not call.ended.wait(GRACE_S if grace_s is None else grace_s):
-                self.close()
-                raise LeftBehind(call.ended)
+        try:
+            while not call.ended.wait(LOOK_S):
+                if over() and not call.ended.wait(GRACE_S if grace_s is None else grace_s):
+                    raise LeftBehind(call.ended)
+        except BaseException:
+            # Also where `over` raises, or the caller is interrupted: the next call does not wait for this one.
+            self.close()
+            raise
         if call.error is not None:
             raise call.error
         return call.result

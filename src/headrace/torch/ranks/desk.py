@@ -333,6 +333,10 @@ class Inquirer:
                 where=self._where(place),
                 next_step="what was not published is given up: save again; see the log of rank 0",
             ) from None
+        except BaseException:
+            # It may still wait over this one.
+            self._waiting = None
+            raise
 
     def is_there(self) -> bool:
         """Somebody has begun the session, or had it and was killed."""
