@@ -171,3 +171,11 @@ def test_mounts_that_are_none_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "proc/self/mountinfo").write_text("\n".join(lines))
     (mount,) = read_mounts(Machine(tmp_path))
     assert mount.point == "/b c" and mount.options == {"rw": "", "x": "1"}
+
+
+def test_a_page_of_mounts_and_a_name_in_another_encoding_hide_none(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    line = b"1 2 3:4 / /%s rw - ext4 /dev/a rw," + b"x" * 1000 + b"\n"
+    (tmp_path / "proc/self/mountinfo").write_bytes(b"".join(line % name for name in [b"caf\xe9", *[b"a"] * 300, b"z"]))
+    mounts = read_mounts(Machine(tmp_path))
+    assert len(mounts) == 302 and mounts[-1].point == "/z"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,39 @@ def test_addresses_keep_their_networks() -> None:
     (line,) = clean.file("/proc/self/net/route", route).splitlines()[1:]
     number = bytes.fromhex(line.split("\t")[1])[::-1]
     assert ".".join(map(str, number[:3])) == network
+
+
+def test_what_identifies_is_replaced_in_each_form() -> None:
+    clean = Cleaner(["gpu-17"])
+    # The serial number of a drive without an identifier of its own: "P12345" and "12", as hexadecimal.
+    for serial in ("503132333435", "3132"):
+        found = clean.file("/sys/block/nvme0n1/wwid", f"nvme.8086-{serial}-4d4f44454c-00000001\n")
+        assert re.fullmatch(r"nvme\.8086-[0-9a-f]+-4d4f44454c-00000001\n", found) and f"-{serial}-" not in found
+    fibre = clean.text("traddr=nn-0x20000090fae0b5f5:pn-0x1000009012345678")
+    assert "fae0b5f5" not in fibre and "12345678" not in fibre and fibre.startswith("traddr=nn-0x")
+    uuid = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
+    pods = clean.text(f"/kubepods/pod{uuid} /kubepods-pod{uuid.replace('-', '_')}.slice /docker/GPU-17")
+    assert "9619" not in pods and "17" not in pods and pods.count("000000000001") == 2
+    assert clean.file("/sys/devices/virtual/dmi/id/chassis_asset_tag", "CZJ12345\n") == "replaced\n"
+    assert clean.file("/sys/devices/virtual/dmi/id/chassis_asset_tag", "Amazon EC2\n") == "Amazon EC2\n"
+    mount = "1 0 0:50 / /mnt rw - cifs //filer/a rw,vers=3.1.1,username=jane,domain=CORP,addr=10.0.0.9"
+    found = clean.file("/proc/self/mountinfo", mount)
+    assert "jane" not in found and "CORP" not in found and "vers=3.1.1,username=user-1" in found
+
+
+def test_a_host_may_be_named_as_the_kernel_names_things(tmp_path: Path) -> None:
+    root = tmp_path / "machine"
+    (root / "proc/self").mkdir(parents=True)
+    (root / "sys/class/net/eth0").mkdir(parents=True)
+    (root / "sys/class/net/eth0/mtu").write_text("9000\n")
+    options = "rw,vers=3,hard,proto=tcp,addr=10.0.0.9"
+    mounts = [f"{n} 0 0:5{n} / /mnt{n} rw - nfs {name}:/x {options}" for n, name in enumerate(("nfs", "net", "hard"))]
+    (root / "proc/self/mountinfo").write_text("\n".join(mounts) + "\n")
+    recorder = Recorder(tmp_path / "record", root)
+    before = examine(recorder)
+    recorder.write()
+    after = examine(Machine(tmp_path / "record"))
+    assert _said(after) == _said(before) and len(after.storage) == 3
+    assert [one.name for one in after.facts.network.interfaces] == ["eth0"]
+    sources = {mount.source for mount in after.facts.mounts}
+    assert len(sources) == 3 and all(re.fullmatch(r"host-\d\.example:/x", one) for one in sources)

@@ -44,14 +44,14 @@ class Machine:
 
     # ---- files ----
 
-    def text(self, path: str, *, most: int = FILE_MAX_BYTES) -> str | None:
+    def text(self, path: str, *, most: int = FILE_MAX_BYTES, errors: str = "strict") -> str | None:
         """What the file says, white space at its ends cut off; `None`: not there, not readable, longer than `most`
-        bytes, or no text."""
+        bytes, or no text (`errors`: as `bytes.decode` has it)."""
         found = self._read(path, most)
         if found is None or len(found) > most:
             return None
         try:
-            return found.decode().strip("\0 \t\r\n")
+            return found.decode(errors=errors).strip("\0 \t\r\n")
         except UnicodeDecodeError:
             return None
 

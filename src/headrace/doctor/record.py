@@ -1,8 +1,9 @@
 """A recorded machine: the files that were read, and nothing else, as a folder for a bug report or a test.
 
 What names somebody is replaced, everywhere the same way, so that what belonged together still does: serial numbers and
-identifiers by counted ones, host names and NQNs by examples, addresses by others that share as many leading bits as the
-real ones did (routes still fit). Secrets are never read. Mount points, and names of volumes of device-mapper, stay.
+identifiers by counted ones, names of hosts and of users and NQNs by examples, addresses by others that share as many
+leading bits as the real ones did (routes still fit). Secrets are never read. Mount points, and names of volumes of
+device-mapper, stay.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from headrace.doctor.facts.mounts import NETWORK
+from headrace.doctor.facts.host import provider_of
+from headrace.doctor.facts.mounts import NETWORK, pair
 from headrace.doctor.machine import FILE_MAX_BYTES, LINKS_MAX, Machine
 from headrace.errors import UsageError
 
@@ -49,8 +51,8 @@ class Recorder(Machine):
 
     # ---- reading ----
 
-    def text(self, path: str, *, most: int = FILE_MAX_BYTES) -> str | None:
-        found = super().text(path, most=most)
+    def text(self, path: str, *, most: int = FILE_MAX_BYTES, errors: str = "strict") -> str | None:
+        found = super().text(path, most=most, errors=errors)
         real = self._walk(path)
         if real is not None and found is not None:
             kept = found
@@ -155,7 +157,7 @@ class Recorder(Machine):
 
     def write(self) -> None:
         """The folder, with everything replaced. OSError."""
-        clean = Cleaner(self._known_names())
+        clean = Cleaner(self._known_names(), keep=self._words())
         self._folder.mkdir(parents=True, exist_ok=True)
         # /proc/self is another process's each time.
         process = self._links.pop("/proc/self", None)
@@ -178,29 +180,39 @@ class Recorder(Machine):
             if not where.exists() and not where.is_symlink():
                 where.symlink_to(clean.text(target))
 
+    def _mounts(self) -> list[list[str]]:
+        """Of each mount its kind, source and options."""
+        texts = [text for path, text in self._files.items() if path.endswith("/mountinfo")]
+        tails = (line.partition(" - ")[2].split(" ") for text in texts for line in text.splitlines())
+        return [tail for tail in tails if len(tail) >= 3]
+
+    def _words(self) -> set[str]:
+        """Words of the kernel, which a host may have for its name: `net`, `nfs`, `node`, `data`."""
+        paths = {*self._files, *self._folders, *self._links}
+        words = {part for path in paths if not path.startswith("/sys/fs/cgroup/") for part in Path(path).parts}
+        for kind, _, options in (tail[:3] for tail in self._mounts()):
+            words |= {kind, *(word for option in options.split(",") for word in pair(option))}
+        return words
+
     def _known_names(self) -> list[str]:
         """This host, and servers of mounted file systems."""
         names = list(self._names)
-        for path, text in self._files.items():
-            if not path.endswith("/mountinfo"):
-                continue
-            for line in text.splitlines():
-                tail = line.partition(" - ")[2].split(" ")
-                if len(tail) >= 2 and tail[0] in NETWORK:
-                    names += re.findall(r"[A-Za-z0-9_.-]{2,}(?=[:@])|(?<=^//)[^/]+", tail[1])
+        for kind, source in (tail[:2] for tail in self._mounts()):
+            if kind in NETWORK:
+                names += re.findall(r"[A-Za-z0-9_.-]{2,}(?=[:@])|(?<=^//)[^/]+", source)
         return sorted({name for name in names if name not in ("localhost", "tcp", "o2ib")}, key=len, reverse=True)
 
 
 class Cleaner:
     """Replaces what names somebody; the same by the same, as long as it lives."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], *, keep: Collection[str] = ()) -> None:
+        """`names`: of hosts; those of `keep` are replaced only where a host must stand, as in the source of a mount."""
         self._key = secrets.token_bytes(32)
         self._seen: dict[tuple[str, str], str] = {}
-        own = "|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in names) or r"(?!)"
-        # One pass: what was put in is not looked at again.
-        patterns = (*_PATTERNS[:-1], ("name", own), _PATTERNS[-1])
-        self._all = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in patterns))
+        words = {word.lower() for word in keep}
+        self._all = _pattern([name for name in names if name.lower() not in words])
+        self._source = _pattern(names)
         self._replace: dict[str, Callable[[str], str]] = {
             "nqn": self._nqn,
             "uuid": self._uuid,
@@ -216,13 +228,38 @@ class Cleaner:
             return self._routes4(text)
         if path.endswith("/net/ipv6_route"):
             return re.sub(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])", lambda one: self._hex6(one[0]), text)
-        if path.endswith("/wwid"):
-            found = self.text(text)
-            return found if found != text else re.sub(r"[0-9A-Fa-f]{12,}", lambda one: self._digits(one[0]), text)
+        if path.endswith("/mountinfo"):
+            return "".join(f"{self._mount(line)}\n" for line in text.splitlines())
+        if path.endswith("/chassis_asset_tag"):
+            # On hardware the owner's own number.
+            return text if provider_of(text) else "replaced\n"
+        if path.endswith("/dm/uuid"):
+            text = re.sub(r"(?<=^LVM-)[A-Za-z0-9]{32,}", lambda one: self._digits(one[0]), text)
+        if path.endswith("/wwid") and not re.search(_UUID, text):
+            # `nvme.VENDOR-SERIAL-MODEL-NUMBER`, the middle ones as hexadecimal, however short; `eui.`, `naa.`.
+            text = re.sub(r"(?<=^nvme\.....-)[0-9a-f]+", lambda one: self._digits(one[0]), text)
+            return re.sub(r"[0-9A-Fa-f]{12,}", lambda one: self._digits(one[0]), text)
         return self.text(text)
 
     def text(self, text: str) -> str:
-        return self._all.sub(lambda found: self._replace[found.lastgroup or ""](found[0]), text)
+        return self._cleaned(self._all, text)
+
+    def _cleaned(self, pattern: re.Pattern[str], text: str) -> str:
+        return pattern.sub(lambda found: self._replace[found.lastgroup or ""](found[0]), text)
+
+    def _mount(self, line: str) -> str:
+        """Of mountinfo: who mounted it, as SMB has it among its options, is somebody's name, too."""
+        head, dash, tail = line.partition(" - ")
+        kind, _, rest = tail.partition(" ")
+        source, _, options = rest.partition(" ")
+        if kind not in NETWORK:
+            return self.text(line)
+        options = re.sub(
+            r"((?:^|,)(?:user|username|domain|workgroup)=)([^,]+)",
+            lambda one: one[1] + self._counted("user", one[2].lower(), "user-{}"),
+            options,
+        )
+        return f"{self.text(head)}{dash}{kind} {self._cleaned(self._source, source)} {self.text(options)}"
 
     def _counted(self, kind: str, value: str, form: str) -> str:
         count = sum(one == kind for one, _ in self._seen)
@@ -236,14 +273,17 @@ class Cleaner:
 
     def _uuid(self, uuid: str) -> str:
         # One that says nothing stays what it is.
-        if not uuid.replace("-", "").strip("0") or not uuid.replace("-", "").lower().strip("f"):
+        if not uuid.strip("0-") or not uuid.lower().strip("f-"):
             return uuid
-        return self._counted("uuid", uuid.lower(), "00000000-0000-4000-8000-{:012x}")
+        found = self._counted("uuid", uuid.lower().replace("_", "-"), "00000000-0000-4000-8000-{:012x}")
+        return found.replace("-", "_") if "_" in uuid else found
 
     def _mac(self, mac: str) -> str:
         return self._counted("mac", mac.lower(), "02:00:00:00:00:{:02x}")
 
     def _digits(self, digits: str) -> str:
+        if digits.startswith("0x"):
+            return "0x" + self._digits(digits[2:])
         return (
             hmac.new(self._key, digits.lower().encode(), hashlib.sha512)
             .hexdigest()
@@ -318,13 +358,27 @@ class Cleaner:
 _PRIVATE4 = tuple(
     ipaddress.IPv4Network(net) for net in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16")
 )
-_UUID = r"(?<![0-9A-Fa-f-])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![0-9A-Fa-f-])"
+# Also as groups of Kubernetes have it: `pod12345678_...`.
+_UUID = (
+    r"(?:(?<![0-9A-Fa-f-])|(?<=pod))[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![0-9A-Fa-f-])"
+    r"|(?<=pod)[0-9A-Fa-f]{8}(?:_[0-9A-Fa-f]{4}){3}_[0-9A-Fa-f]{12}(?![0-9A-Fa-f])"
+)
 _PATTERNS = (
     ("nqn", r"\bnqn\.\d{4}[.-]\d{2}\.[^\s,;\"]+"),
     ("uuid", _UUID),
     ("mac", r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![0-9A-Fa-f:])"),
     ("v6", r"(?<![\w:.])(?=[0-9A-Fa-f]*:)[0-9A-Fa-f:]{3,39}(?![\w.])"),
     ("v4", r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])"),
-    # Identifiers of containers and disks; a number has no letters.
-    ("digits", r"(?<![0-9A-Za-z])(?=[0-9]*[a-f])[0-9a-f]{16,}(?![0-9A-Za-z])"),
+    # Identifiers of containers and disks, and names of Fibre Channel; a number has no letters, and 20 digits at most.
+    (
+        "digits",
+        r"(?<![0-9A-Za-z])(?:0x[0-9a-f]{16}|(?=[0-9]*[a-f])[0-9a-f]{16,}|[0-9]{21,})(?![0-9A-Za-z])",
+    ),
 )
+
+
+def _pattern(names: list[str]) -> re.Pattern[str]:
+    """One pass: what was put in is not looked at again."""
+    own = "|".join(rf"(?<![\w.-])(?i:{re.escape(name)})(?![\w-])" for name in names) or r"(?!)"
+    patterns = (*_PATTERNS[:-1], ("name", own), _PATTERNS[-1])
+    return re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in patterns))

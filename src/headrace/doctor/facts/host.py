@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
+from headrace.doctor.facts.mounts import mountinfo
 from headrace.doctor.machine import Machine
 from headrace.settings import HOSTID, HOSTNQN
 
@@ -99,7 +100,7 @@ def read_host(machine: Machine) -> Host:
         virtual=_virtual(machine, said),
         vendor=dmi["sys_vendor"],
         product=dmi["product_name"],
-        provider=next((name for begin, name in _PROVIDERS if any(v.startswith(begin) for v in said)), None),
+        provider=next(filter(None, map(provider_of, said)), None),
         container=_container(machine),
         root=bool(re.search(r"^Uid:\s+\d+\s+0\s", machine.text("/proc/self/status") or "", re.M)),
         cpus=_count(machine.word("/sys/devices/system/cpu/online")),
@@ -113,6 +114,11 @@ def read_host(machine: Machine) -> Host:
             in_environment=machine.live and all(os.environ.get(name) for name in (HOSTNQN, HOSTID)),
         ),
     )
+
+
+def provider_of(said: str) -> str | None:
+    """Whose cloud it is, by one word of the firmware."""
+    return next((name for begin, name in _PROVIDERS if said.startswith(begin)), None)
 
 
 def _virtual(machine: Machine, said: list[str]) -> bool | None:
@@ -131,8 +137,8 @@ def _container(machine: Machine) -> str | None:
         return "docker"
     if machine.exists("/run/.containerenv"):
         return "podman"
-    mounts = machine.text("/proc/self/mountinfo") or ""
-    return "container" if re.search(r"^\d+ \d+ \S+ \S+ / .* - overlay ", mounts, re.M) else None
+    found = re.search(r"^\d+ \d+ \S+ \S+ / .* - overlay ", mountinfo(machine), re.M)
+    return "container" if found else None
 
 
 def _iommu(machine: Machine) -> bool | None:

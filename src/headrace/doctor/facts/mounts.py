@@ -27,7 +27,8 @@ _PSEUDO = {
     "pstore", "mqueue", "autofs", "efivarfs", "fusectl", "binfmt_misc", "nsfs", "rpc_pipefs", "nfsd", "selinuxfs",
     "hugetlbfs", "fuse.lxcfs", "squashfs", "fuse.gvfsd-fuse", "fuse.portal",
 }  # fmt: skip
-_MOUNTS_MAX = 2000
+_MOUNTS_MAX = 8192
+_MOUNTINFO_MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Mount:
 def read_mounts(machine: Machine) -> tuple[Mount, ...]:
     """Those that hold data, in the order in which they were made: the last one at a place is what is seen there."""
     found: list[Mount] = []
-    for line in (machine.text("/proc/self/mountinfo") or "").splitlines()[:_MOUNTS_MAX]:
+    for line in mountinfo(machine).splitlines()[:_MOUNTS_MAX]:
         head, _, tail = line.partition(" - ")
         before, after = head.split(" "), tail.split(" ")
         if len(before) < 6 or len(after) < 3 or not re.fullmatch(r"\d+:\d+", before[2]) or after[0] in _PSEUDO:
@@ -64,6 +65,11 @@ def read_mounts(machine: Machine) -> tuple[Mount, ...]:
             )
         )
     return tuple(found)
+
+
+def mountinfo(machine: Machine) -> str:
+    """A node of many containers has a page of it for each; names in it need not be UTF-8."""
+    return machine.text("/proc/self/mountinfo", most=_MOUNTINFO_MAX_BYTES, errors="replace") or ""
 
 
 def pair(text: str) -> tuple[str, str]:
