@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -185,3 +186,24 @@ def test_nodes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     clones = [one["title"] for one in found if one["id"] == "nodes-cloned"]
     assert clones == ["2 nodes have one host identifier", "2 nodes have one host name"]
     assert [one["evidence"] for one in found if one["id"] == "nodes-differ"] == ["1500: this node; 9000: node-2"]
+
+
+def test_modules_of_the_folder_one_stands_in_say_nothing_of_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    found = touch("mount", str(tmp_path))
+    assert found.outcome == ("answered" if sys.version_info >= (3, 11) else "not asked")
+    assert _ids(touches=(replace(found, outcome="not asked", size_bytes=None),)) == {}
+
+
+@pytest.mark.parametrize("kind", ["endless", "deep", "[]", "\xff"])
+def test_reports_that_are_none_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    file = tmp_path / "other.json"
+    if kind == "endless":
+        file.symlink_to("/dev/zero")
+    else:
+        file.write_bytes(b"[" * 100_000 if kind == "deep" else kind.encode("latin-1"))
+    assert main(["doctor", "--no-measure", "--nodes", str(file)]) == 2
+    assert "not a report" in capsys.readouterr().err

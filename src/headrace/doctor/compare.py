@@ -14,9 +14,10 @@ from headrace.doctor.examine import Examination
 from headrace.doctor.facts.nvme import FABRICS
 from headrace.doctor.finding import ERROR, MACHINE, NOTE, WARNING, Finding
 from headrace.errors import UsageError
+from headrace.units import format_bytes
 
 #: Of one report.
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 16 << 20
 
 
 def read_reports(files: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
@@ -24,11 +25,14 @@ def read_reports(files: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8") if file.stat().st_size <= _MAX_BYTES else ""
-            said = json.loads(text)
-        except (OSError, ValueError) as error:
+            with file.open("rb") as opened:
+                raw = opened.read(_MAX_BYTES + 1)
+            if len(raw) > _MAX_BYTES:
+                raise ValueError(f"more than {format_bytes(_MAX_BYTES)}")
+            said = json.loads(raw)
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(
-                "not a report", where=str(file), expected="what --json printed", found=str(error)
+                "not a report", where=str(file), expected="what `headrace doctor --json` printed", found=str(error)
             ) from None
         if not isinstance(said, dict) or not isinstance(said.get("facts"), dict):
             raise UsageError("not a report", where=str(file), expected="what `headrace doctor --json` printed")

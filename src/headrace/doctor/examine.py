@@ -153,9 +153,10 @@ def _unseen(machine: Machine, facts: Facts, touches: Sequence[Touch]) -> list[st
         found.append(f"how fast {', '.join(denied[:8])} answers: no right to read it")
     said = [f"with root: {one}" for one in found] if not facts.host.root else found
     said += [
-        f"how fast {one.path} answers: {one.error}" for one in touches if one.kind == "disk" and one.outcome == "failed"
-        and one.latency is None
-    ]  # fmt: skip
+        f"how fast {one.path} answers: {one.error}"
+        for one in touches
+        if one.outcome == "not asked" or (one.kind == "disk" and one.outcome == "failed" and one.latency is None)
+    ]
     if facts.network.flows is None:
         said.append("with `ss` (iproute2): what TCP counts for each connection of storage")
     hard = [one for one in facts.network.interfaces if one.driver]

@@ -29,7 +29,7 @@ class Touch:
     kind: str
     path: str
     #: "answered", "denied" (a right is missing), "failed", "silent" (nothing came within `TIMEOUT_S`), "left out"
-    #: (there were too many).
+    #: (there were too many), "not asked" (the process that was to ask came to nothing).
     outcome: str
     error: str | None = None
     #: Of a disk.
@@ -45,7 +45,11 @@ class Touch:
 def touch(kind: str, path: str, *, timeout_s: float = TIMEOUT_S) -> Touch:
     """`kind`: "disk" or "mount"."""
     command = [sys.executable, "-m", "headrace.doctor.touch", kind, path]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    # Modules of the folder in which somebody stands are none of ours (from Python 3.11 on).
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+    )
     try:
         printed, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -61,7 +65,8 @@ def touch(kind: str, path: str, *, timeout_s: float = TIMEOUT_S) -> Touch:
             said["latency"] = Latency(**said["latency"])
         return Touch(**said)
     except (ValueError, TypeError, AttributeError):
-        return Touch(kind=kind, path=path, outcome="failed", error=f"exit status {process.returncode}")
+        # That says nothing of the storage.
+        return Touch(kind=kind, path=path, outcome="not asked", error=f"exit status {process.returncode}")
 
 
 def touch_disk(path: str) -> Touch:

@@ -39,8 +39,8 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             mount, "nfs-soft", ERROR, "gives up on I/O when its server is slow",
             evidence="soft" if "soft" in options else "softerr",
             why="a write that was given up may be lost without the program noticing: a checkpoint with a hole",
-            what_to_do="mount it hard",
-            command=f"mount -o remount,hard {mount.point}",
+            what_to_do="unmount it, and mount it hard: a remount cannot change that",
+            command=f"umount {mount.point} && mount -o hard {mount.source} {mount.point}",
         )  # fmt: skip
     if "nconnect" not in options and not rdma:
         yield _about(
@@ -71,8 +71,8 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             mount, "nfs-no-attribute-cache", WARNING, "asks the server for attributes each time",
             evidence="noac" if "noac" in options else "actimeo=0",
             why="every open and stat is a round trip, and writes are synchronous: data sets of many files crawl",
-            what_to_do="keep attributes for some seconds where nobody changes the files",
-            command=f"mount -o remount,actimeo=60 {mount.point}",
+            what_to_do="keep attributes for some seconds where nobody changes the files: unmount it, and mount it so",
+            command=f"umount {mount.point} && mount -o actimeo=60 {mount.source} {mount.point}",
         )  # fmt: skip
 
 
@@ -101,7 +101,8 @@ def _lustre(mount: Mount) -> Iterator[Finding]:
         yield _about(
             mount, "lustre-flock", NOTE, "has no file locks", evidence="neither flock nor localflock among its options",
             why="libraries that lock their files (HDF5, SQLite, caches of Hugging Face) fail there",
-            what_to_do="mount it with flock", command=f"mount -o remount,flock {mount.point}",
+            what_to_do="unmount it, and mount it with flock",
+            command=f"umount {mount.point} && mount -t lustre -o flock {mount.source} {mount.point}",
         )  # fmt: skip
 
 
