@@ -53,6 +53,13 @@ def test_a_restart_within_a_minute_does() -> None:
     # A storage for which it costs next to nothing still does not do what was asked for.
     slow = plan(**{**TEXT, "failures__restart": "10s"}).verdict
     assert slow.share.high < 0.01 and slow.problem == "probably" and slow.unmet
+    assert "that takes storage that delivers 11.2" in slow.sentence
+
+
+def test_a_job_that_gets_nowhere_is_not_told_that_all_is_well() -> None:
+    verdict = plan(gpus=8, model__parameters="70B", failures__other="10h", failures__mtbf="5h").verdict
+    assert verdict.problem == "no" and not verdict.nothing_to_change
+    assert "no time to train, whatever the storage" in verdict.sentence and "Nothing needs" not in verdict.sentence
 
 
 def test_what_helps_most_stands_first() -> None:

@@ -106,7 +106,7 @@ def _make_plan(job: Job, offering: Offering | None) -> Plan:
     cost = money.question(job, size=checkpoints.size, gpus=gpus, share=share, load=checkpoints.load.value)
     verdict = judge(
         share, [(text, answers[name].value) for name, text in PARTS.items()], found, lost=goals.lost,
-        over=storage.over, unmet=_unmet(checkpoints),
+        over=storage.over, unmet=_unmet(checkpoints), nowhere=answers["goodput"].value.likely + share.likely <= 0,
         money=next((answer for answer in cost.answers if answer.formula is money.IDLE), None),
     )  # fmt: skip
     wires = network.question(
@@ -133,8 +133,13 @@ def _unmet(checkpoints: Checkpoints) -> list[str]:
     unmet = []
     goal, load = checkpoints.restart_goal, checkpoints.load.value
     if goal is not None and load.likely > goal.likely:
-        unmet.append(f"A restart loads for {load}, not in {goal}.")
+        rate = checkpoints.read_needed.value
+        unmet.append(f"A restart loads for {load}, not in {goal}: that takes storage that delivers {rate} in all.")
     interval, committed = checkpoints.interval, checkpoints.committed.value
     if interval is not None and committed.likely > interval.likely:
-        unmet.append(f"A save every {interval} cannot be: one is committed after {committed}.")
+        rate = checkpoints.write_needed.value
+        unmet.append(
+            f"A save every {interval} cannot be: one is committed after {committed}; that takes storage that takes "
+            f"{rate} in all."
+        )
     return unmet

@@ -27,7 +27,7 @@ class Verdict:
 
     @property
     def nothing_to_change(self) -> bool:
-        return self.problem == "no" and not self.cures
+        return self.problem == "no" and not self.cures and not self.unmet
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -39,9 +39,14 @@ class Verdict:
 
 def judge(
     share: Range, parts: Sequence[tuple[str, Range]], cures: Sequence[Cure], *, lost: float, over: str,
-    unmet: Sequence[str] = (), money: Answer | None = None,
+    unmet: Sequence[str] = (), money: Answer | None = None, nowhere: bool = False,
 ) -> Verdict:  # fmt: skip
-    """`lost`: what is good enough. `parts`: what is lost to what. `over`: the storage, in words. `money`: an hour."""
+    """`lost`: what is good enough. `parts`: what is lost to what. `over`: the storage, in words. `money`: an hour.
+    `nowhere`: nothing would train over storage that takes no time, either."""
+    if nowhere:
+        unmet = ("Failures leave no time to train, whatever the storage.", *unmet)
+        text = " ".join(["Storage is not what holds this job up.", *unmet])
+        return Verdict(problem="no", sentence=text, share=share, cures=(), unmet=unmet)
     ends = (share.high, share.likely, share.low)
     problem = next((word for word, end in zip(WORDS, ends, strict=False) if end < lost), "yes")
     if unmet and problem in ("no", "hardly"):
