@@ -202,3 +202,19 @@ def test_one_thing_more_is_wrong(tmp_path: Path, path: str, text: str, wrong: st
     (folder / path).resolve().write_text(text)
     after = {f"{one.id} {one.about[0]}" for one in examine(Machine(folder)).findings if one.severity != "note"}
     assert wrong in after and wrong not in before
+
+
+def test_what_only_looks_wrong_is_no_warning(tmp_path: Path) -> None:
+    folder = unpack("bare-metal-rdma", tmp_path)
+    group = folder / "sys/kernel/iommu_groups/0/type"
+    group.parent.mkdir(parents=True)
+    group.write_text("identity\n")
+    port = (folder / _PORT).resolve()
+    (port / "link_layer").write_text("InfiniBand\n")
+    (port / "rate").write_text("100 Gb/sec (2X HDR)\n")
+    found = {one.id: one.severity for one in examine(Machine(folder)).findings}
+    assert "gds-iommu" not in found and found["rdma-width"] == "note"
+    group.write_text("DMA-FQ\n")
+    (port / "rate").write_text("25 Gb/sec (1X EDR)\n")
+    found = {one.id: one.severity for one in examine(Machine(folder)).findings}
+    assert found["gds-iommu"] == found["rdma-width"] == "warning"

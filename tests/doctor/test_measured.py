@@ -125,7 +125,9 @@ def test_packets_get_through_the_loopback() -> None:
 def test_file_systems_are_asked_in_a_process_of_their_own(tmp_path: Path) -> None:
     found = touch("mount", str(tmp_path))
     assert found.outcome == "answered" and found.asked_s is not None and (found.size_bytes or 0) > 0
-    assert touch("mount", str(tmp_path / "away")).outcome == "failed"
+    assert touch("mount", str(tmp_path / "away")).outcome == "not asked"
+    (tmp_path / "file").touch()
+    assert touch("mount", str(tmp_path / "file" / "below")).outcome == "failed"
     # Before a Python can have started: as one that the kernel keeps.
     assert touch("mount", str(tmp_path), timeout_s=0.001).outcome == "silent"
     full = replace(found, size_bytes=1 << 40, free_bytes=1 << 30)
@@ -196,6 +198,8 @@ def test_modules_of_the_folder_one_stands_in_say_nothing_of_storage(
     found = touch("mount", str(tmp_path))
     assert found.outcome == ("answered" if sys.version_info >= (3, 11) else "not asked")
     assert _ids(touches=(replace(found, outcome="not asked", size_bytes=None),)) == {}
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "away"))
+    assert touch("mount", str(tmp_path)).outcome == "not asked"
 
 
 @pytest.mark.parametrize("kind", ["endless", "deep", "[]", "\xff"])

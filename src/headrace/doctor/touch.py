@@ -29,7 +29,7 @@ class Touch:
     kind: str
     path: str
     #: "answered", "denied" (a right is missing), "failed", "silent" (nothing came within `TIMEOUT_S`), "left out"
-    #: (there were too many), "not asked" (the process that was to ask came to nothing).
+    #: (there were too many), "not asked" (the process that was to ask came to nothing, or could not name it).
     outcome: str
     error: str | None = None
     #: Of a disk.
@@ -47,9 +47,13 @@ def touch(kind: str, path: str, *, timeout_s: float = TIMEOUT_S) -> Touch:
     command = [sys.executable, "-m", "headrace.doctor.touch", kind, path]
     # Modules of the folder in which somebody stands are none of ours (from Python 3.11 on).
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-    )
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+    except OSError as error:
+        # No more processes for this user or cgroup, a Python that this user may not run.
+        return Touch(kind=kind, path=path, outcome="not asked", error=f"no process for it: {error.strerror}")
     try:
         printed, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -106,6 +110,9 @@ def touch_mount(path: str) -> Touch:
         found = os.statvfs(path)
     except PermissionError as error:
         return Touch(kind="mount", path=path, outcome="denied", error=error.strerror)
+    except FileNotFoundError:
+        # A mount that is there has a place: this is one that another hides, or whose name is no UTF-8.
+        return Touch(kind="mount", path=path, outcome="not asked", error="by its name it cannot be reached")
     except OSError as error:
         return Touch(kind="mount", path=path, outcome="failed", error=error.strerror)
     return Touch(

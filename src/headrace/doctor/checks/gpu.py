@@ -87,7 +87,8 @@ def check_gpus(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
             severity=WARNING,
             about=_ABOUT,
             title="an IOMMU translates between devices",
-            evidence="/sys/class/iommu is not empty, and the kernel's command line does not say iommu=pt",
+            evidence="/sys/class/iommu is not empty, the kernel's command line does not say iommu=pt, nor "
+            "/sys/kernel/iommu_groups/*/type identity",
             why="transfers between devices go through the root complex, slower or not at all",
             what_to_do="boot with iommu=pt, or without",
             command="cat /proc/cmdline",

@@ -61,11 +61,12 @@ def _port(device: RdmaDevice, port: Port, used: bool) -> Iterator[Finding]:
     if port.lanes in (1, 2) and port.link_layer == "InfiniBand":
         yield Finding(
             id="rdma-width",
-            severity=WARNING,
+            severity=WARNING if port.lanes == 1 else NOTE,
             about=(device.name,),
             title=f"port {port.name} runs on {port.lanes} of 4 lanes",
             evidence=f"{base}/rate: {port.rate_gbps:g} Gb/sec ({port.lanes}X)",
-            why="a lane that failed takes its share of the rate",
+            why="a lane that failed takes its share of the rate"
+            + ("; HDR100 and NDR200 have two on purpose" if port.lanes == 2 else ""),
             what_to_do="reseat or replace the cable",
             command=f"ibstat {device.name}; mlxlink -d {device.name}",
         )

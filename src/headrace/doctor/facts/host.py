@@ -38,6 +38,9 @@ _VIRTUAL = (
 )
 
 
+_GROUPS_MAX = 512
+
+
 @dataclass(frozen=True, kw_only=True)
 class Identity:
     """Names of this host in `/etc/nvme`; `None`: there is none, or it cannot be read."""
@@ -147,6 +150,11 @@ def _iommu(machine: Machine) -> bool | None:
         return False
     if not machine.exists("/sys/class/iommu"):
         return None
+    groups = "/sys/kernel/iommu_groups"
+    kinds = [machine.word(f"{groups}/{one}/type") for one in machine.names(groups)[:_GROUPS_MAX]]
+    if any(kinds):
+        # Passed through ("identity") by the kernel's default or by its command line.
+        return any(kind.startswith("DMA") for kind in kinds if kind)
     return bool(machine.names("/sys/class/iommu"))
 
 
