@@ -75,6 +75,15 @@ def test_a_host_that_is_not_allowed_is_told(target: ServeProcess) -> None:
 
 
 @pytest.mark.usefixtures("host")
+def test_a_wrong_name_or_namespace_is_not_the_hosts_fault(target: ServeProcess) -> None:
+    for wrong in (target.uri().replace(NQN, f"{NQN}-other"), target.uri().replace("nsid=1", "nsid=9")):
+        address = parse_address(wrong)
+        assert isinstance(address, NvmeTcpAddress)
+        found = probe_target(address)
+        assert _ids(found) == {"target-away": "error"} and found.error and not found.refused
+
+
+@pytest.mark.usefixtures("host")
 def test_a_portal_that_is_away_is_told_beside_one_that_answers(target: ServeProcess) -> None:
     address = parse_address(f"nvme+tcp://127.0.0.1:{target.port},127.0.0.1:{free_port()}/{NQN}?nsid=1")
     assert isinstance(address, NvmeTcpAddress)

@@ -82,9 +82,7 @@ def probe_target(address: NvmeTcpAddress) -> TargetProbe:
     try:
         device = open_device(replace(address, options=options).uri, read_only=True)
     except HeadraceError as error:
-        # Where nobody listens that is a refusal, too, but of nobody's.
-        refused = isinstance(error, ConnectRefused) and any(one.error is None for one in portals)
-        return TargetProbe(uri=address.uri, error=str(error), refused=refused, portals=portals)
+        return TargetProbe(uri=address.uri, error=str(error), refused=_host_refused(error), portals=portals)
     try:
         assert isinstance(device, NativeDevice)
         return _probe_device(address, device, portals)
@@ -129,11 +127,16 @@ def _session(device: NativeDevice) -> tuple[bool | None, str | None]:
     """As each writing session does: another identifier, the same name."""
     try:
         device.as_host(uuid4(), wait=False).close()
-    except ConnectRefused as error:
-        return False, str(error)
     except HeadraceError as error:
-        return None, str(error)
+        return False if _host_refused(error) else None, str(error)
     return True, None
+
+
+def _host_refused(error: HeadraceError) -> bool:
+    """The target does not let this host in; a wrong subsystem or namespace, or a port of something else, is refused,
+    too, and cured otherwise."""
+    said = f"{error.expected} {error.found}"
+    return isinstance(error, ConnectRefused) and any(one in said for one in ("HOSTNQN", "HOSTID", "Invalid Host"))
 
 
 def measure_latency(device: NativeDevice) -> tuple[Latency | None, str | None]:

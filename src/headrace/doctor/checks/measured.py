@@ -72,7 +72,7 @@ def _not_opened(probe: TargetProbe) -> Finding:
         why="nothing can be read or written there",
         what_to_do="allow this host's name on the target, or set HEADRACE_HOSTNQN to one that it allows"
         if probe.refused
-        else "look whether it runs, and whether the way there is open",
+        else "what the message says; where nobody answers, look whether it runs, and whether the way there is open",
         command=f"headrace discover {probe.portals[0].portal}" if probe.portals else None,
     )
 
