@@ -149,6 +149,10 @@ def test_what_was_named_is_looked_at_only(tmp_path: Path) -> None:
     assert [one.name for one in found.storage] == ["/mnt/share"]
     about = {name for one in found.findings for name in one.about}
     assert about == {"/mnt/share", "ens4", "machine"}
+    with (folder / "proc/self/mountinfo").open("a") as mounts:
+        mounts.write("99 1 7:0 / /mnt/ssd/image ro - squashfs /dev/loop0 ro\n")
+    (one,) = examine(Machine(folder), ["/mnt/ssd/image/data"]).storage
+    assert one.name == "/mnt/ssd/image" and one.verdict.word == "unknown"
     found = examine(Machine(folder), ["/dev/nvme1n1", "nvme1n1"])
     assert [one.name for one in found.storage] == ["/dev/nvme1n1"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import sys
@@ -19,7 +20,7 @@ from headrace.doctor import probe as probing
 from headrace.doctor.checks.measured import check_measured
 from headrace.doctor.probe import PortalProbe, TargetProbe, probe_target
 from headrace.doctor.tcp import PathMtu, path_mtu
-from headrace.doctor.touch import Touch, touch
+from headrace.doctor.touch import Touch, touch, touch_mount
 from headrace.testing.serve import ServeProcess, free_port, serving
 
 NQN = "nqn.2026-01.io.headrace:doctor"
@@ -131,7 +132,7 @@ def test_packets_get_through_the_loopback() -> None:
         assert quiet is not None and quiet.full is None and quiet.small is None and not quiet.black_hole
 
 
-def test_file_systems_are_asked_in_a_process_of_their_own(tmp_path: Path) -> None:
+def test_file_systems_are_asked_in_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = touch("mount", str(tmp_path))
     assert found.outcome == "answered" and found.asked_s is not None and (found.size_bytes or 0) > 0
     assert touch("mount", str(tmp_path / "away")).outcome == "not asked"
@@ -139,6 +140,10 @@ def test_file_systems_are_asked_in_a_process_of_their_own(tmp_path: Path) -> Non
     assert touch("mount", str(tmp_path / "file" / "below")).outcome == "failed"
     # Before a Python can have started: as one that the kernel keeps.
     assert touch("mount", str(tmp_path), timeout_s=0.001).outcome == "silent"
+    there = os.statvfs(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: os.statvfs_result([*there[:8], there.f_flag | os.ST_RDONLY, there[9]]))
+        assert touch_mount(str(tmp_path)).free_bytes is None
     full = replace(found, size_bytes=1 << 40, free_bytes=1 << 30)
     silent = Touch(kind="mount", path="/mnt/x", outcome="silent")
     assert _ids(touches=(full, silent)) == {"storage-full": "warning", "storage-silent": "error"}

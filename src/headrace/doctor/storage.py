@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from headrace.device import BlockAddress, FileAddress, MemoryAddress, NvmeTcpAddress, parse_address
 from headrace.doctor.facts import Facts
 from headrace.doctor.facts.block import Disk
-from headrace.doctor.facts.mounts import MEMORY, Mount, mount_of
+from headrace.doctor.facts.mounts import MEMORY, Mount, mount_of, read_mounts
 from headrace.doctor.machine import Machine
 from headrace.doctor.verdict import FABRIC, LOCAL, Verdict, verdict_of_disk, verdict_of_mount
 from headrace.errors import UsageError
@@ -117,7 +117,8 @@ def _named(machine: Machine, facts: Facts, name: str) -> Storage:
     disk = _disk(machine, facts, path)
     if disk is not None:
         return of_disk(facts, disk)
-    mount = mount_of(path, facts.mounts)
+    # Also of an image, or of the kernel's own: a path in there is not on what lies below.
+    mount = mount_of(path, read_mounts(machine, everything=True))
     if path.startswith("/dev/") and (mount is None or mount.kind not in MEMORY):
         raise UsageError(
             "no such disk", where=name, expected="a block device, a path, or an address as nvme+tcp://HOST:PORT/NQN",

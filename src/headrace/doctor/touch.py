@@ -117,7 +117,9 @@ def touch_mount(path: str) -> Touch:
         return Touch(kind="mount", path=path, outcome="failed", error=error.strerror)
     return Touch(
         kind="mount", path=path, outcome="answered", asked_s=time.perf_counter() - begun,
-        size_bytes=found.f_blocks * found.f_frsize, free_bytes=found.f_bavail * found.f_frsize,
+        size_bytes=found.f_blocks * found.f_frsize,
+        # Of one that is read only, none is wanted: images are full.
+        free_bytes=None if found.f_flag & os.ST_RDONLY else found.f_bavail * found.f_frsize,
     )  # fmt: skip
 
 

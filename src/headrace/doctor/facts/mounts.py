@@ -50,13 +50,16 @@ class Mount:
         return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
 
 
-def read_mounts(machine: Machine) -> tuple[Mount, ...]:
-    """Those that hold data, in the order in which they were made: the last one at a place is what is seen there."""
+def read_mounts(machine: Machine, *, everything: bool = False) -> tuple[Mount, ...]:
+    """Those that hold data, in the order in which they were made: the last one at a place is what is seen there.
+    `everything`: also the kernel's own, and images."""
     found: list[Mount] = []
     for line in mountinfo(machine).splitlines()[:_MOUNTS_MAX]:
         head, _, tail = line.partition(" - ")
         before, after = head.split(" "), tail.split(" ")
-        if len(before) < 6 or len(after) < 3 or not re.fullmatch(r"\d+:\d+", before[2]) or after[0] in _PSEUDO:
+        if len(before) < 6 or len(after) < 3 or not re.fullmatch(r"\d+:\d+", before[2]):
+            continue
+        if after[0] in _PSEUDO and not everything:
             continue
         options = dict(pair(text) for text in (*before[5].split(","), *after[2].split(",")))
         found.append(
