@@ -179,3 +179,7 @@ def test_a_page_of_mounts_and_a_name_in_another_encoding_hide_none(tmp_path: Pat
     (tmp_path / "proc/self/mountinfo").write_bytes(b"".join(line % name for name in [b"caf\xe9", *[b"a"] * 300, b"z"]))
     mounts = read_mounts(Machine(tmp_path))
     assert len(mounts) == 302 and mounts[-1].point == "/z"
+    line = b"1 2 0:9 / /a\x1b[2Jb\\011c rw - nfs4 10.0.0.1:/x\x1b[2J rw,vers=4.2,x=\x07\n"
+    (tmp_path / "proc/self/mountinfo").write_bytes(line)
+    found = examine(Machine(tmp_path))
+    assert str(found.to_json()).isprintable() and found.storage[0].name == "/a\ufffd[2Jb\ufffdc"

@@ -54,7 +54,7 @@ def read_mounts(machine: Machine, *, everything: bool = False) -> tuple[Mount, .
     """Those that hold data, in the order in which they were made: the last one at a place is what is seen there.
     `everything`: also the kernel's own, and images."""
     found: list[Mount] = []
-    for line in mountinfo(machine).splitlines()[:_MOUNTS_MAX]:
+    for line in map(_printable, mountinfo(machine).splitlines()[:_MOUNTS_MAX]):
         head, _, tail = line.partition(" - ")
         before, after = head.split(" "), tail.split(" ")
         if len(before) < 6 or len(after) < 3 or not re.fullmatch(r"\d+:\d+", before[2]):
@@ -82,7 +82,12 @@ def pair(text: str) -> tuple[str, str]:
 
 def unescape(text: str) -> str:
     """Spaces and others as procfs writes them: `\\040`."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return _printable(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text))
+
+
+def _printable(text: str) -> str:
+    """Names go to a terminal: what would steer it is shown as not readable."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
