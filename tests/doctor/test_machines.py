@@ -153,6 +153,10 @@ def test_what_was_named_is_looked_at_only(tmp_path: Path) -> None:
         mounts.write("99 1 7:0 / /mnt/ssd/image ro - squashfs /dev/loop0 ro\n")
     (one,) = examine(Machine(folder), ["/mnt/ssd/image/data"]).storage
     assert one.name == "/mnt/ssd/image" and one.verdict.word == "unknown"
+    with (folder / "proc/self/mountinfo").open("a") as mounts:
+        mounts.write("98 1 0:60 / /mnt/$(x) rw - nfs4 10.0.0.1:/a rw,vers=4.2,nconnect=8,soft\n")
+    (soft,) = (one for one in examine(Machine(folder), ["/mnt/$(x)"]).findings if one.id == "nfs-soft")
+    assert soft.command == "umount '/mnt/$(x)' && mount -o hard 10.0.0.1:/a '/mnt/$(x)'"
     found = examine(Machine(folder), ["/dev/nvme1n1", "nvme1n1"])
     assert [one.name for one in found.storage] == ["/dev/nvme1n1"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from headrace.doctor.finding import ERROR, NOTE, WARNING, Finding
 from headrace.doctor.probe import TargetProbe
@@ -198,7 +199,7 @@ def _touch(one: Touch) -> Iterator[Finding]:
         yield Finding(
             id="storage-failed", severity=ERROR, about=about, title=f"{one.path} cannot be used",
             evidence=one.error or "", why="its server forgot it (ESTALE), or its disk is gone",
-            what_to_do="unmount it, and mount it again", command=f"umount -l {one.path}",
+            what_to_do="unmount it, and mount it again", command=f"umount -l {quote(one.path)}",
         )  # fmt: skip
     if one.size_bytes and one.free_bytes is not None and one.free_bytes < one.size_bytes * (1 - _FULL):
         yield Finding(
@@ -209,5 +210,5 @@ def _touch(one: Touch) -> Iterator[Finding]:
             evidence=f"statvfs: {format_bytes(one.free_bytes)} of {format_bytes(one.size_bytes)} free",
             why="the next checkpoint may not fit, and full media and file systems are slow",
             what_to_do="remove old checkpoints, or grow it",
-            command=f"df -h {one.path}",
+            command=f"df -h {quote(one.path)}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from headrace.doctor.facts import Facts
 from headrace.doctor.facts.mounts import Mount
@@ -40,7 +41,7 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             evidence="soft" if "soft" in options else "softerr",
             why="a write that was given up may be lost without the program noticing: a checkpoint with a hole",
             what_to_do="unmount it, and mount it hard: a remount cannot change that",
-            command=f"umount {mount.point} && mount -o hard {mount.source} {mount.point}",
+            command=f"umount {quote(mount.point)} && mount -o hard {quote(mount.source)} {quote(mount.point)}",
         )  # fmt: skip
     if "nconnect" not in options and not rdma:
         yield _about(
@@ -48,7 +49,7 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             evidence="no nconnect among its options, proto=" + options.get("proto", "?"),
             why="one connection is one core and one flow: about 1 to 2 GB/s, whatever the link",
             what_to_do="unmount it, and mount it with nconnect=8 or 16 (all mounts of one server share connections)",
-            command=f"umount {mount.point} && mount -o nconnect=16 {mount.source} {mount.point}",
+            command=f"umount {quote(mount.point)} && mount -o nconnect=16 {quote(mount.source)} {quote(mount.point)}",
         )  # fmt: skip
     small = [f"{name}={size}" for name in ("rsize", "wsize") if (size := mount.number_option(name) or _LARGE) < _LARGE]
     if small:
@@ -57,7 +58,7 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             evidence=", ".join(small),
             why="each request is a round trip: large files want 1 MiB",
             what_to_do="mount it with rsize=1048576,wsize=1048576; the server may allow less",
-            command=f"nfsstat -m {mount.point}",
+            command=f"nfsstat -m {quote(mount.point)}",
         )  # fmt: skip
     if options.get("vers", "").startswith("3") and "nolock" not in options:
         yield _about(
@@ -72,7 +73,7 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             evidence="noac" if "noac" in options else "actimeo=0",
             why="every open and stat is a round trip, and writes are synchronous: data sets of many files crawl",
             what_to_do="keep attributes for some seconds where nobody changes the files: unmount it, and mount it so",
-            command=f"umount {mount.point} && mount -o actimeo=60 {mount.source} {mount.point}",
+            command=f"umount {quote(mount.point)} && mount -o actimeo=60 {quote(mount.source)} {quote(mount.point)}",
         )  # fmt: skip
 
 
@@ -102,7 +103,8 @@ def _lustre(mount: Mount) -> Iterator[Finding]:
             mount, "lustre-flock", NOTE, "has no file locks", evidence="neither flock nor localflock among its options",
             why="libraries that lock their files (HDF5, SQLite, caches of Hugging Face) fail there",
             what_to_do="unmount it, and mount it with flock",
-            command=f"umount {mount.point} && mount -t lustre -o flock {mount.source} {mount.point}",
+            command=f"umount {quote(mount.point)} && "
+            f"mount -t lustre -o flock {quote(mount.source)} {quote(mount.point)}",
         )  # fmt: skip
 
 
@@ -113,7 +115,7 @@ def _local(facts: Facts, mount: Mount) -> Iterator[Finding]:
             mount, "fs-no-barriers", ERROR, "does not flush the disk's cache", evidence="nobarrier",
             why="what was said to be durable is lost with the power, and the file system with it",
             what_to_do="mount it with barriers, unless every cache below is backed by a battery",
-            command=f"mount -o remount,barrier=1 {mount.point}",
+            command=f"mount -o remount,barrier=1 {quote(mount.point)}",
         )  # fmt: skip
     if options.get("data") == "journal":
         yield _about(
@@ -125,7 +127,8 @@ def _local(facts: Facts, mount: Mount) -> Iterator[Finding]:
         yield _about(
             mount, "fs-discard", NOTE, "discards while it deletes", evidence="discard",
             why="deleting an old checkpoint makes others' I/O wait on some devices",
-            what_to_do="trim once a week instead (fstrim.timer)", command=f"mount -o remount,nodiscard {mount.point}",
+            what_to_do="trim once a week instead (fstrim.timer)",
+            command=f"mount -o remount,nodiscard {quote(mount.point)}",
         )  # fmt: skip
     verdict = verdict_of_mount(facts, mount)
     if verdict.ephemeral and verdict.word == PRESENTED and mount.point not in ("/", "/boot", "/boot/efi"):
@@ -143,13 +146,13 @@ def _all(mount: Mount) -> Iterator[Finding]:
             mount, "fs-sync", WARNING, "writes every byte through", evidence="sync" if "sync" in options else "dirsync",
             why="each write waits for the storage: a checkpoint takes many times as long",
             what_to_do="mount it async; programs that need durability ask for it (fsync)",
-            command=f"mount -o remount,async {mount.point}",
+            command=f"mount -o remount,async {quote(mount.point)}",
         )  # fmt: skip
     if "strictatime" in options:
         yield _about(
             mount, "fs-atime", WARNING, "writes at each read", evidence="strictatime",
             why="every sample that is read changes its inode", what_to_do="mount it relatime or noatime",
-            command=f"mount -o remount,noatime {mount.point}",
+            command=f"mount -o remount,noatime {quote(mount.point)}",
         )  # fmt: skip
 
 
