@@ -17,6 +17,7 @@ from headrace.measure import Watch
 from headrace.measure.watch import activity
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.host import node_traffic, throttled
+from headrace.measure.watch.join import attribute
 from headrace.measure.watch.wait import HelperShares, split
 from tests.measure.watches import Gpu, Hands
 
@@ -87,6 +88,46 @@ def test_accumulated_batches_are_one_step_and_a_loop_that_is_left_ends_one() -> 
         again = watch.loader(batches(clock, 1, 1))
         assert [next(again), next(again), next(again, None)] == [0, 1, None]
     assert [step.step for step in watch.steps] == list(range(6))
+
+
+def test_a_job_that_starts_again_says_where_it_goes_on(tmp_path: Path) -> None:
+    clock = Hands()
+
+    def start(first: int, resumes: bool) -> None:
+        with Watch(tmp_path, **clock.options) as watch:
+            with watch.restart():
+                clock.pass_s(1)
+            if resumes:
+                watch.resume(first)
+            for _ in watch.loader(batches(clock, *[1] * 6)):
+                with pytest.raises(UsageError, match="resume"):
+                    watch.resume(100)
+            assert [step.step for step in watch.steps] == list(range(first, first + 6))
+            assert [step.counted for step in watch.steps] == [not resumes, *[False] * 5]
+
+    path = [tmp_path / "rank-00000.jsonl"]
+    start(0, resumes=False)
+    start(4, resumes=True)
+    found = attribute(path)
+    assert (found.repeated_steps, found.repeats_unknown) == (2, False)
+    start(0, resumes=False)
+    found = attribute(path)
+    assert (found.repeated_steps, found.repeats_unknown) == (2, True)
+
+
+def test_a_loop_that_was_left_long_ago_ends_no_step_of_another_one() -> None:
+    clock = Hands()
+    with Watch(**clock.options) as watch:
+        left: Any = iter(watch.loader(batches(clock, 1, 1)))
+        next(left)
+        for _ in watch.loader(batches(clock, 1, 1)):
+            with watch.compute():
+                clock.pass_s(2)
+            # The collector comes by.
+            left = None
+            with watch.compute():
+                clock.pass_s(3)
+    assert [step.wall_s for step in watch.steps] == [1, 6, 6]
 
 
 def test_a_loader_stays_what_it_was() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ def test_down_time_and_steps_done_again_are_the_restarts(tmp_path: Path) -> None
         path = write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2), *first])
         with path.open("a") as file:
             file.write('{"step": 6, "wal\n')
+            # One that died in its first line.
+            file.write('{"headrace_watch": 1, "ra\n')
             for line in [
                 header(rank, 2, 1026.0),
                 step(4, 1026.0, restart=2.0, compute=1.0),
@@ -110,6 +113,53 @@ def test_down_time_and_steps_done_again_are_the_restarts(tmp_path: Path) -> None
     assert found.spent_gpu_s["restart"] == 2 * (20 + 2 + 2)
     assert found.spent_gpu_s["compute"] == 2 * (4 + 2) and found.total_gpu_s == 2 * (20 + 6 + 2 + 2)
     assert sentence(found).startswith("Restarts are your problem: they cost 80.0 % of accelerator time")
+
+
+def test_starts_that_only_count_their_steps_did_none_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (
+        [step(n, 1000.0 + n, compute=1.0) for n in range(6)],
+        [step(n, 1008.0 + n, compute=1.0) for n in range(4)],
+    )
+    for one in (first, second):
+        one[0]["counted"] = True
+    path = write(tmp_path / "rank-00000.jsonl", [header(0, 1), *first, header(0, 1, 1008.0), *second])
+    found = attribute([path])
+    assert (found.starts, found.repeated_steps, found.repeats_unknown) == (2, 0, True)
+    assert found.spent_gpu_s["compute"] == 10 and found.spent_gpu_s["restart"] == 2
+    assert main(["watch", "show", str(path)]) == 0
+    assert "not known which steps were done again" in capsys.readouterr().out
+
+
+def test_nodes_whose_clocks_are_apart_start_again_together(tmp_path: Path) -> None:
+    paths = [
+        write(
+            tmp_path / f"rank-{rank:05d}.jsonl",
+            [
+                line
+                for first, at in ((0, 1000.0), (5, 1100.0))
+                for line in [
+                    header(rank, 2, at + ahead), *(step(first + n, at + ahead + n, compute=1.0) for n in range(5))
+                ]
+            ],
+        )
+        for rank, ahead in enumerate((0.0, 150.0))
+    ]  # fmt: skip
+    found = attribute(paths)
+    assert (found.starts, found.steps, found.repeated_steps, found.down_s) == (2, 10, 0, 95.0)
+
+
+def test_more_ranks_than_a_process_may_have_files(tmp_path: Path) -> None:
+    lines = [step(n, 1000.0 + n, compute=1.0) for n in range(3)]
+    paths = job(tmp_path, *[lines] * 80)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Descriptors are given from below: fewer are left than there are files.
+    with paths[0].open("rb") as lowest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 40, before[1]))
+        try:
+            found = attribute(paths)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(found.ranks) == 80 and found.steps == 3
 
 
 def test_a_long_job_is_told_in_few_stretches_and_its_worst_steps(tmp_path: Path) -> None:
@@ -136,6 +186,16 @@ def test_what_no_watch_has_written_is_refused(tmp_path: Path) -> None:
         ([header(0, 1), {"step": "x"}, step(1)], "not a line of a watch at .*rank-00000.jsonl, byte"),
         ([header(0, 1), {**step(0), "wall_s": -1}, step(1)], "not a line"),
         ([header(0, 1), step(1), step(1), step(2)], "steps are not in order"),
+        ([{**header(0, 1), "node": ["a"]}, step(1)], "not a line"),
+        ([{**header(0, 1), "started_s": float("nan")}, step(1)], "not a line"),
+        ([header(0, 1), {"rank": 0, **header(0, 1)}], "no step was recorded"),
+        ([header(0, 1), {**step(0), "bytes": float("inf")}, step(1)], "not a line"),
+        ([header(0, 1), {**step(0), "wall_s": float("inf")}, step(1)], "not a line"),
+        ([header(0, 1), {**step(0), "wall_s": 10**400}, step(1)], "not a line"),
+        ([header(0, 1), step(0, window={"sm_activity": 1}), step(1)], "not a line"),
+        ([header(0, 1), step(0, window={"throttled_s": "x"}), step(1)], "not a line"),
+        ([header(0, 1), step(0, window={"paths": 5}), step(1)], "not a line"),
+        ([header(0, 1), step(0, window={"paths": [{**PATH, "p99_s": "x"}]}), step(1)], "not a line"),
     ):
         path = write(tmp_path / "rank-00000.jsonl", lines)
         with pytest.raises(UsageError, match=match):
@@ -153,8 +213,15 @@ def test_the_last_steps_of_every_rank_are_followed(tmp_path: Path) -> None:
     # One that is about to write its first line.
     (tmp_path / "rank-00009.jsonl").write_text("")
     assert recent(files_of([tmp_path])).steps == found.steps
-    (tmp_path / "rank-00002.jsonl").write_text(json.dumps(header(2, 3)) + "\n")
-    assert recent(files_of([tmp_path])).steps == 0
+    # One that a larger job had.
+    lost = write(tmp_path / "rank-00002.jsonl", [header(2, 3, 900.0), step(7, compute=1.0)])
+    assert recent(files_of([tmp_path])).steps == found.steps
+    # One that is gone, and one that has done nothing yet.
+    write(lost, [header(2, 3, 1001.0), step(7, compute=1.0)])
+    found = recent(files_of([tmp_path]))
+    assert found.steps == 0 and found.why_none == "rank 2 has written none beyond 7, others up to 4999"
+    write(lost, [header(2, 3, 1001.0)])
+    assert recent(files_of([tmp_path])).why_none == "rank 2 has written none, others up to 4999"
 
 
 def test_what_the_command_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,40 @@ def test_of_any_loader_it_is_known_whether_it_worked(tmp_path: Path, loader: Cal
     assert not most(slept, "blocked") or text.startswith("Your loader is your problem: it was blocked")
 
 
+class Persistent:
+    """Its thread lives on from epoch to epoch, as workers of loaders may. It works in the first."""
+
+    def __init__(self) -> None:
+        self.epochs: queue.Queue[int | None] = queue.Queue()
+        self.made: queue.Queue[int] = queue.Queue()
+        self.thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        while (epoch := self.epochs.get()) is not None:
+            (time.sleep if epoch else burn)(0.3)
+            self.made.put(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = int(self.thread is not None)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.run)
+            self.thread.start()
+        self.epochs.put(epoch)
+        yield self.made.get()
+
+
+def test_what_a_worker_did_in_an_epoch_before_is_not_of_this_one(tmp_path: Path) -> None:
+    loader = Persistent()
+    with Watch(tmp_path, device=None) as watch:
+        batches = watch.loader(loader)
+        assert [*batches, *batches] == [0, 1]
+    loader.epochs.put(None)
+    assert loader.thread is not None
+    loader.thread.join()
+    assert watch.steps[0]["preparation"] + watch.steps[0]["starved"] > 3 * watch.steps[0]["blocked"]
+    assert watch.steps[1]["blocked"] > 3 * watch.steps[1]["preparation"]
+
+
 @pytest.mark.parametrize("cause", ["checkpoint", "copy", "collective", "other"])
 def test_what_is_slow_besides_data_is_named(tmp_path: Path, cause: str) -> None:
     def loop(watch: Watch) -> None:

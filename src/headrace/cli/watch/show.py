@@ -95,7 +95,7 @@ def _follow(files: list[Path], price: float | None, worst: int) -> None:
     if not sys.stdout.isatty():
         while True:
             found = look()
-            print(sentence(found, price) if found.steps else "no step yet", flush=True)
+            print(sentence(found, price) if found.steps else _none(found), flush=True)
             time.sleep(5 * EVERY_S)
     from rich.live import Live
 
@@ -103,6 +103,10 @@ def _follow(files: list[Path], price: float | None, worst: int) -> None:
         while True:
             time.sleep(EVERY_S)
             live.update(_view(look(), price), refresh=True)
+
+
+def _none(found: Attribution) -> str:
+    return "no step of all ranks yet" + (f": {found.why_none}" if found.why_none else "")
 
 
 def _view(found: Attribution, price: float | None) -> Any:
@@ -114,7 +118,7 @@ def _view(found: Attribution, price: float | None) -> Any:
     from headrace.measure.watch.verdict import sentence
 
     if not found.steps:
-        return Text("no step of all ranks yet")
+        return Text(_none(found))
     parts: list[Any] = [
         Text(sentence(found, price), style="bold"),
         Text(f"the last steps: {tell.facts(found)['steps']}"),

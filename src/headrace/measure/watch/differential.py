@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.errors import UsageError
 from headrace.measure.watch.join import JobStep, attribute
@@ -108,7 +108,24 @@ def stalls(
 
 def stalls_of_files(paths: Mapping[str, Path], **options: Any) -> Stalls:
     """Of what was recorded, by run: a file or a folder each. Of several ranks the slowest one of each step counts."""
-    runs: dict[str, list[JobStep]] = {name: [] for name in RUNS}
+    runs: dict[str, list[_Seen]] = {name: [] for name in RUNS}
     for name in RUNS:
-        attribute(files_of([paths[name]]), each=runs[name].append)
+        seen = runs[name]
+        attribute(files_of([paths[name]]), each=lambda step, seen=seen: seen.append(_Seen.of(step)))  # type: ignore[misc]
     return stalls(runs, **options)
+
+
+class _Seen(NamedTuple):
+    """What counts of a step: a run may have millions."""
+
+    wall_s: float
+    bytes: int
+    window: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, step: JobStep) -> _Seen:
+        ahead = (step.window or {}).get("reads_ahead")
+        return cls(step.wall_s, step.bytes, None if ahead is None else _READS_AHEAD[bool(ahead)])
+
+
+_READS_AHEAD = {ahead: {"reads_ahead": ahead} for ahead in (False, True)}

@@ -112,6 +112,8 @@ class Attribution:
         self.starts = 0
         #: Steps that were done again after a restart; time between two starts; time in no step.
         self.repeated_steps = 0
+        #: A start after the first did not say with which step of the job it goes on.
+        self.repeats_unknown = False
         self.down_s = self.outside_s = 0.0
         self.bytes = 0
         self.clocks: set[str] = set()
@@ -124,6 +126,8 @@ class Attribution:
         self._bin = 1
         self._ended_s: float | None = None
         self._paths: dict[tuple[str, str], dict[str, Any]] = {}
+        #: For those who follow: why there is no step yet that all ranks have written down.
+        self.why_none = ""
 
     # ---- figures ---------------------------------------------------------------------------------------------------
 
@@ -246,7 +250,8 @@ class Attribution:
 
     def to_json(self, gpu_hour_price: float | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "steps": self.steps, "ranks": len(self.ranks), "starts": self.starts, "repeated_steps": self.repeated_steps,
+            "steps": self.steps, "ranks": len(self.ranks), "starts": self.starts,
+            "repeated_steps": None if self.repeats_unknown else self.repeated_steps,
             "down_s": self.down_s, "outside_s": self.outside_s, "total_gpu_s": self.total_gpu_s,
             "lost_gpu_s": self.lost_gpu_s, "lost_share": self.lost_share, "storage_share": self.storage_share,
             "lost_to": {
@@ -300,7 +305,9 @@ class _Start:
     path: Path
     begin: int
     end: int
+    #: None: there is none, or it is not known which one of the job it is.
     first_step: int | None
+    counted: bool
 
 
 def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep], None] | None = None) -> Attribution:
@@ -311,6 +318,7 @@ def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep]
     for number, group in enumerate(groups):
         later = [start.first_step for group in groups[number + 1 :] for start in group if start.first_step is not None]
         again = min(later, default=None)
+        found.repeats_unknown |= number > 0 and any(start.counted for start in group)
         found.begin([start.header for start in group], min(start.header.started_s for start in group))
         rows = heapq.merge(*map(_steps, group), key=lambda row: row[1].step)
         for step, of_step in groupby(rows, key=lambda row: row[1].step):
@@ -324,7 +332,14 @@ def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep]
 
 
 def _groups(starts: list[_Start]) -> list[list[_Start]]:
-    """Starts of different ranks belong together until one of them starts again."""
+    """The first start of each rank, the second, and so on, where all have as many: nodes' clocks may be apart. Else
+    starts of different ranks belong together until one of them starts again."""
+    by_rank: dict[int, list[_Start]] = defaultdict(list)
+    for start in starts:
+        by_rank[start.header.rank].append(start)
+    each = [sorted(of_rank, key=lambda start: start.header.started_s) for of_rank in by_rank.values()]
+    if len({len(of_rank) for of_rank in each}) == 1:
+        return [list(group) for group in zip(*each, strict=True)]
     groups: list[list[_Start]] = []
     seen: set[int] = set()
     for start in sorted(starts, key=lambda start: start.header.started_s):
@@ -339,57 +354,86 @@ def _groups(starts: list[_Start]) -> list[list[_Start]]:
 def _starts(path: Path) -> Iterator[_Start]:
     header: WatchHeader | None = None
     begin, place, first = 0, 0, None
+    counted = False
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES):
             place += len(line)
             if line.startswith(b'{"headrace_watch"'):
                 if header is not None:
-                    yield _Start(header=header, path=path, begin=begin, end=place - len(line), first_step=first)
+                    yield _Start(
+                        header=header, path=path, begin=begin, end=place - len(line), first_step=first, counted=counted
+                    )  # fmt: skip
+                header = None
+                if not _is_whole(line):
+                    # Its writer was killed in it, and had written no step.
+                    continue
                 found = parse_line(_text(line), f"{path}, byte {place - len(line)}")
-                assert isinstance(found, WatchHeader)
-                header, begin, first = found, place, None
+                if isinstance(found, WatchHeader):
+                    header, begin, first, counted = found, place, None, False
             elif header is None and line.strip():
                 raise UsageError(
                     "not a file of a watch", where=str(path), expected="what headrace.measure.Watch writes",
                     found=_text(line)[:80],
                 )  # fmt: skip
-            elif header is not None and first is None and line.endswith(b"\n"):
-                first = _number_of(line)
+            elif header is not None and first is None and not counted and _is_whole(line):
+                step = parse_line(_text(line), f"{path}, byte {place - len(line)}")
+                if isinstance(step, WatchStep):
+                    first, counted = None if step.counted else step.step, step.counted
     if header is not None:
-        yield _Start(header=header, path=path, begin=begin, end=place, first_step=first)
+        yield _Start(header=header, path=path, begin=begin, end=place, first_step=first, counted=counted)
 
 
-def _number_of(line: bytes) -> int | None:
+def _is_whole(line: bytes) -> bool:
+    """A kill has not torn it."""
     try:
-        found = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, int) else None
+        json.loads(line)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return line.endswith(b"\n")
+
+
+#: Read of a file at a time: it is not kept open, for a job may have more ranks than a process may have files.
+_AT_ONCE = 1 << 16
+
+
+def _lines(start: _Start) -> Iterator[tuple[int, bytes]]:
+    """Those of its steps, and where each ends."""
+    place = start.begin
+    while place < start.end:
+        some: list[tuple[int, bytes]] = []
+        with start.path.open("rb", buffering=_AT_ONCE) as file:
+            first = file.seek(place)
+            while place < min(start.end, first + _AT_ONCE) and (line := file.readline(LINE_BYTES)):
+                place += len(line)
+                some.append((place, line))
+        if not some:
+            # It was cut meanwhile.
+            return
+        yield from some
 
 
 def _steps(start: _Start) -> Iterator[tuple[int, WatchStep]]:
-    with start.path.open("rb") as file:
-        file.seek(start.begin)
-        place, last = start.begin, None
-        while place < start.end and (line := file.readline(LINE_BYTES)):
-            where = f"{start.path}, byte {place}"
-            place += len(line)
-            if not line.strip():
-                continue
-            try:
-                found = parse_line(_text(line), where)
-            except UsageError:
-                if place >= start.end:
-                    # Its writer was killed in it.
-                    return
-                raise
-            if isinstance(found, WatchStep):
-                if last is not None and found.step <= last:
-                    raise UsageError(
-                        "steps are not in order", where=where, expected=f"more than {last}", found=str(found.step)
-                    )
-                last = found.step
-                yield start.header.rank, found
+    last = None
+    for place, line in _lines(start):
+        if not line.strip():
+            continue
+        where = f"{start.path}, byte {place - len(line)}"
+        try:
+            found = parse_line(_text(line), where)
+        except UsageError:
+            if place >= start.end:
+                # Its writer was killed in it.
+                return
+            raise
+        if isinstance(found, WatchStep):
+            if last is not None and found.step <= last:
+                raise UsageError(
+                    "steps are not in order", where=where, expected=f"more than {last}", found=str(found.step)
+                )
+            last = found.step
+            yield start.header.rank, found
 
 
 def _text(line: bytes) -> str:
@@ -412,8 +456,18 @@ def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
         header, steps = tail
         headers[header.rank] = header
         ranks[header.rank] = steps
+    if headers:
+        # Files of ranks that a larger job had before are nobody's now.
+        world = max(headers.values(), key=lambda header: header.started_s).world
+        ranks = {rank: steps for rank, steps in ranks.items() if rank < world}
     numbers = set.intersection(*(set(steps) for steps in ranks.values())) if ranks else set()
-    found.begin(headers.values(), 0.0)
+    if ranks and not numbers:
+        behind = min(ranks, key=lambda rank: max(ranks[rank], default=-1))
+        furthest = max(max(steps, default=-1) for steps in ranks.values())
+        if furthest >= 0:
+            told = f"none beyond {max(ranks[behind])}" if ranks[behind] else "none"
+            found.why_none = f"rank {behind} has written {told}, others up to {furthest}"
+    found.begin((headers[rank] for rank in ranks), 0.0)
     for number in sorted(numbers):
         found.add({rank: steps[number] for rank, steps in ranks.items()})
     return found

@@ -38,8 +38,8 @@ class Source:
         """A step begins to wait for a batch."""
         self._before = None
         if self._tasks is not None:
-            # Who comes has done nothing yet.
-            self._before = {}
+            # Those of an epoch before; who comes has done nothing yet.
+            self._before = self.helpers.read()
         elif len(self.helpers) and time.perf_counter() >= self._look_at:
             self._before = self.helpers.read()
 
@@ -48,7 +48,7 @@ class Source:
         if self._tasks is not None:
             self.helpers.add(host.tasks() - self._tasks)
             self._tasks = None
-            self._before = dict.fromkeys(self.helpers.read(), (0.0, 0.0))
+            self._before = dict.fromkeys(self.helpers.read(), (0.0, 0.0)) | (self._before or {})
         if self._before is None:
             return
         started = time.thread_time()
@@ -91,10 +91,12 @@ class WatchedLoader(Generic[Batch]):
         source.begin()
         iterator: Iterator[Batch] | None = None
         batch: Any = None
+        number: int | None = None
         try:
             while True:
                 if count % self._per_step == 0:
                     watch.begin_step()
+                    number = watch.step_number
                 with watch.waiting(source):
                     if iterator is None:
                         iterator = iter(self._batches)
@@ -107,7 +109,7 @@ class WatchedLoader(Generic[Batch]):
                 yield batch
         finally:
             # Also where the loop was left. A wait for a batch that did not come is no step.
-            watch.leave_loop(drop=iterator is not None and batch is _END and count % self._per_step == 0)
+            watch.leave_loop(number, drop=iterator is not None and batch is _END and count % self._per_step == 0)
 
     def __next__(self) -> Batch:
         """For `next(loader)`."""

@@ -9,6 +9,7 @@ Times in seconds; what is zero is left out. The causes of a step add up to its `
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ class WatchStep:
     bytes: int = 0
     #: Counters since the step at which they were taken before (`headrace.measure.watch.host`), where they were taken.
     window: dict[str, Any] | None = None
+    #: Of the first step of a start: nobody said which one of the job it is, it was counted from 0.
+    counted: bool = False
 
     def __getitem__(self, cause: str) -> float:
         return self.spent.get(cause, 0.0)
@@ -69,6 +72,8 @@ class WatchStep:
         line = f'{{"step":{self.step},"started_s":{self.started_s:.6f},"wall_s":{self.wall_s:.7f}{spent}'
         if self.bytes:
             line += f',"bytes":{self.bytes}'
+        if self.counted:
+            line += ',"counted":true'
         if self.window is not None:
             line += f',"window":{json.dumps(self.window, separators=(",", ":"))}'
         return line + "}"
@@ -82,21 +87,44 @@ def parse_line(line: str, where: str) -> WatchHeader | WatchStep:
             if found.pop("headrace_watch") != VERSION:
                 raise UsageError("another version of these lines", where=where, expected=f"version {VERSION}")
             header = WatchHeader(**found)
-            _check(all(isinstance(number, int) and number >= 0 for number in (header.rank, header.world)))
-            _check(isinstance(header.started_s, int | float))
+            _check(all(type(number) is int and number >= 0 for number in (header.rank, header.world)))
+            _check(all(isinstance(text, str) for text in (header.node, header.clock, header.sm_activity)))
+            _check(_is_number(header.started_s))
             return header
         spent = {cause: float(found[f"{cause}_s"]) for cause in CAUSES if f"{cause}_s" in found}
         step = WatchStep(
             step=found["step"], started_s=float(found["started_s"]), wall_s=float(found["wall_s"]), spent=spent,
-            bytes=int(found.get("bytes", 0)), window=found.get("window"),
+            bytes=int(found.get("bytes", 0)), window=found.get("window"), counted=found.get("counted") is True,
         )  # fmt: skip
-        _check(isinstance(step.step, int) and step.wall_s >= 0 and all(each >= 0 for each in spent.values()))
-        _check(step.window is None or isinstance(step.window, dict))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        _check(type(step.step) is int and step.bytes >= 0 and _is_number(step.started_s))
+        _check(all(_is_number(seconds) and seconds >= 0 for seconds in (step.wall_s, *spent.values())))
+        _check(step.window is None or _is_window(step.window))
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(
             "not a line of a watch", where=where, expected="what headrace.measure.Watch writes", found=line[:80]
         ) from error
     return step
+
+
+#: Nothing that is measured is more, in seconds or bytes; sums stay finite.
+_MOST = 1e18
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) <= _MOST
+
+
+def _is_window(window: Any) -> bool:
+    return (
+        isinstance(window, dict)
+        and all(key == "paths" or _is_number(value) for key, value in window.items())
+        and ("sm_activity" not in window or "window_s" in window)
+        and all(
+            all(isinstance(path[key], str) for key in ("device", "path"))
+            and all(_is_number(path[key]) for key in ("p99_s", "commands", "read_bytes"))
+            for path in window.get("paths", [])
+        )
+    )
 
 
 def _check(sound: bool) -> None:

@@ -24,9 +24,10 @@ def facts(found: Attribution) -> dict[str, str]:
     if said := bytes_text(found):
         told["data"] = said
     if found.starts > 1:
-        told["restarts"] = (
-            f"{found.starts - 1}, down for {format_seconds(found.down_s)}, {found.repeated_steps} steps done again"
-        )
+        again = f"{found.repeated_steps} steps done again"
+        if found.repeats_unknown:
+            again = "not known which steps were done again (Watch.resume says where a job goes on)"
+        told["restarts"] = f"{found.starts - 1}, down for {format_seconds(found.down_s)}, {again}"
     if found.outside_s > 0.01 * found.total_gpu_s / max(1, ranks):
         told["outside"] = f"{format_seconds(found.outside_s)} between steps are in no figure here"
     return told

@@ -145,8 +145,8 @@ class Watch:
             restart appends to it.
         name: in metrics.
         rank, world: as torchrun says (`RANK`, `WORLD_SIZE`), else 0 of 1.
-        device: a `DeviceClock`; "auto": that of the current CUDA device where PyTorch has been imported and there is
-            one; None: everything by the host's clock.
+        device: a `DeviceClock`; "auto": that of the CUDA device that is current now where PyTorch has been imported and
+            there is one: `torch.cuda.set_device` comes first; None: everything by the host's clock.
         volumes: volumes of headrace (or anything with `devices`) whose paths are watched besides those of loaders.
         listeners: called with each finished `WatchStep`, in the thread that trains, about once a second for all.
         monotonic, wall: the two clocks, in seconds; tests put their own.
@@ -186,6 +186,8 @@ class Watch:
         self._queue_at = 0.0
         self._step: _Step | None = None
         self._next_number = 0
+        #: Who trains has said which step of the job it is.
+        self._numbered = False
         self._pending: deque[_Step] = deque()
         self._totals = dict.fromkeys(CAUSES, 0.0)
         self._count = self._bytes = 0
@@ -234,6 +236,14 @@ class Watch:
         """`with watch.waiting(source): batch = next(batches)`, where `loader` does not fit."""
         return _Waiting(self, source)
 
+    def resume(self, step: int) -> None:
+        """The next step is this one of the job: where a job that starts again goes on. Else they are counted from 0,
+        and nobody can tell which ones were done again."""
+        self._own()
+        if self._step is not None or step < self._next_number:
+            raise UsageError("resume", expected=f"{self.next_step} or more, before the first step", found=str(step))
+        self._next_number, self._numbered = step, True
+
     def begin_step(self, number: int | None = None) -> None:
         """The next step begins here, and the one before ends. By itself where `loader` is iterated over. `number`: of
         the step; else one more than that of the last."""
@@ -241,7 +251,8 @@ class Watch:
         self._end()
         if number is not None and number < self._next_number:
             raise UsageError("steps count up", expected=f"{self._next_number} or more", found=str(number))
-        self._next_number = self._next_number if number is None else number
+        if number is not None:
+            self._next_number, self._numbered = number, True
         marks = None if self._device is None else DeviceStep(self._device.mark())
         # What was timed between two steps is of the one that follows.
         started = self._wall() - sum(self._parts.spent.values())
@@ -258,9 +269,11 @@ class Watch:
             self._parts.take()
         self._end()
 
-    def leave_loop(self, *, drop: bool) -> None:
-        """As `end_step`, by a loop that may have been left long ago, or in the middle of anything."""
-        if not self._closed and self._parts.mine and self._parts.innermost is None:
+    def leave_loop(self, number: int | None, *, drop: bool) -> None:
+        """As `end_step`, by a loop that may have been left long ago, or in the middle of anything. `number`: of the
+        step that it began last; another one is not its."""
+        its = self._step is not None and self._step.number == number
+        if not self._closed and self._parts.mine and self._parts.innermost is None and its:
             self.end_step(drop=drop)
 
     def add_bytes(self, count: int) -> None:
@@ -307,6 +320,11 @@ class Watch:
     @property
     def in_step(self) -> bool:
         return self._step is not None
+
+    @property
+    def step_number(self) -> int | None:
+        """Of the step that is open."""
+        return None if self._step is None else self._step.number
 
     def now(self) -> float:
         """By the clock of this watch, seconds."""
@@ -444,8 +462,9 @@ class Watch:
         # What the arithmetic of clocks leaves is nothing.
         spent = {cause: seconds for cause, seconds in spent.items() if seconds > 1e-9}
         found = WatchStep(
-            step=step.number, started_s=step.started_s, wall_s=wall, spent=spent, bytes=step.bytes, window=step.window
-        )
+            step=step.number, started_s=step.started_s, wall_s=wall, spent=spent, bytes=step.bytes, window=step.window,
+            counted=not self._count and not self._numbered,
+        )  # fmt: skip
         self.steps.append(found)
         for cause, seconds in spent.items():
             self._totals[cause] += seconds
