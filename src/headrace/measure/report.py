@@ -122,6 +122,7 @@ rect.data_wait,i.data_wait{fill:var(--wait);background:var(--wait)}
 rect.compute,i.compute{fill:var(--compute);background:var(--compute)}
 rect.checkpoint,i.checkpoint{fill:var(--checkpoint);background:var(--checkpoint)}
 rect.restart,i.restart{fill:var(--restart);background:var(--restart)}
+rect.straggler,i.straggler{fill:#c2418f;background:#c2418f}
 rect.good,i.good{fill:var(--good);background:var(--good)}
 rect.bad,i.bad{fill:var(--bad);background:var(--bad)}
 rect.idle,i.idle{fill:var(--idle);background:var(--idle)}

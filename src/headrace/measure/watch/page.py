@@ -19,7 +19,7 @@ STYLE = {
     "starved": "bad",
     "copy": "good",
     "collective": "s3",
-    "straggler": "s4",
+    "straggler": "straggler",
     "checkpoint": "checkpoint",
     "restart": "restart",
     "other": "idle",
