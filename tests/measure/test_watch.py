@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.measure import Watch
-from headrace.measure.watch import activity
+from headrace.measure.watch import activity, delay
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.host import node_traffic, throttled
 from headrace.measure.watch.join import attribute
@@ -261,6 +261,43 @@ def test_a_wait_is_taken_apart_by_what_was_at_work() -> None:
     # The kernel has counted more than the clock.
     shares.update({"a": (0.0, 0.0)}, {"a": (1.5, 0.5)}, wall_s=1.0)
     assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 0.75, "starved": 0.25}
+
+
+def test_delay_between_two_readings_is_shared_out_by_time_off_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {"wall": 0.0, "cpu": 0.0, "queue": 3.0}
+
+    class Queue:
+        def read(self) -> tuple[float, float]:
+            return clocks["cpu"], clocks["queue"]
+
+    monkeypatch.setattr(delay, "own_queue", Queue)
+    monkeypatch.setattr(
+        delay, "time", SimpleNamespace(perf_counter=lambda: clocks["wall"], thread_time=lambda: clocks["cpu"])
+    )
+
+    def run(wall_s: float, cpu_s: float, queued_s: float) -> None:
+        for name, seconds in (("wall", wall_s), ("cpu", cpu_s), ("queue", queued_s)):
+            clocks[name] += seconds
+
+    found = delay.Delay(True)
+    steps = [SimpleNamespace(off_s=0.0, queued_s=0.0) for _ in range(3)]
+    # Of no step.
+    run(5, 1, 4)
+    found.skip()
+    # One was off its CPU for 2 s, one for 6, and 4 of them it could have run.
+    run(3, 1, 1)
+    found.passed(steps[0])
+    run(7, 1, 3)
+    found.passed(steps[1])
+    found.settle()
+    assert [step.queued_s for step in steps] == [1, 3, 0]
+    # Of the third 1 s, and a wait of 3 s behind it.
+    run(6, 2, 2)
+    assert found.waited(steps[2], 3.0) == 1.5 and steps[2].queued_s == 0.5
+    run(1, 1, 0)
+    found.passed(steps[2])
+    found.settle()
+    assert [step.queued_s for step in steps] == [1, 3, 0.5]
 
 
 def test_counters_are_read_as_the_kernel_writes_them() -> None:

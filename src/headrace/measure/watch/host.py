@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 #: Share of the time that taking counters may cost.
-COST = 0.0025
+COST = 0.001
 #: Helpers of a loader that are looked at.
 MOST_HELPERS = 64
 

@@ -6,15 +6,14 @@ one inside it, so that the device's time is divided in the same way.
 
 from __future__ import annotations
 
-import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.measure.watch.delay import Delay
 from headrace.measure.watch.device import ON_DEVICE, DeviceClock, DeviceStep
-from headrace.measure.watch.host import RunQueue, own_queue
 
 #: A part in which a batch is waited for; `headrace.measure.watch.wait` says what it was.
 WAIT = "wait"
@@ -30,18 +29,17 @@ class Parts:
         self.marks: DeviceStep | None = None
         #: By cause, since it was taken.
         self.spent: dict[str, float] = {}
-        #: Run queue delay of waits for batches, since it was taken.
-        self.waited_queue_s = 0.0
         # What the kernel says of a thread has nothing to do with a clock that is moved by hand.
         self.by_hand = monotonic is not time.perf_counter
         self._owner: int | None = None
-        self._queue: RunQueue | None = None
-        #: What is being timed, innermost last, and since when; seconds of waits that are open.
+        #: Of the thread; None: there is none yet.
+        self.delay: Delay | None = None
+        #: What is being timed, innermost last, and since when (also for others); seconds of waits that are open.
         self._stack: list[str] = []
-        self._since = self.now()
+        self.since = self.now()
         self._waits: list[float] = []
-        #: Of parts that lie in a wait: CPU time and run queue delay that are not the wait's.
-        self._aside = self._aside_from = (0.0, 0.0)
+        #: Of parts that lie in a wait: CPU time that is not the wait's.
+        self._aside_s = self._aside_from = 0.0
         #: Of parts that the device carries out: since where the innermost one goes, and those around it.
         self._open: list[tuple[str, Any]] = []
         #: Gradients that were ready last, and that were exchanged last: when, and the marks.
@@ -58,32 +56,21 @@ class Parts:
     def own(self) -> None:
         """Of the thread that calls first. `UsageError` for another one."""
         if self._owner is None:
-            self._owner, self._queue = threading.get_ident(), None if self.by_hand else own_queue()
-            self._since = self.now()
+            self._owner, self.delay = threading.get_ident(), Delay(not self.by_hand)
+            self.since = self.now()
         elif self._owner != threading.get_ident():
             raise UsageError(
                 "a Watch belongs to the thread that trains", expected="one thread", found="a call by another one",
                 next_step="time what other threads do by a loader that tells (`waited`)",
             )  # fmt: skip
 
-    def queue_s(self) -> float:
-        """For how long the thread could have run and did not, since it began."""
-        return self._queue.read()[1] if self._queue is not None else 0.0
-
-    def sleeps(self) -> int:
-        """How often the thread has let go of its CPU to wait for something."""
-        return 0 if self.by_hand else resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-
-    def used(self) -> tuple[float, float]:
-        """CPU time and run queue delay of the thread, without those of parts that lie in waits."""
-        if self.by_hand:
-            return 0.0, 0.0
-        return time.thread_time() - self._aside[0], self.queue_s() - self._aside[1]
+    def cpu_s(self) -> float:
+        """CPU time of the thread, without that of parts that lie in waits."""
+        return 0.0 if self.by_hand else time.thread_time() - self._aside_s
 
     def close(self) -> None:
-        if self._queue is not None:
-            self._queue.close()
-            self._queue = None
+        if self.delay is not None:
+            self.delay.close()
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
@@ -95,11 +82,12 @@ class Parts:
         if self._owner != threading.get_ident():
             self.own()
         self.charge()
+        stack = self._stack
         if cause == WAIT:
             self._waits.append(0.0)
-        elif self.innermost == WAIT:
-            self._aside_from = self.used()
-        self._stack.append(cause)
+        elif stack and stack[-1] == WAIT:
+            self._aside_from = self.cpu_s()
+        stack.append(cause)
         if self.device is not None and cause in ON_DEVICE:
             mark = self.device.mark()
             if self._open:
@@ -109,14 +97,12 @@ class Parts:
     def leave(self) -> float:
         """Of a wait: its seconds, without those of other parts in it."""
         self.charge()
-        cause = self._stack.pop()
+        stack = self._stack
+        cause = stack.pop()
         if cause == WAIT:
             return self._waits.pop()
-        if self.innermost == WAIT:
-            cpu, queue = self.used()
-            self._aside = (
-                self._aside[0] + cpu - self._aside_from[0], self._aside[1] + queue - self._aside_from[1]
-            )  # fmt: skip
+        if stack and stack[-1] == WAIT:
+            self._aside_s += self.cpu_s() - self._aside_from
         if cause == "compute":
             self._exchange()
         if self.device is not None and cause in ON_DEVICE:
@@ -135,8 +121,8 @@ class Parts:
     def charge(self) -> None:
         """What has passed goes to the innermost part, in a step else to "other", and else to nothing."""
         now = self.now()
-        spent, self._since = now - self._since, now
-        cause = self.innermost
+        spent, self.since = now - self.since, now
+        cause = self._stack[-1] if self._stack else None
         if cause == WAIT:
             self._waits[-1] += spent
         elif cause is not None or self.in_step:

@@ -36,6 +36,7 @@ from headrace.device import BlockDevice
 from headrace.errors import UsageError
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.causes import CAUSES
+from headrace.measure.watch.delay import LONG_S, LONG_SHARE
 from headrace.measure.watch.device import DeviceClock, DeviceStep
 from headrace.measure.watch.host import HostCounters
 from headrace.measure.watch.lines import Lines
@@ -78,7 +79,10 @@ class _Step:
     number: int
     started_s: float
     marks: DeviceStep | None
-    queue_s: float
+    #: Of `Delayed`; and what short waits were blocked, the kernel unasked.
+    off_s: float = 0.0
+    queued_s: float = 0.0
+    loose_s: float = 0.0
     spent: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
     window: dict[str, Any] | None = None
@@ -112,28 +116,35 @@ class _Waiting:
         teller = self._source.teller
         self._told = teller.waited if teller is not None else None
         self._source.waits()
-        self._sleeps = self._parts.sleeps()
-        self._cpu, self._queue = self._parts.used()
+        delay = self._parts.delay
+        assert delay is not None
+        delay.look(self._watch._step, self._parts.since)
+        self._sleeps = delay.sleeps()
+        self._cpu = self._parts.cpu_s()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        parts, source = self._parts, self._source
-        cpu, queue = parts.used()
-        slept = parts.by_hand or parts.sleeps() > self._sleeps
-        queue = max(0.0, queue - self._queue)
+        parts, source, step = self._parts, self._source, self._watch._step
+        cpu = max(0.0, parts.cpu_s() - self._cpu)
         told = None
         if source.teller is not None and self._told is not None:
             now = source.teller.waited
             told = (now[0] - self._told[0], now[1] - self._told[1], now[2] - self._told[2])
             self._watch.add_bytes(told[2])
         wall = parts.leave()
+        queue, slept = 0.0, True
+        long = parts.by_hand or wall >= min(LONG_S, LONG_SHARE * self._watch._last_wall_s)
+        if long and parts.delay is not None:
+            slept = parts.by_hand or parts.delay.sleeps() > self._sleeps
+            queue = parts.delay.waited(step, wall - cpu)
         source.waited(wall)
         found = split(
-            wall, own_cpu_s=max(0.0, cpu - self._cpu), own_queue_s=queue, told=told,
+            wall, own_cpu_s=cpu, own_queue_s=queue, told=told,
             shares=source.shares if len(source.helpers) else None, slept=slept,
         )  # fmt: skip
-        parts.waited_queue_s += queue
+        if step is not None and not long:
+            step.loose_s += found.get("blocked", 0.0)
         parts.add(found)
 
 
@@ -191,7 +202,7 @@ class Watch:
         self._pending: deque[_Step] = deque()
         self._totals = dict.fromkeys(CAUSES, 0.0)
         self._count = self._bytes = 0
-        self._last_s = 0.0
+        self._last_s = self._last_wall_s = 0.0
         self._closed = False
         self._contexts = {cause: _Part(self, cause) for cause in CAUSES}
         self._flushed = self._now()
@@ -248,6 +259,8 @@ class Watch:
         """The next step begins here, and the one before ends. By itself where `loader` is iterated over. `number`: of
         the step; else one more than that of the last."""
         self._own()
+        if self._step is None and self._parts.delay is not None:
+            self._parts.delay.skip()
         self._end()
         if number is not None and number < self._next_number:
             raise UsageError("steps count up", expected=f"{self._next_number} or more", found=str(number))
@@ -256,7 +269,7 @@ class Watch:
         marks = None if self._device is None else DeviceStep(self._device.mark())
         # What was timed between two steps is of the one that follows.
         started = self._wall() - sum(self._parts.spent.values())
-        self._step = _Step(self._next_number, started, marks, self._parts.queue_s())
+        self._step = _Step(self._next_number, started, marks)
         self._parts.in_step, self._parts.marks = True, marks
 
     def end_step(self, *, drop: bool = False) -> None:
@@ -398,8 +411,10 @@ class Watch:
         parts.in_step, parts.marks = False, None
         if step is None:
             return
-        self._starved(step)
+        if parts.delay is not None:
+            parts.delay.passed(step)
         step.spent = parts.take()
+        self._last_wall_s = sum(step.spent.values())
         if self._host.due(self._now()):
             started = time.thread_time()
             step.window = self._window()
@@ -413,24 +428,27 @@ class Watch:
             self._flushed = now
             self._settle()
 
-    def _starved(self, step: _Step) -> None:
-        """What the thread waited for a CPU elsewhere than in waits for data is no computing, nor anything else that
-        was timed. The kernel was not asked at each part: it is taken from all of them alike."""
-        parts = self._parts
-        queued = parts.queue_s() - step.queue_s - parts.waited_queue_s
-        parts.waited_queue_s = 0.0
-        timed = {cause: seconds for cause, seconds in parts.spent.items() if cause not in _OF_WAITS and seconds > 0}
+    @staticmethod
+    def _starved(step: _Step) -> None:
+        """What the thread waited for a CPU elsewhere than in long waits for data is no computing, nor anything else
+        that was timed. The kernel was not asked at each part: it is taken from all of them alike."""
+        timed = {cause: seconds for cause, seconds in step.spent.items() if cause not in _OF_WAITS and seconds > 0}
+        if step.loose_s > 0:
+            timed["blocked"] = min(step.loose_s, step.spent.get("blocked", 0.0))
         whole = sum(timed.values())
-        if queued > 0 and whole > 0:
+        if step.queued_s > 0 and whole > 0:
+            share = min(1.0, step.queued_s / whole)
             for cause, seconds in timed.items():
-                parts.move(cause, "starved", seconds * min(1.0, queued / whole))
+                step.spent[cause] -= share * seconds
+            step.spent["starved"] = step.spent.get("starved", 0.0) + share * whole
 
     def _window(self) -> dict[str, Any]:
         window = self._host.since()
         for source in self._sources:
             for key, value in source.counters().items():
                 window[key] = value if isinstance(value, bool) else window.get(key, 0) + value
-        last, self._queue_at = self._queue_at, self._parts.queue_s()
+        delay = self._parts.delay
+        last, self._queue_at = self._queue_at, delay.total_s() if delay is not None else 0.0
         window["run_queue_s"] = round(self._queue_at - last, 6)
         now = self._now()
         if now - self._activity_at >= 1.0 and (busy := self._activity.since()) is not None:
@@ -442,6 +460,8 @@ class Watch:
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Steps are finished, in order, as far as the device has come by."""
+        if self._pending and self._parts.mine and self._parts.delay is not None:
+            self._parts.delay.settle()
         while self._pending:
             step = self._pending[0]
             if (
@@ -456,6 +476,7 @@ class Watch:
             self._lines.flush()
 
     def _finish(self, step: _Step) -> None:
+        self._starved(step)
         wall, spent = sum(step.spent.values()), step.spent
         if step.marks is not None and self._device is not None:
             wall, spent = step.marks.spent(self._device, step.spent)
