@@ -48,7 +48,8 @@ def guest_outputs(
     request: pytest.FixtureRequest, lab: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     """What the scripts of all modules with a `part` printed, by module, as far as a test of theirs is to run."""
-    modules = {item.module.__name__: item.module for item in request.session.items if hasattr(item.module, "part")}
+    here = [item.module for item in request.session.items if item.path.parent == LAB.parent]
+    modules = {module.__name__: module for module in here if hasattr(module, "part")}
     with ExitStack() as stack:
         parts = {
             name.rpartition(".")[2]: stack.enter_context(module.part(tmp_path_factory.mktemp("media")))
