@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
@@ -19,6 +21,9 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 def main() -> None:
     # Its sockets' names are bounded: no folder of the tests.
     folder = tempfile.mkdtemp(prefix="hr-ray-")
+    # Where Ray notes the address of the machine's last cluster, whatever folder it is given; it makes no such folder.
+    os.environ["RAY_TMPDIR"] = folder
+    Path(folder, "ray").mkdir()
     cluster = None
     try:
         cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "temp_dir": folder})
