@@ -140,8 +140,8 @@ def test_prometheus_gets_every_metric_of_the_table(target: ServeProcess, folder:
         TokenLoader(volume, "corpus", stage=str(tmp_path), **OPTIONS) as loader,
     ):
         report = staging.wait(60)
-        watch = Watch(device=None)
-        list(islice(watch.loader(loader), 4))
+        with Watch(device=None) as watch:
+            list(islice(watch.loader(loader), 4))
         with (
             NodeMetrics({"train": loader, "copy": staging, "loop": watch}, port=0, folder=folder) as metrics,
             NodeMetrics(loader, port=0, folder=folder.with_name("another")) as other,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 
 from headrace.errors import DeviceError
+
+#: Pages that somebody uses at that moment stay: asked again after these seconds.
+_AGAIN_S = (0.02, 0.1, 0.5)
 
 
 def forget(path: str, places: Iterable[int]) -> bool:
@@ -16,8 +20,14 @@ def forget(path: str, places: Iterable[int]) -> bool:
     except OSError as error:
         raise DeviceError("the medium cannot be read", where=path, found=error.strerror) from error
     try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        return not any(_kept(descriptor, place) for place in places)
+        left = list(places)
+        for pause_s in (0.0, *_AGAIN_S):
+            time.sleep(pause_s)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            left = [place for place in left if _kept(descriptor, place)]
+            if not left:
+                return True
+        return False
     except OSError:
         return False
     finally:
