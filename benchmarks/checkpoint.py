@@ -1,8 +1,9 @@
 """Suite `checkpoint`: saves and loads of a Llama's state over NVMe/TCP, beside what else could be done with the bytes.
 
 Several ranks, sharded as ZeRO 3 does it. Ours is a whole save, flushed and committed, and a whole load, verified, into
-the tensors that are there. Medium "memory" is a target's memory, "file" its files on the disk of the temporary folder;
-what was written there is dropped from the page cache before it is read, on both sides.
+the tensors that are there. Medium "memory" is a target's memory, "file" its files on the disk of the temporary folder,
+past the page cache (`--direct on`, as one serves a target for checkpoints); what peers wrote there is dropped from the
+page cache before it is read.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Rig:
         names = [f"mem:{size}" for size in sizes]
         if medium == "file":
             names = [f"{self.folder}/{number}.img:{size}" for number, size in enumerate(sizes)]
-        self.target: ServeProcess = self._stack.enter_context(serving(NQN, *names))
+        past_cache = ["--direct", "on"] if medium == "file" else []
+        self.target: ServeProcess = self._stack.enter_context(serving(NQN, *names, options=past_cache))
         self.uris = [self.target.uri(nsid) for nsid in range(1, len(sizes) + 1)]
         for uri in self.uris:
             _fill(uri)

@@ -164,6 +164,7 @@ CASES: list[tuple[Callable[[World], list[str]], int, list[str]]] = [
     (lambda world: ["serve", "/nowhere/at/all"], 2, ["/nowhere/at/all"]),
     (lambda world: ["serve", "mem:1MiB", "--nqn", "x"], 2, ["nqn."]),
     (lambda world: ["serve", "mem:1MiB", "--io-engine", "fast"], 2, ["io_uring"]),
+    (lambda world: ["serve", "mem:1MiB", "--direct", "yes"], 2, ["auto or on or off"]),
     (lambda world: ["serve", "mem:1MiB", "--subsystem", "nqn.2026-01.a:b"], 2, ["NQN=NAMESPACE"]),
     (lambda world: ["serve", "mem:1MiB", "--listen", f"127.0.0.1:{world.target.port}"], 1, ["in use"]),
     (lambda world: ["discover", f"127.0.0.1:{free_port()}"], 1, ["refused"]),

@@ -416,6 +416,7 @@ def test_flags_as_a_file(tmp_path: Path) -> None:
     printed = run("serve", *flags, "--print-config", "--listen", "127.0.0.1:0")
     assert printed.returncode == 0, printed.stderr
     assert not (tmp_path / "disk").exists(), "it only prints"
+    assert 'direct = "on"' in run("serve", *flags, "--direct", "on", "--print-config").stdout
     file = tmp_path / "target.toml"
     file.write_text(printed.stdout)
     assert run("serve", "--config", str(file), "--print-config").stdout == printed.stdout

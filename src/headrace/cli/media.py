@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from headrace.fabric import FileMedia, MemoryMedia
 
 
-def parse_media(text: str) -> FileMedia | MemoryMedia:
-    """`mem:SIZE`, `PATH:SIZE` (a file that is made where there is none) or `PATH` (one that is there)."""
+def parse_media(text: str, direct: str = "auto") -> FileMedia | MemoryMedia:
+    """`mem:SIZE`, `PATH:SIZE` (a file that is made where there is none) or `PATH` (one that is there). `direct`: of
+    files, as `FileMedia` has it."""
     from pathlib import Path
 
     from headrace.errors import UsageError
@@ -23,7 +24,7 @@ def parse_media(text: str) -> FileMedia | MemoryMedia:
         return MemoryMedia(size_bytes=parse_size("mem:SIZE", size))
     if colon and path:
         try:
-            return FileMedia(path=path, size_bytes=parse_bytes(size), create=True)
+            return FileMedia(path=path, size_bytes=parse_bytes(size), create=True, direct=direct)
         except ValueError:
             # What follows the last colon is no size: then the colon belongs to the name of the file.
             pass
@@ -31,4 +32,4 @@ def parse_media(text: str) -> FileMedia | MemoryMedia:
         raise UsageError(
             "no such file or block device", where=text, next_step=f"to make a file, give its size: {text}:1GiB"
         )
-    return FileMedia(path=text)
+    return FileMedia(path=text, direct=direct)

@@ -60,6 +60,14 @@ def serve(
     ] = None,
     block_size: Annotated[int, typer.Option(metavar="BYTES", help="Logical block, 512 or 4096.")] = 4096,
     io_engine: Annotated[str, typer.Option(metavar="ENGINE", help="For files: auto, io_uring or pread.")] = "auto",
+    direct: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="Files past the page cache: on (for checkpoints: what is flushed is written as it comes), off, auto "
+            "(block devices only).",
+        ),
+    ] = "auto",
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse writes.")] = False,
     allow_host: Annotated[
         list[str] | None,
@@ -113,12 +121,12 @@ def serve(
     if config is not None:
         _nothing_beside_the_file(
             namespaces, subsystem, listen, allow_host, volatile_cache, nqn != DEFAULT_NQN, block_size != 4096,
-            io_engine != "auto", read_only,
+            io_engine != "auto", direct != "auto", read_only,
         )  # fmt: skip
         options = load_config(config)
     else:
         options = _options(
-            namespaces, nqn, subsystem, listen, volatile_cache, block_size, io_engine, read_only, allow_host
+            namespaces, nqn, subsystem, listen, volatile_cache, block_size, io_engine, direct, read_only, allow_host
         )
     if print_config:
         print(to_toml(options), end="")
@@ -172,13 +180,17 @@ def _options(
     volatile_cache: str | None,
     block_size: int,
     io_engine: str,
+    direct: str,
     read_only: bool,
     allow_host: list[str] | None,
 ) -> TargetOptions:
     from headrace.errors import UsageError
     from headrace.fabric import ListenOptions, NamespaceOptions, SubsystemOptions, TargetOptions, parse_endpoint
     from headrace.fabric.endpoint import is_loopback
+    from headrace.fabric.options import DIRECT
 
+    if direct not in DIRECT:
+        raise UsageError("--direct", expected=" or ".join(DIRECT), found=repr(direct))
     cache_bytes = 0 if volatile_cache is None else parse_size("--volatile-cache", volatile_cache)
     hosts = [host for host in allow_host or [] if host != ANY_HOST]
     wanted: dict[str, list[str]] = {}
@@ -209,7 +221,7 @@ def _options(
                 namespaces=[
                     NamespaceOptions(
                         nsid=nsid,
-                        media=parse_media(text),
+                        media=parse_media(text, direct),
                         block_bytes=block_size,
                         volatile_cache_bytes=cache_bytes,
                         read_only=read_only,
