@@ -115,6 +115,48 @@ def test_a_job_that_starts_again_says_where_it_goes_on(tmp_path: Path) -> None:
     assert (found.repeated_steps, found.repeats_unknown) == (2, True)
 
 
+def test_others_see_the_step_that_is_under_way_and_those_that_were() -> None:
+    """A thread that asks while the one that trains stands still."""
+    clock = Hands()
+    seen: list[Any] = []
+
+    def ask() -> None:
+        thread = threading.Thread(target=lambda: seen.append((watch.under_way(), watch.recent(2))))
+        thread.start()
+        thread.join()
+
+    def slowly() -> Iterator[int]:
+        for number in range(3):
+            clock.pass_s(1)
+            ask()
+            yield number
+
+    with Watch(**clock.options) as watch:
+        ask()
+        for _ in watch.loader(slowly()):
+            clock.pass_s(0.25)
+            with watch.compute():
+                clock.pass_s(2)
+                with watch.collective():
+                    clock.pass_s(4)
+                clock.pass_s(8)
+                ask()
+    ask()
+    nothing, *steps, end = seen
+    assert nothing == (None, []) and end[0] is None
+    waiting, computing = steps[2], steps[3]
+    assert (waiting[0].step, waiting[0].begun, waiting[0].cause, waiting[0].since) == (1, 115.25, "wait", 115.25)
+    assert waiting[0].spent == {"wait": 1} and [step.step for step in waiting[1]] == [0]
+    found = computing[0]
+    assert (found.step, found.begun, found.cause, found.since, found.now) == (1, 115.25, "compute", 122.5, 130.5)
+    assert found.spent == {"blocked": 1, "other": 0.25, "compute": 10, "collective": 4}
+    assert [(step.step, step.begun, step.ended, step.wall_s) for step in end[1]] == [
+        (1, 115.25, 130.5, 15.25),
+        (2, 130.5, 145.75, 15.25),
+    ]
+    assert end[1][0].spent == found.spent
+
+
 def test_a_loop_that_was_left_long_ago_ends_no_step_of_another_one() -> None:
     clock = Hands()
     with Watch(**clock.options) as watch:

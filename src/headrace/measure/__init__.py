@@ -25,6 +25,7 @@ from headrace.measure.records import StepRecord, read_records, write_records
 from headrace.measure.summary import FEED_THRESHOLD, Summary, Verdict, summarise
 from headrace.measure.watch.differential import differential, synthetic
 from headrace.measure.watch.predict import Prediction, Stalls
+from headrace.measure.watch.record import UnderWay, WatchStep
 from headrace.measure.watch.watch import Watch
 
 __all__ = [
@@ -34,8 +35,10 @@ __all__ = [
     "StepClock",
     "StepRecord",
     "Summary",
+    "UnderWay",
     "Verdict",
     "Watch",
+    "WatchStep",
     "differential",
     "read_records",
     "summarise",

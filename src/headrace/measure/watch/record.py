@@ -42,6 +42,22 @@ class WatchHeader:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnderWay:
+    """The step in which a rank is. Moments by the watch's clock (`time.monotonic`), seconds."""
+
+    step: int
+    begun: float
+    #: Where it is now: one of `CAUSES`; "wait" while it waits for a batch, which is taken apart when it is there.
+    cause: str
+    #: Since when it is there.
+    since: float
+    #: When it was asked.
+    now: float
+    #: Seconds by cause so far, the one it is in included; they add up to `now - begun` and what came before the step.
+    spent: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WatchStep:
     """One step of one rank."""
 
@@ -57,6 +73,9 @@ class WatchStep:
     window: dict[str, Any] | None = None
     #: Of the first step of a start: nobody said which one of the job it is, it was counted from 0.
     counted: bool = False
+    #: By the watch's clock, seconds (`time.monotonic`), of the host; they do not go into files.
+    begun: float = 0.0
+    ended: float = 0.0
 
     def __getitem__(self, cause: str) -> float:
         return self.spent.get(cause, 0.0)

@@ -43,7 +43,7 @@ from headrace.measure.watch.lines import Lines
 from headrace.measure.watch.loader import Source, WatchedLoader
 from headrace.measure.watch.parts import WAIT, Parts
 from headrace.measure.watch.paths import PathWindows
-from headrace.measure.watch.record import WatchHeader, WatchStep
+from headrace.measure.watch.record import UnderWay, WatchHeader, WatchStep
 from headrace.measure.watch.wait import split
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class _Step:
     number: int
     started_s: float
     marks: DeviceStep | None
+    begun: float
+    ended: float = 0.0
     #: Of `Delayed`; and what short waits were blocked, the kernel unasked.
     off_s: float = 0.0
     queued_s: float = 0.0
@@ -268,8 +270,9 @@ class Watch:
             self._next_number, self._numbered = number, True
         marks = None if self._device is None else DeviceStep(self._device.mark())
         # What was timed between two steps is of the one that follows.
-        started = self._wall() - sum(self._parts.spent.values())
-        self._step = _Step(self._next_number, started, marks)
+        before_s = sum(self._parts.spent.values())
+        started = self._wall() - before_s
+        self._step = _Step(self._next_number, started, marks, self._parts.since - before_s)
         self._parts.in_step, self._parts.marks = True, marks
 
     def end_step(self, *, drop: bool = False) -> None:
@@ -368,6 +371,31 @@ class Watch:
             sm_activity=self._last_activity,
         )  # fmt: skip
 
+    def under_way(self) -> UnderWay | None:
+        """The step in which training is, for any thread; None between steps. Waits for nothing."""
+        step, parts = self._step, self._parts
+        if step is None:
+            return None
+        cause, since, spent = parts.innermost or "other", parts.since, dict(parts.spent)
+        now = self._now()
+        spent[cause] = spent.get(cause, 0.0) + max(0.0, now - since)
+        spent = {cause: seconds for cause, seconds in spent.items() if seconds > 0}
+        return UnderWay(step=step.number, begun=step.begun, cause=cause, since=since, now=now, spent=spent)
+
+    def recent(self, count: int) -> list[WatchStep]:
+        """The last steps that have ended, oldest first, for any thread. Those of the last second, which are not taken
+        apart yet, by the host's clock and with delays of its CPU in what they delayed."""
+        pending = [
+            WatchStep(
+                step=step.number, started_s=step.started_s, wall_s=sum(step.spent.values()), bytes=step.bytes,
+                spent={cause: seconds for cause, seconds in step.spent.items() if seconds > 0},
+                begun=step.begun, ended=step.ended,
+            )
+            for step in list(self._pending)
+        ]  # fmt: skip
+        done = list(self.steps)
+        return [*done, *(step for step in pending if not done or step.step > done[-1].step)][-count:]
+
     def close(self) -> None:
         """Ends the step that is open, and waits for the device to come by the last mark. Safe to call again."""
         if self._closed:
@@ -414,6 +442,7 @@ class Watch:
         if parts.delay is not None:
             parts.delay.passed(step)
         step.spent = parts.take()
+        step.ended = parts.since
         self._last_wall_s = sum(step.spent.values())
         if self._host.due(self._now()):
             started = time.thread_time()
@@ -484,7 +513,7 @@ class Watch:
         spent = {cause: seconds for cause, seconds in spent.items() if seconds > 1e-9}
         found = WatchStep(
             step=step.number, started_s=step.started_s, wall_s=wall, spent=spent, bytes=step.bytes, window=step.window,
-            counted=not self._count and not self._numbered,
+            counted=not self._count and not self._numbered, begun=step.begun, ended=step.ended,
         )  # fmt: skip
         self.steps.append(found)
         for cause, seconds in spent.items():
