@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from headrace.cli.watch import compare, show
+from headrace.cli.watch import compare, explain, show
 
 app = typer.Typer(
     help="What a training job waits for: is it storage, what does it cost, and what would help.\n\n"
@@ -14,4 +14,5 @@ app = typer.Typer(
 )
 
 app.command("show")(show.show)
+app.command("explain")(explain.explain)
 app.command("compare")(compare.compare)

@@ -1,0 +1,68 @@
+"""`headrace watch explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    dumps: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DUMP...",
+            help="Dumps of black boxes (rank-*.blackbox), or their folder; files of watches (rank-*.jsonl) where there "
+            "is no dump: these know of no single command.",
+        ),
+    ],
+    flight_recorder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A dump of PyTorch's Flight Recorder, pickle or JSON, or a folder of them; the name ends with the "
+            "rank. Several times for several.",
+            show_default=False,
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="This step, not the slowest one.", show_default=False)
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--gpu-hour-price", metavar="DOLLARS", help="Of an accelerator hour.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Why a step was slow, or hangs: what it waited for, on which rank, by which path to which target, and what it
+    cost; or that it was not storage.
+
+    Takes the step that was slowest beside the others, or that was under way when the dumps were written. Give it the
+    dumps of all ranks: what those that are missing leave open is said.
+
+    Example: `headrace watch explain runs/a/watch --flight-recorder /tmp/nccl_trace_rank_0`
+    """
+    from headrace.cli.output import print_facts, print_json, print_table
+    from headrace.measure.arithmetic import dollars
+    from headrace.measure.blackbox import tell
+    from headrace.measure.blackbox.evidence import gather
+    from headrace.measure.blackbox.explain import explain as found_in
+
+    if price is not None:
+        dollars(0.0, price)
+    found = found_in(gather(dumps, flight_recorder or []), step)
+    if json:
+        print_json(tell.to_json(found, price))
+        return
+    print(tell.sentence(found, price))
+    print()
+    print_facts(tell.facts(found))
+    for columns, rows, right in (
+        (*tell.findings_table(found, price), (1, 2) if price is None else (1, 2, 3)),
+        (*(tell.ranks_table(found) if len(found.rows) > 1 else ([], [])), range(12)),
+        (*tell.paths_table(found), (0, *range(3, 11))),
+    ):
+        if rows:
+            print()
+            print_table(columns, rows, right=tuple(right), page=True)

@@ -1,0 +1,307 @@
+"""What there is to explain a step with: dumps, files of watches and of Flight Recorders, one record a rank.
+
+Steps are put together by their numbers, not by clocks: "in the same step" needs none. Where times of several ranks
+stand beside each other, clocks are brought together by the ends of steps that had a collective, which end for all at
+once; else by the nodes' own clocks (`Clocks`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics as stats
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.measure.blackbox.dump import Dump, read_dump
+from headrace.measure.blackbox.flight_recorder import FlightRecord, read_flight_recorder
+from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
+
+#: Steps of a watch's file that are kept: the last ones, and the longest.
+KEPT_LAST, KEPT_LONGEST = 4096, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOfRank:
+    """A step of one rank. Times: nanoseconds of the rank's own clock, that of its events."""
+
+    step: int
+    started_ns: int
+    #: Of the one that was under way when it was dumped: that moment.
+    ended_ns: int
+    #: By cause, seconds; they add up to the step.
+    spent: Mapping[str, float]
+    under_way: bool = False
+    #: Of the one under way: what it was at, and since when.
+    cause: str | None = None
+    cause_since_ns: int | None = None
+    #: Counters beside it, where they were taken then.
+    window: Mapping[str, Any] | None = None
+
+    @property
+    def wall_s(self) -> float:
+        return (self.ended_ns - self.started_ns) * 1e-9
+
+    def __getitem__(self, cause: str) -> float:
+        return self.spent.get(cause, 0.0)
+
+
+@dataclass(kw_only=True)
+class RankRecord:
+    """All that is known of one rank."""
+
+    rank: int
+    world: int
+    host: str
+    #: None: there is only the file of its watch, which knows of no single command.
+    dump: Dump | None = None
+    steps: dict[int, StepOfRank] = field(default_factory=dict)
+    under_way: StepOfRank | None = None
+    #: To the system's clock of the node.
+    to_realtime_ns: int = 0
+
+    @property
+    def why(self) -> str:
+        return "" if self.dump is None else self.dump.why
+
+    def at(self, step: int) -> StepOfRank | None:
+        if self.under_way is not None and self.under_way.step == step:
+            return self.under_way
+        return self.steps.get(step)
+
+    def others(self, step: int) -> list[StepOfRank]:
+        """Finished steps besides this one, the first of all left out where there are enough: it pays for what is made
+        once."""
+        found = [row for number, row in sorted(self.steps.items()) if number != step]
+        return found[1:] if len(found) > 3 else found
+
+    def usual_s(self, step: int, cause: str | None = None) -> float | None:
+        """The median of the other steps: of a cause, or of all; None: there are none."""
+        others = self.others(step)
+        if not others:
+            return None
+        return stats.median(row.wall_s if cause is None else row[cause] for row in others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    ranks: dict[int, RankRecord]
+    world: int
+    flights: tuple[FlightRecord, ...] = ()
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of the job of which there is nothing."""
+        return [rank for rank in range(self.world) if rank not in self.ranks]
+
+    def at(self, step: int) -> dict[int, StepOfRank]:
+        found = {rank: record.at(step) for rank, record in sorted(self.ranks.items())}
+        return {rank: row for rank, row in found.items() if row is not None}
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
+    """`paths`: dumps, files of watches, or folders of them. Of one rank the last dump counts, and the file of its watch
+    adds what a dump does not have. `UsageError` or `DumpUnreadable` for what is none of them."""
+    records: dict[int, RankRecord] = {}
+    dumps, files = _sorted(paths)
+    for path in dumps:
+        dump = read_dump(path)
+        before = records.get(dump.rank)
+        if before is None or before.dump is None or before.dump.dumped.realtime_ns <= dump.dumped.realtime_ns:
+            records[dump.rank] = of_dump(dump)
+    for path in files:
+        found = of_watch(path)
+        if found is not None:
+            record = records.setdefault(found.rank, found)
+            if record is not found:
+                _add(record, found)
+    if not records:
+        raise UsageError("there is nothing to explain", where=", ".join(map(str, paths)), expected="at least one rank")
+    return together(list(records.values()), [read_flight_recorder(path) for path in _flights(flights)])
+
+
+def together(records: Sequence[RankRecord], flights: Sequence[FlightRecord] = ()) -> Evidence:
+    """Ranks that a larger job had before are left out: the newest one says how many there are."""
+    newest = max(records, key=lambda record: _last_moment(record))
+    world = max(newest.world, 1)
+    return Evidence(
+        ranks={record.rank: record for record in records if record.rank < world}, world=world,
+        flights=tuple(sorted((each for each in flights if each.rank < world), key=lambda each: each.rank)),
+    )  # fmt: skip
+
+
+def _last_moment(record: RankRecord) -> int:
+    rows = [*record.steps.values(), *([record.under_way] if record.under_way else [])]
+    return max((row.ended_ns for row in rows), default=0) + record.to_realtime_ns
+
+
+def _sorted(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    dumps: list[Path] = []
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.glob("rank-*.blackbox")), sorted(path.glob("rank-*.jsonl"))
+            if not any(inside):
+                raise UsageError(
+                    "no rank has left anything here", where=str(path),
+                    expected="rank-*.blackbox of a BlackBox, or rank-*.jsonl of a Watch",
+                )  # fmt: skip
+            dumps += inside[0]
+            files += inside[1]
+        elif path.is_file():
+            (files if path.suffix == ".jsonl" else dumps).append(path)
+        else:
+            raise UsageError("there is no such file", where=str(path))
+    return list(dict.fromkeys(dumps)), list(dict.fromkeys(files))
+
+
+def _flights(paths: Sequence[Path]) -> list[Path]:
+    """Of folders all files whose names end with a rank."""
+    found: list[Path] = []
+    for path in paths:
+        inside = [each for each in sorted(path.iterdir()) if each.name[-1:].isdigit()] if path.is_dir() else [path]
+        if not inside:
+            raise UsageError(
+                "no Flight Recorder dump is here", where=str(path), expected="files whose names end with the rank"
+            )
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def of_dump(dump: Dump) -> RankRecord:
+    record = RankRecord(
+        rank=dump.rank, world=dump.world, host=dump.host, dump=dump,
+        to_realtime_ns=dump.dumped.realtime_ns - dump.dumped.monotonic_ns,
+    )  # fmt: skip
+    for step in dump.steps:
+        assert step.ended_ns is not None
+        record.steps[step.step] = StepOfRank(
+            step=step.step, started_ns=step.started_ns, ended_ns=max(step.started_ns, step.ended_ns), spent=step.spent
+        )
+    if dump.under_way is not None:
+        open_one = dump.under_way
+        record.under_way = StepOfRank(
+            step=open_one.step, started_ns=open_one.started_ns,
+            ended_ns=max(open_one.started_ns, dump.dumped.monotonic_ns), spent=_so_far(dump), under_way=True,
+            cause=open_one.cause, cause_since_ns=open_one.cause_since_ns,
+        )  # fmt: skip
+    return record
+
+
+def _so_far(dump: Dump) -> dict[str, float]:
+    """Of the step under way, what it is at counted until the dump."""
+    step = dump.under_way
+    assert step is not None
+    spent = {cause: seconds for cause, seconds in step.spent.items() if seconds > 0}
+    missing = (dump.dumped.monotonic_ns - step.started_ns) * 1e-9 - sum(spent.values())
+    if missing > 0:
+        cause = step.cause or "other"
+        spent[cause] = spent.get(cause, 0.0) + missing
+    return spent
+
+
+def of_watch(path: Path) -> RankRecord | None:
+    """Of its last start. None: it has written no step."""
+    header: WatchHeader | None = None
+    last: deque[WatchStep] = deque(maxlen=KEPT_LAST)
+    longest: list[tuple[float, int, WatchStep]] = []
+    place = 0
+    with path.open("rb") as file:
+        while line := file.readline(LINE_BYTES):
+            place += len(line)
+            try:
+                found = parse_line(line.decode("utf-8", errors="replace"), f"{path}, byte {place - len(line)}")
+            except UsageError:
+                if header is None and place == len(line) and line.endswith(b"\n"):
+                    raise
+                # Torn by a kill.
+                continue
+            if isinstance(found, WatchHeader):
+                header = found
+                last.clear()
+                longest.clear()
+            elif header is not None:
+                last.append(found)
+                entry = (found.wall_s, -found.step, found)
+                (heapq.heappush if len(longest) < KEPT_LONGEST else heapq.heappushpop)(longest, entry)
+    if header is None or not last:
+        return None
+    record = RankRecord(rank=header.rank, world=header.world, host=header.node)
+    for row in (*(entry[2] for entry in longest), *last):
+        started = round(row.started_s * 1e9)
+        record.steps[row.step] = StepOfRank(
+            step=row.step, started_ns=started, ended_ns=started + round(row.wall_s * 1e9), spent=row.spent,
+            window=row.window,
+        )  # fmt: skip
+    return record
+
+
+def _add(record: RankRecord, file: RankRecord) -> None:
+    """Of the file: counters beside steps, and steps that the dump is too short for."""
+    for number, row in file.steps.items():
+        ours = record.steps.get(number)
+        shift = -record.to_realtime_ns
+        if ours is not None:
+            record.steps[number] = StepOfRank(
+                step=number, started_ns=ours.started_ns, ended_ns=ours.ended_ns, spent=ours.spent, window=row.window
+            )
+        elif record.under_way is None or number < record.under_way.step:
+            record.steps[number] = StepOfRank(
+                step=number, started_ns=row.started_ns + shift, ended_ns=row.ended_ns + shift, spent=row.spent,
+                window=row.window,
+            )  # fmt: skip
+
+
+# ---- clocks --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """How a rank's clock goes beside that of the first rank."""
+
+    #: To be added to its times.
+    shift_ns: int
+    #: Half of what the alignment leaves open, seconds; None: it rests on the nodes' clocks, which nobody has compared.
+    error_s: float | None
+    #: "the clock of the same host", "ends of steps" or "the nodes' clocks".
+    by: str
+
+
+def clocks(evidence: Evidence) -> dict[int, Clock]:
+    """Of each rank, beside the one with the least number."""
+    ranks = list(evidence.ranks.values())
+    first = min(ranks, key=lambda record: record.rank)
+    found = {first.rank: Clock(shift_ns=0, error_s=0.0, by="the clock of the same host")}
+    for record in ranks:
+        if record is not first:
+            found[record.rank] = _beside(first, record)
+    return found
+
+
+#: Steps that had a collective, so many at least, tell how clocks are apart.
+_ENOUGH = 3
+
+
+def _beside(first: RankRecord, other: RankRecord) -> Clock:
+    both_dumped = first.dump is not None and other.dump is not None
+    by_clock = other.to_realtime_ns - first.to_realtime_ns
+    if other.host == first.host and (both_dumped or (first.dump is None and other.dump is None)):
+        return Clock(shift_ns=0, error_s=0.0, by="the clock of the same host")
+    common = [
+        (first.steps[number], row)
+        for number, row in other.steps.items()
+        if number in first.steps and row["collective"] > 0 and first.steps[number]["collective"] > 0
+    ]
+    if len(common) >= _ENOUGH:
+        apart = [ours.ended_ns - theirs.ended_ns for ours, theirs in common]
+        middle = stats.median(apart)
+        # A step may go on for a moment behind its collective, on each rank for as long as it does.
+        error = stats.median(abs(each - middle) for each in apart)
+        return Clock(shift_ns=round(middle), error_s=error * 1e-9, by="ends of steps")
+    return Clock(shift_ns=by_clock, error_s=None, by="the nodes' clocks")

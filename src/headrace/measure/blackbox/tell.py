@@ -1,0 +1,262 @@
+"""An explanation for people: one sentence, then what it rests on, and what it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from headrace.measure import arithmetic
+from headrace.measure.blackbox.commands import PathView
+from headrace.measure.blackbox.explanation import Explanation, Finding, lack_text, ranks_text
+from headrace.measure.watch.causes import CAUSES
+from headrace.measure.watch.verdict import gpu_time, money
+from headrace.units import format_bytes, format_seconds
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+#: What a rank did, for a time.
+_DID = {
+    "fetch": "waited {} for reads",
+    "blocked": "waited {} for a loader that was blocked",
+    "wait": "waited {} for a batch",
+    "preparation": "prepared data on the CPU for {}",
+    "starved": "waited {} for a CPU",
+    "copy": "copied batches to the device for {}",
+    "collective": "was in collectives for {}",
+    "straggler": "computed {} longer than the others",
+    "compute": "computed for {}",
+    "checkpoint": "stood still for a save for {}",
+    "restart": "loaded its state for {}",
+    "other": "spent {} in none of the watched parts",
+}
+#: A path is told with what it is held against, so many at most.
+_MOST_BESIDE = 2
+
+
+def sentence(found: Explanation, gpu_hour_price: float | None = None) -> str:
+    """What a person wants to know first."""
+    main = found.main
+    if main is None:
+        return f"{_took(found)}; nothing was lost in it that was watched."
+    verdicts = {
+        "yes": "it was storage",
+        "no": "it was not storage",
+        "unknown": "whether it was storage is not known",
+    }
+    verdict = verdicts[main.storage]
+    others = found.findings[1:]
+    if main.storage != "yes" and any(each.storage == "yes" for each in others):
+        verdict = "it was storage only in part"
+    text = f"{_took(found)}, and {verdict}: {_what(found, main)}"
+    text += f". {'So far it costs' if found.under_way else 'It cost'} {cost(found, gpu_hour_price)}"
+    if others:
+        text += f"; besides, {', and '.join(_what(found, each, brief=True) for each in others)}"
+    return f"{text}."
+
+
+def cost(found: Explanation, gpu_hour_price: float | None) -> str:
+    text = gpu_time(found.gpu_s)
+    return text if gpu_hour_price is None else f"{text}, {money(found.gpu_s, gpu_hour_price)}"
+
+
+def _took(found: Explanation) -> str:
+    took = format_seconds(found.took_s)
+    usual = None if found.usual_s is None else format_seconds(found.usual_s)
+    if found.under_way:
+        text = f"Step {found.step} was under way for {took}"
+        return text if usual is None else f"{text}, where steps take {usual}"
+    if usual is None:
+        return f"Step {found.step} took {took}"
+    if not found.stands_out:
+        return f"Step {found.step} took {took}, about as long as the others ({usual})"
+    return f"Step {found.step} took {took} instead of {usual}"
+
+
+def _what(found: Explanation, finding: Finding, *, brief: bool = False) -> str:
+    seconds = format_seconds(finding.seconds)
+    whom = f"rank {finding.rank}" + (f" on {found.host}" if found.host and finding.rank == found.rank else "")
+    if finding.cause == "collective" and len(found.rows) > 1:
+        text = f"all ranks were in collectives for {seconds}"
+    else:
+        text = f"{whom if not brief else f'rank {finding.rank}'} {_DID[finding.cause].format(seconds)}"
+    if found.stands_out and finding.cause in ("preparation", "compute", "copy", "other"):
+        text += " more than usual"
+    if finding.storage == "yes" and finding.path is not None:
+        text += f" {path_text(finding)}"
+    if not brief and found.world > 1 and finding.cause not in ("collective", "checkpoint"):
+        text += f"; the other {'rank' if found.world == 2 else f'{found.world - 1} ranks'} waited for it"
+    return text
+
+
+def path_text(finding: Finding) -> str:
+    """By which way, and how slow it was beside what it is held against."""
+    path = finding.path
+    assert path is not None
+    target = path.target or path.device
+    if finding.scope == "target":
+        text = f"from target {target}, by all its paths ({path.path} the slowest)"
+    elif finding.scope == "node":
+        text = f"by all paths of its node (the slowest: {path.path} to {target})"
+    else:
+        text = f"by path {path.path or 'none'} to {target}"
+    if finding.cause == "checkpoint":
+        text += f" from rank {path.rank}"
+    if path.hung is not None and (path.slow_from_s is None or path.hung.age_s >= path.slow_from_s):
+        hung = path.hung
+        what = f"a {hung.kind} of {format_bytes(hung.bytes)} at byte {hung.offset}"
+        state = "waited for a path" if hung.waits else "had no answer"
+        text += f", where {what} {state} for {format_seconds(hung.age_s)}"
+    elif path.p99_s:
+        text += f", p99 {format_seconds(path.p99_s)}"
+    against = [] if path.before_p99_s is None else [f"before {format_seconds(path.before_p99_s)}"]
+    if finding.scope in ("path", "node"):
+        for other in finding.beside[:_MOST_BESIDE]:
+            on = "" if other.rank == path.rank else f" on rank {other.rank}"
+            against.append(f"{format_seconds(other.p99_s)} by {other.path}{on}")
+    if against:
+        text += f" ({'; '.join(against)})"
+    if path.losses:
+        text += f", lost {path.losses} {'time' if path.losses == 1 else 'times'}"
+    elif not path.usable and path.why:
+        text += f", not usable: {path.why}"
+    return text
+
+
+# ---- what it rests on ----------------------------------------------------------------------------------------------
+
+
+def facts(found: Explanation) -> dict[str, str]:
+    told: dict[str, str] = {}
+    reasons = [reason for each in found.findings for reason in each.because]
+    if reasons:
+        told["because"] = "; ".join(dict.fromkeys(reasons))
+    if found.main is not None:
+        told["confidence"] = found.main.confidence
+    if found.open_questions:
+        told["against it"] = "; ".join(found.open_questions)
+    if found.unwaited is not None:
+        slow = found.unwaited
+        before = "" if slow.before_p99_s is None else f", before {format_seconds(slow.before_p99_s)}"
+        told["nobody waited"] = (
+            f"path {slow.path} to {slow.target or slow.device} was slow (p99 {format_seconds(slow.p99_s)}{before}), "
+            "but the step did not wait for it"
+        )
+    for each in found.mismatches:
+        asked = ", ".join(f"{name} on {ranks_text(ranks)}" for name, ranks in each.names.items())
+        told["mismatch"] = (
+            f"ranks asked for different collectives, number {each.sequence} of {each.description}: {asked}"
+        )
+    for each_lacking in found.lacking[:1]:
+        told["collective"] = lack_text(each_lacking)
+    if found.late is not None and "collective" not in told:
+        late = found.late
+        where = f" ({late.where})" if late.where else ""
+        error = found.clocks[late.rank].error_s
+        by = "" if error is None else f" ± {format_seconds(error)}"
+        told["collective"] = (
+            f"Flight Recorder: rank {late.rank} came to {late.name} number {late.sequence} of {late.description}{where}"
+            f" {format_seconds(late.seconds)}{by} after the first"
+        )
+    if found.missing:
+        told["missing"] = f"nothing is known of {ranks_text(found.missing)} of {found.world}: it may have been slower"
+    if found.without_events and len(found.without_events) < len(found.rows) + 1:
+        told["no I/O events"] = f"of {ranks_text(found.without_events)}: only the file of the watch is there"
+    told["clocks"] = _clocks(found)
+    if why := sorted(set(found.why.values()) - {"request"}):
+        told["dumped by"] = ", ".join(why)
+    return told
+
+
+def _clocks(found: Explanation) -> str:
+    first, *others = sorted(found.clocks)
+    if not others:
+        return "one rank, one clock"
+    by: dict[str, list[int]] = {}
+    for rank in others:
+        by.setdefault(found.clocks[rank].by, []).append(rank)
+    errors = [found.clocks[rank].error_s for rank in others]
+    known = [error for error in errors if error is not None]
+    text = f"beside rank {first}: " + "; ".join(f"{ranks_text(ranks)} by {name}" for name, ranks in by.items())
+    if len(known) < len(errors):
+        return f"{text}: how far those are apart is not known"
+    return f"{text}, within {format_seconds(max(known))}"
+
+
+def findings_table(found: Explanation, gpu_hour_price: float | None = None) -> Table:
+    columns = ["slow because of", "seconds", "time of GPUs", *([] if gpu_hour_price is None else ["money"]),
+               "storage", "rank", "path", "confidence"]  # fmt: skip
+    rows = []
+    for each in found.findings:
+        gpu_s = arithmetic.gpu_seconds(each.seconds, found.world)
+        paid = [] if gpu_hour_price is None else [money(gpu_s, gpu_hour_price)]
+        path = "" if each.path is None or each.storage != "yes" else f"{each.path.path} ({each.scope or 'the busiest'})"
+        rows.append(
+            [each.cause, format_seconds(each.seconds), gpu_time(gpu_s), *paid, each.storage, str(each.rank), path,
+             each.confidence]
+        )  # fmt: skip
+    return columns, rows
+
+
+def ranks_table(found: Explanation) -> Table:
+    """What each rank did in the step."""
+    shown = [cause for cause in ("wait", *CAUSES) if any(row[cause] > 0 for row in found.rows.values())]
+    rows = [
+        [str(rank), *(format_seconds(row[cause]) if row[cause] else "" for cause in shown),
+         (row.cause or "other") if row.under_way else ""]
+        for rank, row in found.rows.items()
+    ]  # fmt: skip
+    return ["rank", *shown, "was at"], rows
+
+
+def paths_table(found: Explanation) -> Table:
+    seen: dict[tuple[int, str, str], PathView] = {}
+    for each in found.findings:
+        for path in (*([each.path] if each.path else []), *each.beside):
+            seen.setdefault((path.rank, path.device, path.path), path)
+    rows = [
+        [str(path.rank), path.path, path.target or path.device, str(path.commands), format_bytes(path.bytes),
+         format_seconds(path.p50_s), format_seconds(path.p99_s), format_seconds(path.max_s),
+         "" if path.before_p99_s is None else format_seconds(path.before_p99_s),
+         f"{path.slow}", str(path.losses)]
+        for path in seen.values()
+    ]  # fmt: skip
+    return [
+        "rank",
+        "path",
+        "target",
+        "commands",
+        "bytes",
+        "p50",
+        "p99",
+        "longest",
+        "p99 before",
+        "slow",
+        "losses",
+    ], rows
+
+
+# ---- for machines --------------------------------------------------------------------------------------------------
+
+
+def to_json(found: Explanation, gpu_hour_price: float | None = None) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "sentence": sentence(found, gpu_hour_price), "step": found.step, "under_way": found.under_way,
+        "took_s": found.took_s, "usual_s": found.usual_s, "of_steps": found.of_steps, "stands_out": found.stands_out,
+        "world": found.world, "rank": found.rank, "host": found.host, "storage": found.storage,
+        "lost_s": found.lost_s, "lost_gpu_s": found.gpu_s, "storage_gpu_s": found.storage_gpu_s,
+        "findings": [asdict(each) for each in found.findings],
+        "unwaited": None if found.unwaited is None else asdict(found.unwaited),
+        "missing_ranks": list(found.missing), "ranks_without_events": list(found.without_events),
+        "collectives_lacking": [asdict(each) for each in found.lacking],
+        "collectives_mismatched": [asdict(each) for each in found.mismatches],
+        "late": None if found.late is None else asdict(found.late),
+        "clocks": {rank: asdict(clock) for rank, clock in found.clocks.items()}, "dumped_why": found.why,
+        "ranks": {
+            rank: {"wall_s": row.wall_s, "spent": dict(row.spent), "under_way": row.under_way, "cause": row.cause}
+            for rank, row in found.rows.items()
+        },
+    }  # fmt: skip
+    if gpu_hour_price is not None:
+        told["lost_money"] = arithmetic.dollars(found.gpu_s, gpu_hour_price)
+    return told

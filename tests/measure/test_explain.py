@@ -1,0 +1,207 @@
+"""What explains a slow step, on dumps made by hand: the right rank, cause, path and target; and never storage where it
+was not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import main
+from headrace.device.events import EventKind
+from headrace.errors import UsageError
+from headrace.measure.blackbox import dump_name, write_dump
+from headrace.measure.blackbox.dump import DumpUnreadable
+from headrace.measure.blackbox.evidence import clocks, gather
+from headrace.measure.blackbox.explain import explain
+from headrace.measure.blackbox.tell import facts, sentence
+from tests.measure.dumps import Rank, evidence
+from tests.measure.watches import header, step, write
+
+
+def test_a_slow_path_is_told_with_its_target_beside_the_quick_one() -> None:
+    slow = Rank(1, 2).usual().step(slow={(0, 1): 0.4}, fetch=0.5, compute=0.02, collective=0.005).usual(2)
+    quick = Rank(0, 2).usual().step(fetch=0.002, compute=0.02, collective=0.503).usual(2)
+    found = explain(evidence(quick, slow))
+    assert (found.step, found.rank, found.host, found.storage) == (8, 1, "node1", "yes")
+    main = found.main
+    assert main is not None and main.cause == "fetch" and main.path is not None
+    assert (main.path.path, main.path.target, main.scope, main.confidence) == ("10.0.1.1:4420", "nqn.a", "path", "sure")
+    assert main.path.p99_s == pytest.approx(0.4) and main.path.before_p99_s == pytest.approx(0.001)
+    assert found.gpu_s == pytest.approx(2 * (0.525 - 0.027))
+    assert found.storage_gpu_s == pytest.approx(2 * 0.498)
+    assert sentence(found, 3600.0) == (
+        "Step 8 took 525.0 ms instead of 27.0 ms, and it was storage: rank 1 on node1 waited 498.0 ms for reads by path"
+        " 10.0.1.1:4420 to nqn.a, p99 400.0 ms (before 1.0 ms; 1.0 ms by 10.0.0.1:4420); the other rank waited for it. "
+        "It cost 0.996 GPU-seconds, $1.00."
+    )
+
+
+@pytest.mark.parametrize(
+    ("slow", "elsewhere", "scope"),
+    [
+        # Both paths of one target, the other target is quick.
+        ({(0, 0): 0.4, (0, 1): 0.4}, None, "target"),
+        # All of this rank, and the other rank has no trouble with the same targets.
+        ({(0, 0): 0.4, (0, 1): 0.4, (1, 0): 0.4}, {}, "node"),
+        # All of this rank, and the other one as well.
+        ({(0, 0): 0.4, (0, 1): 0.4, (1, 0): 0.4}, {(0, 0): 0.4, (0, 1): 0.4, (1, 0): 0.4}, "target"),
+        # The only path of its target.
+        ({(1, 0): 0.4}, None, "path or target"),
+    ],
+)
+def test_how_far_slowness_goes(slow: Any, elsewhere: Any, scope: str) -> None:
+    world = 1 if elsewhere is None else 2
+    ranks = [Rank(0, world).usual().step(slow=slow, fetch=0.5, compute=0.02, collective=0.005)]
+    if elsewhere is not None:
+        ranks.append(Rank(1, 2).usual().step(slow=elsewhere, fetch=0.002, compute=0.02, collective=0.503))
+    found = explain(evidence(*ranks))
+    assert found.main is not None and (found.storage, found.main.scope) == ("yes", scope)
+    if scope == "path or target":
+        assert "cannot be told apart" in facts(found)["against it"]
+
+
+@pytest.mark.parametrize("cause", ["preparation", "starved", "copy", "other", "compute"])
+def test_what_is_not_storage_is_not_called_so(cause: str) -> None:
+    spent = {"fetch": 0.002, "compute": 0.02, "collective": 0.005}
+    found = explain(evidence(Rank().usual().step(**{**spent, cause: 0.5})))
+    assert found.main is not None and (found.storage, found.main.cause) == ("no", cause)
+    assert "and it was not storage: rank 0 on node0" in sentence(found)
+
+
+def test_reads_that_nobody_waited_for_are_no_cause() -> None:
+    spent = {"fetch": 0.002, "compute": 0.02, "collective": 0.005}
+    found = explain(evidence(Rank().usual().step(slow={(0, 1): 0.4}, **{**spent, "preparation": 0.5})))
+    assert found.storage == "no" and found.storage_gpu_s == 0
+    assert found.unwaited is not None and found.unwaited.path == "10.0.1.1:4420"
+    assert "was slow (p99 400.0 ms, before 1.0 ms), but the step did not wait for it" in facts(found)["nobody waited"]
+
+
+@pytest.mark.parametrize(("fetch", "starved"), [(0.6, 0.3), (0.3, 0.6)])
+def test_two_causes_are_told_in_order_of_cost(fetch: float, starved: float) -> None:
+    found = explain(
+        evidence(Rank().usual().step(slow={(0, 1): 0.5}, fetch=fetch, starved=starved, compute=0.02, collective=0.005))
+    )
+    assert [each.cause for each in found.findings] == sorted(["fetch", "starved"], reverse=fetch < starved)
+    assert found.storage == ("yes" if fetch > starved else "no")
+    assert ("it was storage:" if fetch > starved else "it was storage only in part:") in sentence(found)
+
+
+def test_a_straggler_and_a_slow_collective_are_told_apart() -> None:
+    usual = {"fetch": 0.002, "compute": 0.02, "collective": 0.005}
+    late = Rank(0, 3).usual().step(fetch=0.002, compute=0.52, collective=0.005)
+    rest = [Rank(rank, 3).usual().step(fetch=0.002, compute=0.02, collective=0.505) for rank in (1, 2)]
+    found = explain(evidence(late, *rest))
+    assert found.main is not None and (found.main.cause, found.rank, found.storage) == ("straggler", 0, "no")
+    assert "rank 0 on node0 computed 500.0 ms longer than the others" in sentence(found)
+    slow = [Rank(rank, 3).usual().step(**{**usual, "collective": 0.5}) for rank in range(3)]
+    found = explain(evidence(*slow))
+    assert found.main is not None and (found.main.cause, found.storage) == ("collective", "no")
+    assert "all ranks were in collectives" in sentence(found)
+    # What the third one did nobody knows: it may have waited for storage.
+    found = explain(evidence(*slow[:2]))
+    assert found.storage == "unknown" and found.missing == (2,)
+    assert "rank 2 may be what was waited for" in facts(found)["against it"]
+
+
+def test_a_blocked_loader_is_storage_only_where_commands_say_so() -> None:
+    found = explain(evidence(Rank().usual().step(blocked=0.5, compute=0.02, collective=0.005)))
+    assert found.storage == "unknown" and "answered as they usually do" in facts(found)["because"]
+    slow = Rank().usual().step(slow={(0, 1): 0.45}, blocked=0.5, compute=0.02, collective=0.005)
+    found = explain(evidence(slow))
+    assert found.main is not None and (found.storage, found.main.confidence) == ("yes", "likely")
+
+
+def test_a_wait_for_reads_in_which_none_was_under_way_is_no_storage() -> None:
+    found = explain(evidence(Rank().usual().step(fetch=0.5, compute=0.02, collective=0.005)))
+    assert found.storage == "no" and "of it only" in facts(found)["because"]
+
+
+def test_a_save_is_storage_where_it_was_written_and_not_where_it_was_packed() -> None:
+    spent = {"fetch": 0.002, "compute": 0.02, "collective": 0.005, "checkpoint": 0.5}
+    written = Rank().usual()
+    written.step(slow={(1, 0): 0.52}, kind=EventKind.WRITE, **spent)
+    found = explain(evidence(written))
+    assert found.main is not None and found.main.path is not None
+    assert (found.main.cause, found.storage, found.main.path.target) == ("checkpoint", "yes", "nqn.b")
+    packed = Rank().usual()
+    packed.step(kind=EventKind.WRITE, **spent)
+    assert explain(evidence(packed)).storage == "no"
+    elsewhere = explain(evidence(Rank().usual().step(**spent)))
+    assert elsewhere.storage == "unknown" and "nothing was written by headrace" in facts(elsewhere)["because"]
+
+
+def test_a_command_that_hangs_is_found_in_the_step_under_way() -> None:
+    stuck = Rank(1, 2).usual().step(hangs=(0, 1), cause="wait", quiet=True, wait=30.0)
+    other = Rank(0, 2).usual().step(cause="collective", fetch=0.002, compute=0.02, collective=29.978)
+    found = explain(evidence(other, stuck, why="watchdog"))
+    assert found.main is not None and found.main.path is not None and found.main.path.hung is not None
+    assert (found.step, found.under_way, found.rank, found.storage) == (8, True, 1, "yes")
+    assert found.main.path.hung.age_s == pytest.approx(29.999)
+    text = sentence(found)
+    assert text.startswith("Step 8 was under way for 30.0 s, where steps take 27.0 ms, and it was storage: rank 1")
+    assert "where a read of 4.0 KiB at byte 8192 had no answer for 30.0 s" in text and "So far it costs 59.9" in text
+    # The other rank reads by that path as it always does.
+    assert found.main.scope == "path"
+    # Nothing hangs: not known.
+    idle = Rank(1, 2).usual().step(cause="wait", quiet=True, wait=30.0)
+    assert explain(evidence(other, idle)).storage == "unknown"
+
+
+def test_a_step_like_the_others_is_called_so() -> None:
+    rank = Rank().usual(20, fetch=0.08, compute=0.02)
+    rank.step(fetch=0.09, compute=0.02)
+    found = explain(evidence(rank))
+    assert not found.stands_out and found.main is not None and found.main.cause == "fetch"
+    assert "about as long as the others (100.0 ms)" in sentence(found)
+
+
+def test_clocks_that_are_apart_are_brought_together_by_ends_of_steps() -> None:
+    first, ahead = Rank(0, 2).usual(), Rank(1, 2, ahead_ns=7_000_000_000).usual()
+    # Two nodes whose clocks agree, and whose monotonic ones do not.
+    found = clocks(evidence(first, ahead))
+    assert found[1].shift_ns == -7_000_000_000 and found[1].by == "ends of steps" and found[1].error_s == 0
+    alone = [Rank(0, 2).usual(fetch=0.1), Rank(1, 2, ahead_ns=7_000_000_000).usual(fetch=0.2)]
+    found = clocks(evidence(*alone))
+    assert found[1].error_s is None and found[1].by == "the nodes' clocks" and found[1].shift_ns == -7_000_000_000
+
+
+def test_files_of_watches_do_where_there_is_no_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = {"device": "nvme+tcp://10.0.0.1/nqn.a", "path": "10.0.0.1:4420", "p99_s": 0.25, "commands": 9,
+            "read_bytes": 1, "written_bytes": 0, "errors": 0, "losses": 0, "usable": True, "slow": True}  # fmt: skip
+    for rank in range(2):
+        lines = [step(n, 1000.0 + n, fetch=0.1, compute=1.0, collective=0.1) for n in range(9)]
+        lines.append(
+            step(9, 1010.0, {"window_s": 3.0, "paths": [path]} if rank else None, compute=1.0,
+                 fetch=3.0 if rank else 0.1, collective=0.1 if rank else 3.0)
+        )  # fmt: skip
+        write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2), *lines])
+    assert main(["watch", "explain", str(tmp_path), "--gpu-hour-price", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "Step 9 took 4.1 s instead of 1.2 s, and it was storage: rank 1 on node1 waited 2.9 s for reads"
+    )
+    assert "10.0.0.1:4420" in text and "there are no I/O events of this rank" in text
+    assert main(["watch", "explain", str(tmp_path), "--json", "--step", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == 3 and not found["stands_out"] and found["ranks_without_events"] == [0, 1]
+    # A dump of one rank beside its file: events from there, counters from here.
+    write_dump(tmp_path / dump_name(1), Rank(1, 2).usual().dump())
+    record = gather([tmp_path]).ranks[1]
+    assert record.dump is not None and record.steps[9].window is not None
+
+
+def test_what_is_no_evidence_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="no rank has left anything"):
+        gather([tmp_path])
+    (tmp_path / "x").write_bytes(b"no dump")
+    with pytest.raises(DumpUnreadable):
+        gather([tmp_path / "x"])
+    assert main(["watch", "explain", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("headrace: error: there is no such file")
+    with pytest.raises(UsageError, match="no rank has recorded this step at step 99: expected one of 0 to 7"):
+        explain(evidence(Rank().usual()), 99)
+    with pytest.raises(UsageError, match="no step was recorded"):
+        explain(evidence(Rank()))
