@@ -256,3 +256,12 @@ class ModelError(HeadraceError):
     """A safetensors header or tensor that is not what it should be."""
 
     fault = "media"
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+class MeetingFailed(HeadraceError):
+    """Ranks that were to measure together did not: one never came, died, or failed; the message names it."""
+
+    fault = "peer"
