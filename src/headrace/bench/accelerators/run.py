@@ -1,0 +1,278 @@
+"""The most accelerators that a place can feed, on one node or on many: trials, the search, and what is said of it.
+
+Where a trial fails, the same accelerators run once with loaders that read nothing. Where they fail, too, it is this
+machine that cannot emulate so many, and not storage that cannot feed them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.bench.accelerators.bracket import Found, search
+from headrace.bench.accelerators.emulator import FEWEST_STEPS, Loader, Trial, emulate
+from headrace.bench.accelerators.samples import Samples
+from headrace.bench.accelerators.workloads import Workload
+from headrace.bench.figures import BYTES_PER_S, COUNT, SHARE, Figure, Outcome
+from headrace.bench.meeting import Meeting
+from headrace.bench.places.protocol import DIRECT, DROPPED, Pending, Place, Ranges, Reader, Tell
+from headrace.bench.sustained import rate
+from headrace.errors import MeetingFailed, UsageError
+from headrace.units import MIB
+
+#: More are more threads than a process runs evenly: two an accelerator.
+MOST_ACCELERATORS = 512
+#: Ranges are cut into requests of this length, so that a sample of 146 MB is read by several at once, too.
+_REQUEST_BYTES = 1 * MIB
+#: What a loader asks for at once, and how many such pieces it has under way.
+_PIECES = 2
+#: What ranks wait for each other beyond what a trial takes.
+_SLACK_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """What came of it. `host`: the trial without reads, of as many accelerators as failed; None where none did."""
+
+    path: str
+    workload: Workload
+    found: Found
+    trials: tuple[Trial, ...]
+    host: Trial | None
+    cache: str
+    notes: tuple[str, ...]
+    nodes: int = 1
+
+    @property
+    def host_limits(self) -> bool:
+        return self.host is not None and self.host.au < self.found.threshold
+
+    @property
+    def best(self) -> Trial | None:
+        """The last trial of as many as passed."""
+        return next((one for one in reversed(self.trials) if one.accelerators == self.found.largest), None)
+
+    @property
+    def sentence(self) -> str:
+        text = f"{self.workload.name}: {self.found.sentence}"
+        if self.best is not None:
+            text += f", read at {rate(self.best.rate)}"
+        if self.host_limits and self.host is not None:
+            text += (
+                f". It is not storage that ends it: without any reads {self.host.accelerators} come to "
+                f"{self.host.au:.1%} on this machine; take more processes or nodes"
+            )
+        return text
+
+    def outcome(self) -> Outcome:
+        """As an outcome among others; figures: accelerators, AU and the rate of the most that passed."""
+        best = self.best or (self.trials[-1] if self.trials else None)
+        figures = [Figure(name="accelerators", value=float(self.found.largest), unit=COUNT, note=self.found.sentence)]
+        if best is not None:
+            note = f"of {best.accelerators}"
+            figures.append(Figure(name="AU", value=best.au, unit=SHARE, n=best.steps, note=note))
+            figures.append(Figure(name="rate", value=best.rate, unit=BYTES_PER_S, note=note))
+        work = (
+            f"{self.workload.name}: {self.workload.batch} x {self.workload.sample_bytes} B, {self.workload.compute_s} s"
+        )
+        return Outcome(
+            pattern="accelerators", path=self.path, flows=self.found.largest, work=work, figures=figures,
+            bytes=best.bytes if best else 0, seconds=best.seconds if best else 0.0, cache=self.cache, notes=self.notes,
+        )  # fmt: skip
+
+
+class PlaceLoader:
+    """Reads batches of samples from a place, the pieces of the next ones under way while one is waited for."""
+
+    def __init__(self, reader: Reader, samples: Samples, piece_bytes: int) -> None:
+        self._reader = reader
+        self._pieces = self._endless(samples, piece_bytes)
+        self._under_way: deque[tuple[Pending, bool]] = deque()
+
+    def batch(self) -> int:
+        moved = 0
+        while True:
+            while len(self._under_way) < _PIECES:
+                ranges, last = next(self._pieces)
+                self._under_way.append((self._reader.start(ranges), last))
+            pending, last = self._under_way.popleft()
+            pending.wait()
+            moved += pending.bytes
+            if last:
+                return moved
+
+    def close(self) -> None:
+        self._reader.close()
+
+    @staticmethod
+    def _endless(samples: Samples, piece_bytes: int) -> Iterator[tuple[Ranges, bool]]:
+        while True:
+            before: Ranges | None = None
+            for piece in samples.next(piece_bytes, _REQUEST_BYTES):
+                if before is not None:
+                    yield before, False
+                before = piece
+            assert before is not None, "a batch has a byte or more"
+            yield before, True
+
+
+class _Nothing:
+    """A loader that reads nothing: what is left is what this machine takes for itself."""
+
+    def batch(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        return
+
+
+def run(
+    place: Place,
+    workload: Workload,
+    *,
+    most: int,
+    seconds: float,
+    budget_s: float,
+    start: int = 1,
+    only: bool = False,
+    depth: int = 8,
+    cache: str = DROPPED,
+    seed: int = 0,
+    data_bytes: int,
+    meeting: Meeting | None = None,
+    tell: Tell = lambda fraction, text: None,
+) -> Emulation:
+    """Search for the most accelerators, at most `most`, with trials of `seconds`, for about `budget_s` seconds.
+
+    `only`: no search, one trial of `start` accelerators. `data_bytes`: what is prepared and read. With a `meeting` the
+    accelerators are spread over its ranks; each has its own place, and all have the same answer.
+    """
+    if not 1 <= start <= most <= MOST_ACCELERATORS * (meeting.seat.world if meeting else 1):
+        raise UsageError("accelerators", expected=f"{start} to {MOST_ACCELERATORS} a process", found=str(most))
+    place.prepare(data_bytes, tell=tell)
+    lengths = [item.length_bytes for item in place.items]
+    trials: list[Trial] = []
+    states: list[str] = []
+    again = [0.0]
+    rank, world = (meeting.seat.rank, meeting.seat.world) if meeting else (0, 1)
+    begun_s = time.monotonic()
+    up = [False]
+
+    def loader_of(index: int, count: int) -> Loader:
+        samples = Samples(
+            lengths, batch=workload.batch, sample_bytes=workload.sample_bytes, seed=seed + len(trials),
+            samples_per_file=workload.samples_per_file, accelerator=index, accelerators=count,
+        )  # fmt: skip
+        again[0] = max(again[0], seconds / workload.compute_s / max(1, samples.before_again))
+        return PlaceLoader(place.reader(depth=depth, cache=cache), samples, depth * _REQUEST_BYTES)
+
+    def measure(count: int, *, reads: bool = True) -> Trial:
+        """`count` accelerators in all, every `world`th of them on this rank."""
+        tell(
+            min(1.0, (time.monotonic() - begun_s) / budget_s),
+            f"{workload.name}: {count} accelerators" + ("" if reads else ", without reads"),
+        )
+        mine = range(rank, count, world)
+        if reads:
+            states.append(place.forget(cache))
+        _start_together(meeting, {"accelerators": count, "reads": reads, "workload": workload.name}, seconds)
+        own = None
+        if mine:
+            take: Callable[[int], Loader] = (lambda i: loader_of(mine[i], count)) if reads else (lambda i: _Nothing())
+            own = emulate(workload, take, len(mine), seconds=seconds)
+        trial = own if meeting is None and own is not None else _merged(meeting, own, workload, seconds)
+        up[0] = _time_is_up(meeting, begun_s, budget_s)
+        return trial
+
+    def tried(count: int) -> Trial:
+        trials.append(measure(count))
+        return trials[-1]
+
+    found = search(
+        tried, threshold=workload.au, start=start, most=start if only else most, time_is_up=lambda: up[0] or only,
+    )  # fmt: skip
+    if only:
+        found = replace(found, most=start)
+    host = None
+    if found.fails_at is not None:
+        host = measure(found.fails_at, reads=False)
+    return Emulation(
+        path=place.name, workload=workload, found=found, trials=tuple(trials), host=host, nodes=world,
+        cache=states[-1] if states else "", notes=tuple(_notes(again[0], cache, place, trials, meeting)),
+    )  # fmt: skip
+
+
+def planned(workload: Workload, seconds: float, most: int) -> float:
+    """About how long a search takes, in seconds: what is said before it begins."""
+    trials = 2 * max(1, most).bit_length() + 2
+    return trials * max(seconds, FEWEST_STEPS * workload.compute_s)
+
+
+def _start_together(meeting: Meeting | None, asked: Any, seconds: float) -> None:
+    if meeting is not None:
+        begin_s = meeting.start(asked, within_s=seconds + _SLACK_S)
+        time.sleep(max(0.0, begin_s - time.monotonic()))
+
+
+def _time_is_up(meeting: Meeting | None, begun_s: float, budget_s: float) -> bool:
+    """Rank 0 says it for all: ranks that disagree would try different numbers."""
+    passed = time.monotonic() - begun_s >= budget_s
+    if meeting is None:
+        return passed
+    return bool(meeting.gather(None, lambda _: passed, within_s=_SLACK_S))
+
+
+def _merged(meeting: Meeting | None, own: Trial | None, workload: Workload, seconds: float) -> Trial:
+    """One trial of what all ranks had: AU is the mean of all accelerators, rates add."""
+    assert meeting is not None
+    mine = None if own is None else {
+        "au": own.au, "each": list(own.each), "steps": own.steps, "seconds": own.seconds, "bytes": own.bytes,
+        "cut": own.cut,
+    }  # fmt: skip
+
+    def answer(values: list[Any]) -> Any:
+        found = [_checked(value, rank, meeting) for rank, value in enumerate(values) if value is not None]
+        count = sum(len(one["each"]) for one in found)
+        return {
+            "au": sum(one["au"] * len(one["each"]) for one in found) / count,
+            "each": [au for one in found for au in one["each"]],
+            "steps": min(one["steps"] for one in found),
+            "seconds": max(one["seconds"] for one in found),
+            "bytes": sum(one["bytes"] for one in found),
+            "rate": sum(one["bytes"] / one["seconds"] for one in found),
+            "cut": any(one["cut"] for one in found),
+        }
+
+    all_of = meeting.gather(mine, answer, within_s=4 * seconds + _SLACK_S)
+    each = tuple(float(au) for au in all_of["each"])
+    return Trial(
+        accelerators=len(each), au=float(all_of["au"]), each=each, steps=int(all_of["steps"]),
+        seconds=float(all_of["seconds"]), bytes=int(all_of["bytes"]), rate=float(all_of["rate"]),
+        workload=workload, cut=bool(all_of["cut"]),
+    )  # fmt: skip
+
+
+def _checked(value: Any, rank: int, meeting: Meeting) -> dict[str, Any]:
+    """What a rank says it found, if that can be."""
+    numbers = ("au", "steps", "seconds", "bytes")
+    good = isinstance(value, dict) and all(isinstance(value.get(name), int | float) for name in numbers)
+    good = good and isinstance(value.get("each"), list) and 0 < len(value["each"]) <= MOST_ACCELERATORS
+    good = good and all(isinstance(au, int | float) and 0 <= au <= 1 for au in [*value["each"], value["au"]])
+    if not good or not value["seconds"] > 0 or value["bytes"] < 0:
+        raise MeetingFailed(f"{meeting.names([rank])} sent no result of a trial")
+    return dict(value)
+
+
+def _notes(again: float, cache: str, place: Place, trials: list[Trial], meeting: Meeting | None) -> Iterator[str]:
+    if again > 1 and cache != DIRECT:
+        yield (
+            f"a trial reads what there is about {again:.1f} times over: caches of this machine may answer; prepare more"
+        )
+    if any(one.cut for one in trials):
+        yield f"a trial was given up before {FEWEST_STEPS} steps were done: its AU is what it was at most"
+    if meeting is not None:
+        yield "accelerators wait for each other after each step on their own node, not across nodes"
+    yield "every sample has its mean size; batches are read, not kept: no copy to an accelerator is in it, as in MLPerf"

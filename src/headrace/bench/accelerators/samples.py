@@ -1,0 +1,95 @@
+"""Which bytes the next batch of an accelerator is.
+
+What is read is taken as one row of samples, item after item; files of `samples_per_file` samples come in an order by
+chance (a permutation by the seed), the samples of one in their order. Accelerator i of n has files i, i + n, ... of it:
+no two read the same before all was read once. After the last file it begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from headrace.bench.places.protocol import I64, Ranges
+from headrace.errors import UsageError
+
+#: A file that is longer is cut into as many shorter ones: what lies together is read in one go anyway.
+_MOST_FILES = 1 << 22
+
+
+class Samples:
+    """Batches of one accelerator, as ranges of the items; endless."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        batch: int,
+        sample_bytes: int,
+        samples_per_file: int,
+        accelerator: int,
+        accelerators: int,
+        seed: int,
+    ) -> None:
+        """`lengths`: bytes of each item. UsageError: they hold not one sample for each accelerator."""
+        self._ends: I64 = np.cumsum(np.asarray(lengths, dtype=np.int64))
+        self._begins: I64 = self._ends - np.asarray(lengths, dtype=np.int64)
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        count = total // sample_bytes
+        # With fewer files than accelerators some would read nothing: files are shorter then.
+        self._per_file = max(1, min(samples_per_file, count // max(1, accelerators)))
+        self._per_file = max(self._per_file, -(-count // _MOST_FILES))
+        files = count // self._per_file
+        if files < accelerators:
+            raise UsageError(
+                "too little to be read", expected=f"{accelerators} samples of {sample_bytes} bytes and more",
+                found=f"{total} bytes", next_step="let it prepare more, or name a larger dataset",
+            )  # fmt: skip
+        order = np.random.default_rng(seed).permutation(files)
+        self._files: I64 = order[accelerator::accelerators].astype(np.int64)
+        self._batch = batch
+        self._sample_bytes = sample_bytes
+        self._next = 0
+
+    @property
+    def before_again(self) -> int:
+        """Batches until something is read a second time."""
+        return len(self._files) * self._per_file // self._batch
+
+    def next(self, most_bytes: int, request_bytes: int) -> Iterator[Ranges]:
+        """The next batch, in pieces of at most `most_bytes`, of ranges of at most `request_bytes`."""
+        items: list[int] = []
+        offsets: list[int] = []
+        lengths: list[int] = []
+        filled = 0
+        for begin, length in self._stretches():
+            while length:
+                item = int(np.searchsorted(self._ends, begin, side="right"))
+                piece = min(length, int(self._ends[item]) - begin, most_bytes - filled, request_bytes)
+                items.append(item)
+                offsets.append(begin - int(self._begins[item]))
+                lengths.append(piece)
+                begin, length, filled = begin + piece, length - piece, filled + piece
+                if filled == most_bytes:
+                    yield _ranges(items, offsets, lengths)
+                    items, offsets, lengths, filled = [], [], [], 0
+        if filled:
+            yield _ranges(items, offsets, lengths)
+
+    def _stretches(self) -> list[tuple[int, int]]:
+        """Where the samples of the next batch lie, those that lie together as one."""
+        found: list[tuple[int, int]] = []
+        left = self._batch
+        while left:
+            turn, within = divmod(self._next, self._per_file)
+            count = min(left, self._per_file - within)
+            file = int(self._files[turn % len(self._files)])
+            found.append(((file * self._per_file + within) * self._sample_bytes, count * self._sample_bytes))
+            self._next += count
+            left -= count
+        return found
+
+
+def _ranges(items: list[int], offsets: list[int], lengths: list[int]) -> Ranges:
+    return Ranges(np.array(items, np.int64), np.array(offsets, np.int64), np.array(lengths, np.int64))
