@@ -43,7 +43,9 @@ def test_what_the_guide_says_works(
             printed = capsys.readouterr()
             assert status == 0, (line, printed.err, printed.out)
             assert "Storage" in printed.out
-            if "nvme+tcp" in line:
+            if "--expect" in line:
+                assert "Of 1 claims of crusoe/disk: 1 met" in printed.out
+            elif "nvme+tcp" in line:
                 assert re.search(r"headrace +persistent +none +accepted", printed.out), printed.out
                 assert (tmp_path / "doctor.html").stat().st_size > 4000
             seen += 1
@@ -51,7 +53,7 @@ def test_what_the_guide_says_works(
         for process in served:
             process.kill()
             process.wait()
-    assert seen == 4 and len(served) == 1 and (tmp_path / "doctor-record/proc/self/mountinfo").exists()
+    assert seen == 5 and len(served) == 1 and (tmp_path / "doctor-record/proc/self/mountinfo").exists()
 
 
 def test_words_and_options_that_are_told_are_there() -> None:

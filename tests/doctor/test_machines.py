@@ -33,7 +33,7 @@ WRONG: dict[str, set[str]] = {
     "aws-ebs-and-instance-store": set(),
     "gcp-hyperdisk-and-local-ssd": {
         "fs-no-barriers /mnt/ssd", "nfs-soft /mnt/share", "nfs-nconnect /mnt/share", "nfs-small-requests /mnt/share",
-        "net-mtu ens4", "ulimit-files machine",
+        "net-mtu ens4",
     },
     "azure-boost": {
         "cgroup-killed machine", "block-throttled nvme1n1", "cgroup-memory machine", "cgroup-throttled machine",
@@ -50,13 +50,14 @@ WRONG: dict[str, set[str]] = {
         "fs-sync /train", "fs-data-journal /train",
         "io-uring-off machine",
     },
-    "kernel-to-headrace": {"identity-missing machine", "ulimit-files machine"},
+    "kernel-to-headrace": {"identity-missing machine"},
     "kernel-rxe": {
-        "identity-missing machine", "ulimit-files machine", "nvme-policy-numa nvme0n1", "rdma-software rxe0",
+        "identity-missing machine", "nvme-policy-numa nvme0n1", "rdma-software rxe0",
     },
 }  # fmt: skip
 #: And what is only worth knowing there.
 NOTES: dict[str, set[str]] = {
+    "kernel-to-headrace": {"ulimit-files"},
     "aws-ebs-and-instance-store": {"fs-ephemeral"},
     "bare-metal-rdma": {
         "nvme-ctrl-loss", "nvme-waits-for-ever", "net-numa-gpu", "block-scheduler", "block-numa-gpu",

@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.plan import Measured, Range, compare, load_catalogue, units
 from headrace.plan.catalogue import GRADES, Catalogue, Word
-from headrace.plan.expect import read_measured
+from headrace.plan.expect import BELOW, CANNOT, MET, Here, read_measured
 
 OWN = """
 [[offering]]
@@ -129,11 +129,44 @@ def test_what_was_measured_against_what_was_claimed(tmp_path: Path) -> None:
         {"measured": [{"what": "read", "per": "node", "value": 12.4, "unit": "GB/s"}]}, file="report.json"
     )
     read, write = compare(offering, measured)
-    assert read.finding == "below" and read.ratio == pytest.approx(0.62)
+    assert (read.verdict, write.verdict) == (BELOW, CANNOT) and read.ratio == pytest.approx(0.62)
     assert "measured 12.4 GB/s per node, 62 % of what is claimed" in str(read)
-    assert write.finding == "not measured" and write.ratio is None
-    assert compare(offering, [Measured(what="read", per="node", value=19.5e9)])[0].finding == "as claimed"
-    assert compare(offering, [Measured(what="write", per="", value=31e9)])[1].finding == "within the limit"
-    assert compare(offering, [Measured(what="write", per="", value=60e9)])[1].finding == "above"
+    assert write.ratio is None
+    assert compare(offering, [Measured(what="read", per="node", value=19.5e9)])[0].verdict == MET
+    within, above = (compare(offering, [Measured(what="write", per="", value=value)])[1] for value in (31e9, 60e9))
+    assert (within.verdict, within.why) == (MET, "a limit promises nothing: this is 62 % of it")
+    assert above.verdict == MET and "more than the limit" in above.why
     with pytest.raises(UsageError, match="measured\\[0\\]"):
         read_measured({"measured": [{"what": "read", "value": "fast", "unit": "GB/s"}]}, file="report.json")
+
+
+NODE = [Measured(what="read", per="node", value=8e9), Measured(what="iops", per="node", value=20_000.0)]
+
+
+@pytest.mark.parametrize(
+    ("claim", "here", "verdict", "why"),
+    [
+        ("low = 1\nper = 'gpu'", Here(gpus=8), MET, ""),
+        ("low = 2\nper = 'gpu'", Here(gpus=8), BELOW, "50 % of the claim"),
+        ("low = 2\nper = 'gpu'", Here(), CANNOT, "this node shows none"),
+        ("low = 9\nper = 'device'", Here(devices=4), CANNOT, "made of 4"),
+        ("low = 9\nper = 'device'", Here(), BELOW, "88.9 %"),
+        # One node that has as much as all are promised shows it; one that has less shows nothing.
+        ("low = 8", Here(), MET, ""),
+        ("low = 40", Here(), CANNOT, "of all nodes together: 20 %"),
+        ("low = 1\nper = 'TiB'", Here(), CANNOT, "the size is not known"),
+        ("low = 1\nper = 'TiB'", Here(size_bytes=4 * 2.0**40), MET, ""),
+        ("low = 1\nper = 'TiB'", Here(size_bytes=16 * 2.0**40), CANNOT, "of all nodes together: 50 %"),
+        # A link that is full says nothing of what is behind it.
+        ("low = 16\nper = 'node'", Here(link=9e9, link_name="eth0"), CANNOT, "eth0 with 72 Gbit/s, was full"),
+        ("low = 16\nper = 'node'", Here(link=50e9, link_name="eth0"), BELOW, "50 %"),
+        ("low = 16\nper = 'MiB/s'", Here(), CANNOT, "how much was bought"),
+    ],
+)
+def test_what_one_node_says_of_a_claim(claim: str, here: Here, verdict: str, why: str, tmp_path: Path) -> None:
+    head, _, _ = OWN.partition("[[offering.claim]]")
+    text = f'{head}[[offering.claim]]\nwhat = "read"\nunit = "GB/s"\nbound = "at least"\n{claim}\n'
+    (tmp_path / "own.toml").write_text(text)
+    (found,) = compare(load_catalogue([tmp_path / "own.toml"]).find("mine"), NODE, here)
+    assert found.verdict == verdict and why in found.why, found
+    assert found.to_json(datetime.date(2028, 1, 1))["age"] == "older than a year"

@@ -89,6 +89,21 @@ def test_a_range_contains_what_lies_between(name: str, data: st.DataObject) -> N
     assert found.likely in found
 
 
+def test_what_turns_is_contained() -> None:
+    """What storage costs goes up as failures come more often, and down again once little trains over any storage."""
+    formula = goodput.formulas(synchronous=False, given_interval=False)["storage"]
+    likely = {
+        "needed": 1e9, "read rate": 5e9, "write rate": 5e9, "size": 1e13, "share of a rank": 1e10, "copy rate": 1e10,
+        "restart bytes": 1e13, "other": 60.0,
+    }  # fmt: skip
+    put = {name: Range.point(value, formula.symbols[name]) for name, value in likely.items()}
+    within = [formula.of({**likely, "mtbf": 600.0 * 1.1**step}) for step in range(90)]
+    ends = (within[0], within[-1])
+    assert max(within) > max(ends) + 0.1
+    found = formula.put({**put, "mtbf": Range(600, 7200, 600 * 1.1**89, units.SECONDS)}).value
+    assert all(found.low - 1e-9 <= value <= found.high + 1e-9 for value in within)
+
+
 def test_units_are_checked() -> None:
     formula = FORMULAS["feeding.PER_NODE"]
     nodes = Range.point(8, units.NODES)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from headrace.cli.expectation import Expectation
 
 FAIL_ON = ("error", "warning", "never")
 
@@ -46,6 +49,23 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Read from the storage for some seconds, and hold that against what this provider claims, as "
+            "coreweave/dfs: see `headrace providers`.",
+            show_default=False,
+        ),
+    ] = None,
+    catalogue: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Claims of your own, as TOML; may be given again.", show_default=False),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Figures measured elsewhere, for --expect, as JSON.", show_default=False),
+    ] = None,
     fail_on: Annotated[
         str, typer.Option(metavar="SEVERITY", help="Exit with 1 from findings of this kind on: error, warning, never.")
     ] = "warning",
@@ -56,12 +76,12 @@ def doctor(
     Nothing is changed: targets are connected to and read, nothing is written or reserved. Works without root, and says
     what root would add.
 
-    Exit status 0: nothing wrong; 1: findings of the severity of --fail-on or worse; 2: it was asked for something that
-    cannot be meant.
+    Exit status 0: nothing wrong; 1: findings of the severity of --fail-on or worse, among them (as warnings) measured
+    figures below what --expect claims; 2: it was asked for something that cannot be meant.
 
     Example: `headrace doctor nvme+tcp://10.0.0.1:4420/NQN?nsid=1 /mnt/data`
     """
-    from headrace.cli.output import print_json
+    from headrace.cli.output import check_page, print_json
     from headrace.cli.progress import Progress
     from headrace.doctor.compare import check_nodes, read_reports
     from headrace.doctor.examine import examine
@@ -78,20 +98,45 @@ def doctor(
         raise UsageError("what is recorded is a machine that runs", expected="--record or --machine")
     if machine is not None and not machine.is_dir():
         raise UsageError("no recorded machine", where=str(machine), expected="a folder that --record made")
+    check_page(html)
+    claims = _claims(expect, catalogue, measured, machine)
     others = read_reports(nodes or [])
     recorder = Recorder.into(record) if record is not None else None
     looked_at = recorder or Machine(machine or "/")
     with Progress("doctor", quiet=json) as progress:
-        found = examine(looked_at, names or [], measure=measure, tell=lambda text: progress.show(0.0, text))
-    found = check_nodes(found, others)
+        found = examine(
+            looked_at, names or [], measure=measure, tell=lambda text: progress.show(0.0, text),
+            load=None if claims is None else claims.choose,
+        )  # fmt: skip
+    held = None if claims is None else claims.held_against(found, live=machine is None)
+    found = check_nodes(found if held is None else held.told(found), others)
     if recorder is not None:
         recorder.write()
+        if record is not None and held is not None:
+            held.record(record)
+    more = [] if held is None else [held.section()]
     if html is not None:
-        html.write_text(build(found).html(), encoding="utf-8")
+        html.write_text(build(found, more=more).html(), encoding="utf-8")
     if json:
-        print_json(found.to_json())
+        print_json(found.to_json() | {"expected": None if held is None else held.to_json()})
     else:
-        print_report(found)
+        print_report(found, more=more)
+        if held is not None:
+            print(held.sentence)
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on != "never" else ()
     if any(one.severity in failing for one in found.findings):
         raise typer.Exit(1)
+
+
+def _claims(
+    expect: str | None, catalogue: list[Path] | None, measured: Path | None, machine: Path | None
+) -> Expectation | None:
+    from headrace.errors import UsageError
+
+    if expect is None:
+        if catalogue or measured is not None:
+            raise UsageError("--catalogue and --measured", expected="--expect NAME beside them", found="none")
+        return None
+    from headrace.cli.expectation import Expectation
+
+    return Expectation.of(expect, catalogue or [], measured, machine)

@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+
+def check_page(page: Path | None) -> None:
+    """Before any work: UsageError where the page that is asked for could not be written at its end."""
+    if page is None:
+        return
+    from headrace.errors import UsageError
+
+    folder = page.parent
+    try:
+        if page.is_dir() or not folder.is_dir():
+            found = "a folder" if page.is_dir() else f"no folder {folder}"
+            raise UsageError("--html", where=str(page), expected="a file in a folder that is there", found=found)
+        if not os.access(page if page.exists() else folder, os.W_OK):
+            raise UsageError("--html", where=str(page), expected="a file that may be written", found="no right to")
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise UsageError("--html", where=repr(str(page)), expected="a file that may be written", found=found) from None
 
 
 def print_json(value: Any) -> None:

@@ -65,10 +65,11 @@ def plan(
 
         print(job_file(), end="")
         return
-    from headrace.cli.output import print_json
+    from headrace.cli.output import check_page, print_json
     from headrace.errors import UsageError
     from headrace.plan import load_catalogue, make_plan, read_job
 
+    check_page(html)
     options = {
         "gpus": gpus, "gpus_per_node": gpus_per_node, "model.parameters": parameters, "model.config": config,
         "parallel.tp": tp, "parallel.pp": pp, "parallel.sharding": sharding, "feed.tokens_per_s": tokens_per_s,

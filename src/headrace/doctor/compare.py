@@ -14,7 +14,7 @@ from headrace.doctor.examine import Examination
 from headrace.doctor.facts.nvme import FABRICS
 from headrace.doctor.finding import ERROR, MACHINE, NOTE, WARNING, Finding
 from headrace.errors import UsageError
-from headrace.units import format_bytes
+from headrace.fabric.file import read_plain_file
 
 #: Of one report.
 _MAX_BYTES = 16 << 20
@@ -24,13 +24,10 @@ def read_reports(files: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
     """(name, what `headrace doctor --json` printed) each. UsageError."""
     found = []
     for file in files:
+        raw = read_plain_file(file, most_bytes=_MAX_BYTES)
         try:
-            with file.open("rb") as opened:
-                raw = opened.read(_MAX_BYTES + 1)
-            if len(raw) > _MAX_BYTES:
-                raise ValueError(f"more than {format_bytes(_MAX_BYTES)}")
             said = json.loads(raw)
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
                 "not a report", where=str(file), expected="what `headrace doctor --json` printed", found=str(error)
             ) from None

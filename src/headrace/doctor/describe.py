@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from headrace.doctor.checks.gpu import direct_state
 from headrace.doctor.examine import Examination
 from headrace.doctor.facts.nvme import Controller
@@ -9,6 +12,16 @@ from headrace.doctor.storage import Storage, interface_of
 from headrace.units import format_bytes, format_seconds
 
 UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A table more, of whoever puts the doctor's figures beside others."""
+
+    heading: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def storage_rows(found: Examination) -> list[list[str]]:

@@ -17,6 +17,7 @@ from headrace.doctor.facts import Facts, gather
 from headrace.doctor.finding import ERROR, WARNING, Finding
 from headrace.doctor.machine import Machine
 from headrace.doctor.probe import TargetProbe, probe_target
+from headrace.doctor.rate import Rate, rate_apart, rate_of_target
 from headrace.doctor.storage import Storage, all_storage, named_storage
 from headrace.doctor.touch import Touch, touch
 
@@ -43,6 +44,8 @@ class Examination:
     touches: tuple[Touch, ...]
     #: Nothing was measured: a recorded machine, or that was asked for.
     measured: bool
+    #: Of the storage that was to be loaded (`load`); `None`: none was.
+    rate: Rate | None = None
     #: What could not be looked at, and what would show it.
     unseen: tuple[str, ...]
 
@@ -86,6 +89,7 @@ class Examination:
             "targets": [dataclasses.asdict(one) for one in self.targets],
             "touches": [dataclasses.asdict(one) for one in self.touches],
             "measured": self.measured,
+            "rate": None if self.rate is None else dataclasses.asdict(self.rate),
             "unseen": list(self.unseen),
             "gpudirect": direct_state(self.facts.gpus.direct),
             "facts": plain(dataclasses.asdict(self.facts)),
@@ -93,18 +97,25 @@ class Examination:
 
 
 def examine(
-    machine: Machine, names: Sequence[str] = (), *, measure: bool = True, tell: Callable[[str], None] = lambda _: None
-) -> Examination:
+    machine: Machine, names: Sequence[str] = (), *, measure: bool = True, tell: Callable[[str], None] = lambda _: None,
+    load: Callable[[Sequence[Storage]], Storage] | None = None,
+) -> Examination:  # fmt: skip
     """Look at the machine, and at the storage that is named, or all that there is; `measure`: at a live one also by
     connecting to targets that are named, reading from disks, and asking file systems. `tell`: what is being done.
+    `load`: chooses a piece of storage, from which as much is read for some seconds as it gives.
 
-    UsageError where a name means nothing here. What the machine shows never raises.
+    UsageError where a name means nothing here, and as `load` raises it. What the machine shows never raises.
     """
     tell("looking at the machine")
     facts = gather(machine)
     storage = named_storage(machine, facts, names) if names else all_storage(facts)
     measure = measure and machine.live
+    chosen = load(storage) if load is not None else None
     targets, touches = _measure(facts, storage, tell) if measure else ([], [])
+    rate = None
+    if chosen is not None and measure:
+        tell(f"reading from {chosen.name} for some seconds")
+        rate = _rate(chosen)
     findings = check_all(facts, storage, everything=not names)
     findings += check_measured(targets, touches)
     return Examination(
@@ -114,6 +125,7 @@ def examine(
         targets=tuple(targets),
         touches=tuple(touches),
         measured=measure,
+        rate=rate,
         unseen=tuple(_unseen(machine, facts, touches)),
     )
 
@@ -141,6 +153,16 @@ def _measure(
         touches = list(pool.map(lambda one: touch(*one), list(wanted)[:_TOUCHED_MAX]))
     touches += [Touch(kind=kind, path=path, outcome="left out") for kind, path in list(wanted)[_TOUCHED_MAX:]]
     return targets, touches
+
+
+def _rate(one: Storage) -> Rate:
+    if one.address is not None:
+        return rate_of_target(one.address)
+    if one.kind == "disk":
+        return rate_apart(one.name, "disk", one.name)
+    if one.kind == "mount":
+        return rate_apart(one.name, "files", one.path or one.name)
+    return Rate(name=one.name, error="memory of a process, which has none to read from")
 
 
 def _unseen(machine: Machine, facts: Facts, touches: Sequence[Touch]) -> list[str]:

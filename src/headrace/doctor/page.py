@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from html import escape
 
 from headrace.doctor import describe
@@ -13,7 +14,7 @@ from headrace.measure.report import Html, Page, table
 _MARKS = {ERROR: ("bad", "✗"), WARNING: ("warn", "▲"), NOTE: ("quiet", "●")}
 
 
-def build(found: Examination) -> Page:
+def build(found: Examination, *, more: Sequence[describe.Section] = ()) -> Page:
     facts = describe.machine_facts(found)
     page = Page(
         "headrace doctor",
@@ -47,6 +48,10 @@ def build(found: Examination) -> Page:
     for heading, columns, rows in parts:
         if rows:
             page.section(heading, table(list(columns), rows))
+    for section in more:
+        page.section(
+            section.heading, *([table(section.columns, section.rows)] if section.rows else []), note=section.note
+        )
     page.facts("Machine", facts)
     if found.unseen or not found.measured:
         rows = [[one] for one in found.unseen] + ([] if found.measured else [["nothing was measured"]])

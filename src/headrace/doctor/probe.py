@@ -73,14 +73,8 @@ def probe_target(address: NvmeTcpAddress) -> TargetProbe:
     """Takes some seconds for each portal that does not answer, and never raises for what a target does."""
     with ThreadPoolExecutor(max_workers=len(address.portals)) as pool:
         portals = tuple(one for found in pool.map(_probe_portal, address.portals) for one in found)
-    options = replace(
-        address.options,
-        connect_timeout_s=min(address.options.connect_timeout_s, PATIENCE_S),
-        io_timeout_s=min(address.options.io_timeout_s, PATIENCE_S),
-        loss_timeout_s=min(address.options.loss_timeout_s, PATIENCE_S),
-    )
     try:
-        device = open_device(replace(address, options=options).uri, read_only=True)
+        device = open_device(with_patience(address).uri, read_only=True)
     except HeadraceError as error:
         return TargetProbe(uri=address.uri, error=str(error), refused=_host_refused(error), portals=portals)
     try:
@@ -90,6 +84,15 @@ def probe_target(address: NvmeTcpAddress) -> TargetProbe:
         return TargetProbe(uri=address.uri, error=str(error), refused=False, portals=portals)
     finally:
         device.close()
+
+
+def with_patience(address: NvmeTcpAddress, **options: Any) -> NvmeTcpAddress:
+    """The same, which waits no longer than a look may take; and with other options."""
+    given = address.options
+    waits = {
+        name: min(getattr(given, name), PATIENCE_S) for name in ("connect_timeout_s", "io_timeout_s", "loss_timeout_s")
+    }
+    return replace(address, options=replace(given, **waits, **options))
 
 
 def _probe_device(address: NvmeTcpAddress, device: NativeDevice, portals: tuple[PortalProbe, ...]) -> TargetProbe:

@@ -17,7 +17,7 @@ _STYLES = {ERROR: "bold red", WARNING: "bold yellow", NOTE: "bold cyan"}
 _WIDE = 10_000
 
 
-def print_report(found: Examination, console: Console | None = None) -> None:
+def print_report(found: Examination, console: Console | None = None, *, more: Sequence[describe.Section] = ()) -> None:
     """Storage and verdicts, measurements, findings with what to do, and what was not looked at."""
     console = console or Console(highlight=False, markup=False, width=None if Console().is_terminal else _WIDE)
     _table(console, "Storage", ("what", "verdict", "size", "mounted", "why"), describe.storage_rows(found))
@@ -32,6 +32,8 @@ def print_report(found: Examination, console: Console | None = None) -> None:
         console, "Network", ("interface", "state", "MTU", "speed", "driver", "queues", "NUMA", "RDMA"),
         describe.interface_rows(found),
     )  # fmt: skip
+    for section in more:
+        _table(console, section.heading, section.columns, section.rows, note=section.note)
     console.print(Text("Machine", style="bold"))
     facts = describe.machine_facts(found)
     width = max(map(len, facts))
@@ -68,10 +70,17 @@ def _finding(console: Console, finding: Finding) -> None:
     console.print()
 
 
-def _table(console: Console, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
+def _table(
+    console: Console, heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = ""
+) -> None:
+    if not rows and not note:
         return
     console.print(Text(heading, style="bold"))
+    if note:
+        console.print(Text(f"  {note}", style="dim"))
+    if not rows:
+        console.print()
+        return
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("")
     for column in columns:

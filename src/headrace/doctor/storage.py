@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from headrace.device import BlockAddress, FileAddress, MemoryAddress, NvmeTcpAddress, parse_address
@@ -14,7 +14,7 @@ from headrace.doctor.facts import Facts
 from headrace.doctor.facts.block import Disk
 from headrace.doctor.facts.mounts import MEMORY, Mount, mount_of, read_mounts
 from headrace.doctor.machine import Machine
-from headrace.doctor.verdict import FABRIC, LOCAL, Verdict, verdict_of_disk, verdict_of_mount
+from headrace.doctor.verdict import FABRIC, LOCAL, NETWORK_FS, Verdict, verdict_of_disk, verdict_of_mount
 from headrace.errors import UsageError
 
 _PARTS_MAX = 40
@@ -36,6 +36,10 @@ class Storage:
     parts: frozenset[str] = frozenset()
     #: Only of targets.
     address: NvmeTcpAddress | None = None
+    #: Disks that it is made of: of a RAID or a logical volume those below it.
+    devices: int = 1
+    #: Where on it somebody pointed: files below are those that are meant.
+    path: str | None = None
 
 
 def all_storage(facts: Facts) -> list[Storage]:
@@ -73,6 +77,7 @@ def of_disk(facts: Facts, disk: Disk) -> Storage:
         mounted=points,
         size_bytes=disk.size_bytes,
         parts=frozenset({disk.name, *points, *_below(facts, disk), *_controllers(facts, disk)}),
+        devices=_devices(facts, disk),
     )
 
 
@@ -87,6 +92,7 @@ def of_mount(facts: Facts, mount: Mount) -> Storage:
     return Storage(
         name=mount.point, kind="mount", verdict=verdict_of_mount(facts, mount), mounted=(mount.point,),
         parts=frozenset(parts), size_bytes=disk.size_bytes if disk is not None and not mount.network else None,
+        devices=_devices(facts, disk) if disk is not None and not mount.network else 1,
     )  # fmt: skip
 
 
@@ -126,7 +132,7 @@ def _named(machine: Machine, facts: Facts, name: str) -> Storage:
         )  # fmt: skip
     if mount is None:
         raise UsageError("on no file system that is mounted here", where=name)
-    return of_mount(facts, mount)
+    return replace(of_mount(facts, mount), path=path)
 
 
 def _resolve(machine: Machine, facts: Facts, path: str) -> str:
@@ -195,6 +201,12 @@ def _below(facts: Facts, disk: Disk, depth: int = 0) -> set[str]:
     return found
 
 
+def _devices(facts: Facts, disk: Disk) -> int:
+    """At the bottom of what a disk is made of."""
+    whole = [facts.disk(name) for name in _below(facts, disk)]
+    return max(1, sum(one is not None and not one.below for one in whole))
+
+
 def _controllers(facts: Facts, disk: Disk) -> set[str]:
     names = {disk.name, *_below(facts, disk)}
     found: set[str] = set()
@@ -215,6 +227,20 @@ def interface_of(facts: Facts, name: str) -> str | None:
         return None
     source = controller.part("host_traddr") or controller.part("src_addr")
     return controller.part("host_iface") or facts.network.way_to(controller.part("traddr"), source)
+
+
+def link_of(facts: Facts, storage: Storage) -> tuple[float | None, str]:
+    """B/s of the interfaces by which it is reached, together, and their names; `None` where one does not say it, or it
+    is reached by none."""
+    if storage.verdict.word not in (FABRIC, NETWORK_FS):
+        return None, ""
+    used = [one for one in facts.network.interfaces if one.name in storage.parts and one.name != "lo"]
+    below = {name for one in used for name in one.members}
+    speeds = {one.name: one.speed_mbps for one in used if one.name not in below}
+    known = [speed for speed in speeds.values() if speed]
+    if not known or len(known) < len(speeds):
+        return None, ""
+    return sum(known) * 1e6 / 8, ", ".join(speeds)
 
 
 def _around(facts: Facts, interface: str | None) -> set[str]:

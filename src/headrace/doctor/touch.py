@@ -44,33 +44,47 @@ class Touch:
 
 def touch(kind: str, path: str, *, timeout_s: float = TIMEOUT_S) -> Touch:
     """`kind`: "disk" or "mount"."""
-    command = [sys.executable, "-m", "headrace.doctor.touch", kind, path]
+    outcome, said, error = ask_apart("headrace.doctor.touch", kind, path, timeout_s=timeout_s)
+    if said is None:
+        return Touch(kind=kind, path=path, outcome=outcome, error=error)
+    try:
+        if said.get("latency") is not None:
+            said["latency"] = Latency(**said["latency"])
+        return Touch(**said)
+    except TypeError:
+        # That says nothing of the storage.
+        return Touch(kind=kind, path=path, outcome="not asked", error="it said something else")
+
+
+def ask_apart(module: str, kind: str, path: str, *, timeout_s: float) -> tuple[str, dict[str, Any] | None, str | None]:
+    """What a module of ours says of a path, in a process of its own: ("answered", an object of JSON, None), or
+    ("silent" or "not asked", None, why)."""
     # Modules of the folder in which somebody stands are none of ours (from Python 3.11 on).
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+            [sys.executable, "-m", module, kind, path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=environment,
+        )  # fmt: skip
     except OSError as error:
         # No more processes for this user or cgroup, a Python that this user may not run.
-        return Touch(kind=kind, path=path, outcome="not asked", error=f"no process for it: {error.strerror}")
+        return "not asked", None, f"no process for it: {error.strerror}"
     try:
         printed, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         # One that the kernel holds in a call cannot be waited for.
-        return Touch(kind=kind, path=path, outcome="silent")
+        return "silent", None, None
     except BaseException:
         process.kill()
         raise
     try:
-        said: dict[str, Any] = json.loads(printed)
-        if said.get("latency") is not None:
-            said["latency"] = Latency(**said["latency"])
-        return Touch(**said)
-    except (ValueError, TypeError, AttributeError):
-        # That says nothing of the storage.
-        return Touch(kind=kind, path=path, outcome="not asked", error=f"exit status {process.returncode}")
+        said = json.loads(printed)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        return "not asked", None, f"exit status {process.returncode}"
+    return "answered", said, None
 
 
 def touch_disk(path: str) -> Touch:

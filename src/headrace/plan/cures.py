@@ -98,6 +98,7 @@ def _cure(name: str, text: str, change: Change, ranges: Mapping[str, Range], syn
     formula = Formula(
         result=f"won by {text}", text="goodput then - goodput now", unit=units.SHARE,
         symbols={key: value.unit for key, value in ranges.items()}, source=goodput.SOURCE, function=gain,
+        turns=goodput.turns("storage", given_interval="interval" in ranges),
     )  # fmt: skip
     likely = goodput.situation({key: value.likely for key, value in ranges.items()}, synchronous=synchronous)
     return Cure(name=name, text=text, gain=formula.put(ranges), shares=change(likely).shares())

@@ -4,6 +4,10 @@
 
 `busy` is the accelerator utilisation of MLPerf Storage; the rest is first order, as Young's. Each part is a share of
 the whole time: a failure takes its share first, then saves, then waiting for data.
+
+These turn. Where failures come so often that little or nothing trains over any storage, there is little left that
+storage could cost: `what storage costs` goes up as failures come more often, and down again. An interval that is given
+may be too short and too long; where it is shorter than a save takes, slower storage makes it longer, and better.
 """
 
 from __future__ import annotations
@@ -124,6 +128,19 @@ def situation(values: Mapping[str, float], *, synchronous: bool) -> Situation:
     return Situation(synchronous=synchronous, **fields)  # type: ignore[arg-type]
 
 
+#: By what formulas turn. With others some turn a little, where next to nothing trains.
+TURNS = {
+    "storage": {"mtbf", "interval"}, "goodput": {"interval"}, "data_wait": {"read rate", "interval"},
+    "saves": {"mtbf"}, "rework": {"mtbf"}, "restarts": set[str](),
+}  # fmt: skip
+#: And where an interval is given that may be shorter than a save takes.
+_TURNS_GIVEN = {"write rate", "size"}
+
+
+def turns(what: str, *, given_interval: bool) -> frozenset[str]:
+    return frozenset(TURNS[what] | (_TURNS_GIVEN if given_interval else set()))
+
+
 def _formula(result: str, text: str, what: str, *, synchronous: bool, given_interval: bool) -> Formula:
     function = {"goodput": goodput, "storage": storage_share}.get(what)
 
@@ -134,6 +151,7 @@ def _formula(result: str, text: str, what: str, *, synchronous: bool, given_inte
     return Formula(
         result=result, text=text, unit=units.SHARE, source=SOURCE, function=of,
         symbols=symbols(synchronous=synchronous, given_interval=given_interval),
+        turns=turns(what, given_interval=given_interval),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.fabric.file import read_plain_file
 from headrace.fabric.table import Table
 from headrace.plan.fields import BY_KEY, FIELDS, Field
 from headrace.plan.quantities import ASSUMED, GIVEN, Range
@@ -120,16 +121,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_bounded(path: str | Path) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(path)) from None
-    except ValueError:
-        raise UsageError("not a path", found=repr(str(path))) from None
-    if len(raw) > MAX_BYTES:
-        raise UsageError("too long for what it should be", where=str(path), expected=f"at most {MAX_BYTES} bytes")
-    return raw
+    return read_plain_file(path, most_bytes=MAX_BYTES)
 
 
 def read_table(top: Table) -> dict[str, Value]:

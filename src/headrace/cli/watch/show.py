@@ -38,13 +38,14 @@ def show(
 
     Example: `headrace watch show runs/a/watch --gpu-hour-price 2.50 --html page.html`
     """
-    from headrace.cli.output import print_json
+    from headrace.cli.output import check_page, print_json
     from headrace.errors import UsageError
     from headrace.measure.arithmetic import dollars
     from headrace.measure.watch.join import attribute
     from headrace.measure.watch.record import files_of
     from headrace.measure.watch.verdict import sentence
 
+    check_page(html)
     if price is not None:
         dollars(0.0, price)
     paths = files_of(files)

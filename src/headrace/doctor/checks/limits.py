@@ -9,7 +9,8 @@ from headrace.doctor.finding import ERROR, MACHINE, NOTE, WARNING, Finding
 from headrace.doctor.storage import Storage
 from headrace.units import GIB, format_bytes
 
-_FILES_MIN = 4096
+#: Open files: fewer are too few for a rank with its loader; 1024 is what Linux gives, and enough for most.
+_FILES_FEW, _FILES_NOTE = 512, 4096
 #: Of the limit: beyond it the kernel takes back what it had cached of files.
 _NEARLY = 0.9
 _ABOUT = (MACHINE,)
@@ -83,15 +84,19 @@ def _processors(facts: Facts) -> Iterator[Finding]:
 
 def _ulimits(facts: Facts) -> Iterator[Finding]:
     limits = facts.limits
-    if limits.files is not None and limits.files < _FILES_MIN:
+    if limits.files is not None and limits.files < _FILES_NOTE:
+        few = limits.files < _FILES_FEW
         yield Finding(
             id="ulimit-files",
-            severity=WARNING,
+            severity=WARNING if few else NOTE,
             about=_ABOUT,
             title=f"a process may have {limits.files} files open",
             evidence=f"/proc/self/limits, Max open files: {limits.files} (hard: {limits.files_hard})",
-            why="loaders with many shards and workers run out of them: Too many open files",
-            what_to_do="raise it",
+            why="a rank with a few connections, shards and loader workers may run out: Too many open files"
+            if few
+            else "headrace needs a handful; PyTorch's loader workers hand tensors over as open files, hundreds of them "
+            "where many batches are ahead",
+            what_to_do="raise it" if few else "nothing, until it says: Too many open files; then raise it",
             command="ulimit -n 65536  # for all: nofile in /etc/security/limits.conf, or LimitNOFILE=",
         )
     locks = any(not one.software for one in facts.rdma.devices)

@@ -1,0 +1,133 @@
+"""`headrace doctor --expect`: claims held against what was measured, on this machine and on a recorded one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.doctor import rate
+from headrace.testing.serve import serving
+from tests.doctor.machines import unpack
+
+NQN = "nqn.2026-01.io.headrace:expect"
+CLAIM = '[[offering.claim]]\nwhat = "{}"\nlow = {}\nunit = "{}"\nper = "node"\nbound = "at least"\n'
+
+
+def catalogue(folder: Path, *claims: str, seen: str = "fabric-visible", date: str = "2020-01") -> Path:
+    head = (
+        f'[[offering]]\nprovider = "ours"\nname = "array"\nkind = "block"\ntransport = ["nvme-tcp"]\nseen = "{seen}"\n'
+    )
+    file = folder / "ours.toml"
+    file.write_text(head + f'source = "our contract"\ndate = "{date}"\ngrade = "contract"\n' + "".join(claims))
+    return file
+
+
+def test_a_target_is_held_against_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rate, "SECONDS", 0.1)
+    file = catalogue(
+        tmp_path, CLAIM.format("throughput", 0.001, "MB/s"), CLAIM.format("iops", 1e12, "IOPS"),
+        '[[offering.claim]]\nwhat = "capacity"\nlow = 64\nunit = "TB"\nper = "volume"\nbound = "at least"\n',
+    )  # fmt: skip
+    page, record = tmp_path / "page.html", tmp_path / "record"
+    with serving(NQN, "mem:64MiB") as target:
+        uri = target.uri()
+        words = ["doctor", uri, "--expect", "ours", "--catalogue", str(file)]
+        status = main([*words, "--json", "--html", str(page), "--record", str(record)])
+    said = json.loads(capsys.readouterr().out)
+    assert status == 1
+    claims = {(one["way"], one["verdict"]): one for one in said["expected"]["claims"]}
+    assert set(claims) == {
+        ("read", "met"), ("write", "cannot be measured here"), ("iops", "below"), ("capacity", "below"),
+    }  # fmt: skip
+    read = claims["read", "met"]
+    assert read["measured"] > 1e6 and read["ratio"] == pytest.approx(read["measured"] / 1e3)
+    assert (read["source"], read["date"], read["grade"], read["age"]) == (
+        "our contract", "2020-01", "contract", "older than a year",
+    )  # fmt: skip
+    assert "writes nothing" in claims["write", "cannot be measured here"]["why"]
+    assert said["rate"]["reads_per_s"] == claims["iops", "below"]["measured"] > 100
+    below = [one for one in said["findings"] if one["id"] == "expect-below"]
+    assert len(below) == 2 and {one["severity"] for one in below} == {"warning"}
+    text = page.read_text()
+    assert "against what ours/array claims" in text and "older than a year" in text
+    # A record keeps the figures: the machine that was recorded is held against other claims later.
+    catalogue(tmp_path, CLAIM.format("read", 1e6, "GB/s"), seen="hypervisor-presented")
+    words = ["doctor", "--machine", str(record), uri, "--expect", "ours/array", "--catalogue", str(file)]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "Of 1 claims of ours/array: 0 met, 1 below, 0 cannot be measured here." in out
+    assert "[expect-other-storage]" in out and "figures out of measured.json" in out
+
+
+def test_a_recorded_machine_says_what_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = str(unpack("aws-ebs-and-instance-store", tmp_path / "machine"))
+    # The one network file system there is meant, without a name.
+    assert main(["doctor", "--machine", machine, "--expect", "aws/fsx-lustre", "--fail-on", "never"]) == 0
+    out = capsys.readouterr().out
+    assert "a recorded machine, and nothing was measured" in out and "0 met, 0 below, 5 cannot" in out
+    file = tmp_path / "bench.json"
+    file.write_text('{"measured": [{"what": "read", "per": "node", "value": 120, "unit": "GiB/s", "how": "a bench"}]}')
+    assert main(["doctor", "--machine", machine, "--expect", "aws/fsx-lustre", "--measured", str(file), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["expected"]
+    assert [one["verdict"] for one in said["claims"] if one["way"] == "read" and one["measured"]] == ["met", "met"]
+    assert any("more than the limit" in one["why"] for one in said["claims"])
+    assert main(["doctor", "--machine", machine, "/dev/md0", "--expect", "aws/ebs"]) == 0
+    assert "it claims no figure that can be measured" in capsys.readouterr().out
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and exit status 2, before anything is looked at."""
+    machine = str(unpack("gcp-hyperdisk-and-local-ssd", tmp_path / "machine"))
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "text.json").write_text("{")
+    (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "unit.json").write_text('{"measured": [{"what": "read", "value": 1, "unit": "TB"}]}')
+    os.mkfifo(tmp_path / "pipe")
+    base = ["doctor", "--machine", machine]
+    for wrong in (
+        ["--expect", "nobody"], ["--expect", "aws"], ["--measured", str(tmp_path / "list.json")],
+        ["--expect", "gcp/hyperdisk-ml"],  # Two disks are such ones.
+        *(["--expect", "aws/ebs", "--measured", str(tmp_path / f"{name}.json")] for name in
+          ("list", "text", "empty", "unit", "away")),
+        *(["--expect", "aws/ebs", option, str(file)] for option in ("--measured", "--catalogue")
+          for file in (tmp_path / "pipe", "/dev/zero")),
+        ["--html", str(tmp_path / "none" / "page.html")], ["--html", str(tmp_path)],
+    ):  # fmt: skip
+        assert main([*base, *wrong]) == 2, wrong
+        out, err = capsys.readouterr()
+        assert not out and err.startswith("headrace: error: ") and err.count("\n") == 1, err
+    for command in (["plan", "--gpus", "8", "--parameters", "8B"], ["plan", "--job", str(tmp_path / "pipe")]):
+        assert main([*command, "--html", str(tmp_path / "none" / "page.html")]) == 2
+        assert "--html" in capsys.readouterr().err
+    for command in (["plan", "--job"], ["plan", "--gpus", "8", "--config"], ["providers", "--catalogue"]):
+        for file in ("pipe", "/dev/zero", "list.json/x"):
+            assert main([*command, str(tmp_path / file)]) == 2
+            assert "headrace: error: " in capsys.readouterr().err
+
+
+def test_files_below_a_folder_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate, "SECONDS", 0.1)
+    monkeypatch.setattr(rate, "FILE_MIN_BYTES", 4 << 20)
+    found = rate.rate_of_files(str(tmp_path))
+    assert found.read_bytes_per_s is None and "no file of 4.0 MiB or more" in (found.error or "")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "shard").write_bytes(os.urandom(5 << 20))
+    (tmp_path / "hole").touch()
+    os.truncate(tmp_path / "hole", 64 << 20)
+    (tmp_path / "link").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "a" / "shard"):
+        found = rate.rate_of_files(str(path))
+        if found.error is None:
+            assert "a file of 5.0 MiB" in found.how and (found.read_bytes_per_s or 0) > 1e5
+        else:
+            # Of memory, where this folder may lie.
+            assert "O_DIRECT" in found.error
+    apart = rate.rate_apart("x", "files", str(tmp_path))
+    assert apart.name == "x" and "no file of 16.0 MiB" in (apart.error or "")
