@@ -16,9 +16,10 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved
@@ -66,65 +67,62 @@ def _work(step_s: float) -> None:
     _until(time.perf_counter() + step_s)
 
 
-def _bare(steps: int) -> float:
-    started = time.perf_counter()
-    for _ in _Ahead(steps):
-        _work(STEP_S / 2)
-        _work(STEP_S / 4)
-        _work(STEP_S / 4)
-    return steps / (time.perf_counter() - started)
+#: Steps at the begin of a loop that are not counted: what is set up is no step's.
+WARM = 20
+
+Part = Callable[[], Any]
 
 
-def _watched(steps: int, folder: Path) -> float:
+def _loop(batches: Iterable[Any], steps: int, copy: Part, compute: Part, collective: Part, work: Any) -> _Cost:
+    for number, _ in enumerate(batches):
+        if number == WARM:
+            started, cpu = time.perf_counter(), time.thread_time()
+        with copy():
+            work(STEP_S / 2)
+        with compute():
+            work(STEP_S / 4)
+        with collective():
+            work(STEP_S / 4)
+    return _Cost((time.perf_counter() - started) / (steps - WARM), (time.thread_time() - cpu) / (steps - WARM))
+
+
+class _Cost(NamedTuple):
+    """Of a step, seconds: of the wall, and of the CPU of the thread that trains."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def _bare(steps: int, work: Any) -> _Cost:
+    return _loop(_Ahead(steps), steps, nullcontext, nullcontext, nullcontext, work)
+
+
+def _watched(steps: int, work: Any, folder: Path) -> _Cost:
     with Watch(folder, device=None) as watch:
-        started = time.perf_counter()
-        for _ in watch.loader(_Ahead(steps), batch_bytes=BATCH_BYTES):
-            with watch.copy():
-                _work(STEP_S / 2)
-            with watch.compute():
-                _work(STEP_S / 4)
-            with watch.collective():
-                _work(STEP_S / 4)
-        return steps / (time.perf_counter() - started)
+        batches = watch.loader(_Ahead(steps), batch_bytes=BATCH_BYTES)
+        return _loop(batches, steps, watch.copy, watch.compute, watch.collective, work)
 
 
 def overhead(quick: bool) -> Iterator[Figure]:
-    rounds, steps = (5, 100) if quick else (15, 200)
-    with tempfile.TemporaryDirectory(prefix="headrace-watch-") as folder:
-        pairs = interleaved(lambda: _watched(steps, Path(folder)), lambda: _bare(steps), rounds)
-        cpu = _cpu_of_a_step(Path(folder), 100 if quick else 500)
+    rounds, steps = (5, 120) if quick else (15, 220)
+    with tempfile.TemporaryDirectory(prefix="headrace-watch-") as name:
+        folder = Path(name)
+        pairs = interleaved(
+            lambda: 1 / _watched(steps, _work, folder).wall_s, lambda: 1 / _bare(steps, _work).wall_s, rounds
+        )  # fmt: skip
+        # Loops that do nothing but sleep: their CPU time is that of the loop.
+        cpu = [_watched(steps, time.sleep, folder).cpu_s - _bare(steps, time.sleep).cpu_s for _ in range(rounds)]
     shares = [1 / ratio - 1 for ratio in pairs.ratios]
     yield Figure(
         suite="watch", figure="overhead", value=statistics.median(shares), unit="of a step of 10 ms", at_most=0.01,
         samples=shares, noise=pairs.noise, ours=statistics.median(pairs.ours), peer=statistics.median(pairs.peer),
         measured_in="steps/s",
     )  # fmt: skip
+    used = [seconds / STEP_S for seconds in cpu]
     yield Figure(
-        suite="watch", figure="overhead_cpu", value=cpu / STEP_S, unit="of a step of 10 ms, CPU time of the thread",
-        at_most=0.01,
+        suite="watch", figure="overhead_cpu", value=statistics.median(used), at_most=0.01, samples=used,
+        unit="of a step of 10 ms, CPU time of the thread",
     )  # fmt: skip
-
-
-def _cpu_of_a_step(folder: Path, steps: int) -> float:
-    """CPU seconds of the thread that trains, a step, for the watch alone: loops that do nothing but sleep."""
-
-    def bare() -> None:
-        for _ in _Ahead(steps):
-            time.sleep(STEP_S)
-
-    def watched() -> None:
-        with Watch(folder, device=None) as watch:
-            for _ in watch.loader(_Ahead(steps), batch_bytes=BATCH_BYTES):
-                with watch.copy(), watch.compute(), watch.collective():
-                    time.sleep(STEP_S)
-
-    def used(loop: Callable[[], None]) -> float:
-        begun = time.thread_time()
-        loop()
-        return time.thread_time() - begun
-
-    differences = [used(watched) - used(bare) for _ in range(3)]
-    return statistics.median(differences) / steps
 
 
 def prediction(quick: bool) -> Iterator[Figure]:

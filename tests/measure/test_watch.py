@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +16,11 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.measure import Watch
-from headrace.measure.watch import activity, delay
+from headrace.measure.watch import activity, notes
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.host import node_traffic, throttled
 from headrace.measure.watch.join import attribute
+from headrace.measure.watch.replay import BEGIN, DELAY, END, WAIT, Note, Replay
 from headrace.measure.watch.wait import HelperShares, split
 from tests.measure.watches import Gpu, Hands
 
@@ -121,6 +124,7 @@ def test_others_see_the_step_that_is_under_way_and_those_that_were() -> None:
     seen: list[Any] = []
 
     def ask() -> None:
+        assert watch.under_way() == watch._notes.peek()[0].under_way(clock.now), "the short way is the long one"
         thread = threading.Thread(target=lambda: seen.append((watch.under_way(), watch.recent(2))))
         thread.start()
         thread.join()
@@ -133,6 +137,8 @@ def test_others_see_the_step_that_is_under_way_and_those_that_were() -> None:
 
     with Watch(**clock.options) as watch:
         ask()
+        with watch.restart():
+            ask()
         for _ in watch.loader(slowly()):
             clock.pass_s(0.25)
             with watch.compute():
@@ -142,8 +148,8 @@ def test_others_see_the_step_that_is_under_way_and_those_that_were() -> None:
                 clock.pass_s(8)
                 ask()
     ask()
-    nothing, *steps, end = seen
-    assert nothing == (None, []) and end[0] is None
+    nothing, nothing_yet, *steps, end = seen
+    assert nothing == nothing_yet == (None, []) and end[0] is None
     waiting, computing = steps[2], steps[3]
     assert (waiting[0].step, waiting[0].begun, waiting[0].cause, waiting[0].since) == (1, 115.25, "wait", 115.25)
     assert waiting[0].spent == {"wait": 1} and [step.step for step in waiting[1]] == [0]
@@ -155,6 +161,32 @@ def test_others_see_the_step_that_is_under_way_and_those_that_were() -> None:
         (2, 130.5, 145.75, 15.25),
     ]
     assert end[1][0].spent == found.spent
+
+
+def test_a_glance_at_the_open_step_is_what_a_look_at_all_notes_says() -> None:
+    """In loops of all shapes, worked out now and then."""
+    made, clock = random.Random(7), Hands()
+    seen: set[str] = set()
+    with Watch(**clock.options) as watch:
+        for _ in range(600):
+            choice = made.choice(("step", "end", "drop", "compute", "nested", "fold", "full"))
+            if choice == "step":
+                watch.begin_step()
+            elif choice in ("end", "drop"):
+                watch.end_step(drop=choice == "drop")
+            elif choice == "fold":
+                clock.pass_s(2)
+            elif choice == "full":
+                watch._settle()
+            with watch.checkpoint() if choice == "nested" else nullcontext(), watch.compute():
+                clock.pass_s(made.choice((0.125, 0.25)))
+                found = watch.under_way()
+                assert found == watch._notes.peek()[0].under_way(clock.now)
+                if found is not None:
+                    assert sum(found.spent.values()) == found.now - found.begun
+                seen.add(choice if found is not None else "none")
+    assert len(seen) > 4
+    assert all(sum(step.spent.values()) == step.wall_s == step.ended - step.begun for step in watch.steps)
 
 
 def test_a_loop_that_was_left_long_ago_ends_no_step_of_another_one() -> None:
@@ -170,6 +202,23 @@ def test_a_loop_that_was_left_long_ago_ends_no_step_of_another_one() -> None:
             with watch.compute():
                 clock.pass_s(3)
     assert [step.wall_s for step in watch.steps] == [1, 6, 6]
+
+
+def test_the_first_step_is_counted_where_nobody_has_said_which_one_it_is() -> None:
+    clock = Hands()
+
+    def starts(*numbers: int | None) -> list[bool]:
+        with Watch(**clock.options) as watch:
+            for number in numbers:
+                watch.begin_step(number)
+        return [step.counted for step in watch.steps]
+
+    assert starts(None, 7) == starts(None, None) == [True, False]
+    assert starts(7, None) == [False, False]
+    with Watch(**clock.options) as watch:
+        # None was left of the first.
+        assert list(watch.loader([])) == [] and list(watch.loader([1])) == [1]
+    assert [step.counted for step in watch.steps] == [True]
 
 
 def test_a_loader_stays_what_it_was() -> None:
@@ -292,54 +341,77 @@ def test_a_wait_is_taken_apart_by_what_was_at_work() -> None:
     assert split(1.0, **{**plain, "own_cpu_s": 5.0, "own_queue_s": 0.25}) == {"preparation": 0.75, "starved": 0.25}
     told = split(1.0, **{**plain, "told": (0.5, 0.75, 9), "own_cpu_s": 0.25})
     assert told == {"fetch": 0.5, "preparation": 0.5}
-    shares = HelperShares()
     # One is done, one was at work for half of the wait and without a CPU for a quarter, one came meanwhile.
-    shares.update(
+    shares = HelperShares.of(
         {"a": (7.0, 3.0), "b": (2.0, 1.0)}, {"a": (7.0, 3.0), "b": (4.0, 2.0), "c": (9.0, 9.0)}, wall_s=4.0
     )  # fmt: skip
     assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 0.5, "starved": 0.25, "blocked": 0.25}
     told = split(1.0, **{**plain, "shares": shares, "told": (0.25, 1.0, 9)})
     assert told == {"fetch": 0.25, "preparation": 0.5, "starved": 0.25}
     # The kernel has counted more than the clock.
-    shares.update({"a": (0.0, 0.0)}, {"a": (1.5, 0.5)}, wall_s=1.0)
+    shares = HelperShares.of({"a": (0.0, 0.0)}, {"a": (1.5, 0.5)}, wall_s=1.0)
     assert split(1.0, **{**plain, "shares": shares}) == {"preparation": 0.75, "starved": 0.25}
 
 
-def test_delay_between_two_readings_is_shared_out_by_time_off_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = {"wall": 0.0, "cpu": 0.0, "queue": 3.0}
+def test_delay_between_two_askings_is_divided_by_time_off_the_cpu() -> None:
+    at = cpu_s = delay_s = 0.0
+    found: list[Note] = []
 
-    class Queue:
-        def read(self) -> tuple[float, float]:
-            return clocks["cpu"], clocks["queue"]
+    def note(what: str | None, more: Any, wall_s: float = 0.0, used_s: float | None = None) -> None:
+        """Behind so much time; `used_s` None: CPU time is not read."""
+        nonlocal at, cpu_s
+        at, cpu_s = at + wall_s, cpu_s + (used_s or 0.0)
+        found.append((what, at, None if used_s is None else cpu_s, more))
 
-    monkeypatch.setattr(delay, "own_queue", Queue)
-    monkeypatch.setattr(
-        delay, "time", SimpleNamespace(perf_counter=lambda: clocks["wall"], thread_time=lambda: clocks["cpu"])
+    def asked(queued_s: float) -> None:
+        nonlocal delay_s
+        delay_s += queued_s
+        note(DELAY, delay_s, 0, 0)
+
+    # In no part: 4 s off the CPU, all of them delay.
+    note(BEGIN, (0, 1000.0, True, 0, None), 5)
+    note("compute", None, 0, 1)
+    note(None, None)
+    asked(4)
+    # Off its CPU for 2 s in computing and copying and for 6 in a wait; 4 of these 8 it could have run.
+    note("compute", None)
+    note(None, None, 2)
+    note("copy", None)
+    note(None, None, 1)
+    note(WAIT, (None, 0), 0, 1)
+    note(None, (None, 1, None), 7, 1)
+    asked(4)
+    note(BEGIN, (1, 1010.0, False, 0, None))
+    note("compute", None)
+    note(None, None, 3, 1)
+    note(END, (7, None), 1, 1)
+    seen = Replay(0.0, 0.0, 0.0, marked=False)
+    early = seen.copy().run(found)
+    asked(1.5)
+    first, second = seen.run(found)
+    assert first.spent == pytest.approx(
+        {"compute": 4 / 3, "copy": 2 / 3, "starved": 4, "preparation": 1, "blocked": 3, "other": 0}
     )
+    assert (first.begun, first.ended, first.counted, first.started_s) == (5, 15, True, 1000.0)
+    assert second.spent == {"compute": 1.5, "starved": 1.5, "other": 1} and second.bytes == 7
+    # What has not been asked yet is no delay.
+    assert early[0].spent == first.spent and early[1].spent == {"compute": 3, "other": 1}
 
-    def run(wall_s: float, cpu_s: float, queued_s: float) -> None:
-        for name, seconds in (("wall", wall_s), ("cpu", cpu_s), ("queue", queued_s)):
-            clocks[name] += seconds
 
-    found = delay.Delay(True)
-    steps = [SimpleNamespace(off_s=0.0, queued_s=0.0) for _ in range(3)]
-    # Of no step.
-    run(5, 1, 4)
-    found.skip()
-    # One was off its CPU for 2 s, one for 6, and 4 of them it could have run.
-    run(3, 1, 1)
-    found.passed(steps[0])
-    run(7, 1, 3)
-    found.passed(steps[1])
-    found.settle()
-    assert [step.queued_s for step in steps] == [1, 3, 0]
-    # Of the third 1 s, and a wait of 3 s behind it.
-    run(6, 2, 2)
-    assert found.waited(steps[2], 3.0) == 1.5 and steps[2].queued_s == 0.5
-    run(1, 1, 0)
-    found.passed(steps[2])
-    found.settle()
-    assert [step.queued_s for step in steps] == [1, 3, 0.5]
+def test_a_step_of_very_many_parts_is_worked_out_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MOST_NOTES", 5)
+    clock = Hands()
+    with Watch(**clock.options) as watch:
+        watch.begin_step()
+        for number in range(20):
+            with watch.compute():
+                clock.pass_s(1)
+                with watch.collective():
+                    clock.pass_s(2)
+                assert len(watch._notes.notes) < 9
+            found = watch.under_way()
+            assert found is not None and found.spent == {"compute": number + 1, "collective": 2 * number + 2}
+    assert [step.spent for step in watch.steps] == [{"compute": 20, "collective": 40}]
 
 
 def test_counters_are_read_as_the_kernel_writes_them() -> None:

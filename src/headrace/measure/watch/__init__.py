@@ -1,7 +1,8 @@
 """Live attribution: what each step of a training loop waited for, on every rank, and what that cost.
 
 causes.py      what a step's time can go to
-watch.py       `Watch`: steps, parts, counters, files
+watch.py       `Watch`: steps, counters, files
+notes.py replay.py   what the thread that trains notes, and what that means
 loader.py wait.py    any loader, watched; one wait for a batch taken apart
 device.py      clocks of devices that work behind their callers' backs
 host.py paths.py activity.py    counters of process and node, of paths, of the GPU's multiprocessors

@@ -1,7 +1,7 @@
 """What the process, its node and its container did: so that a lack of CPUs can be told from slow storage.
 
-Taken at the end of a step now and then: as often as taking them may cost (`HostCounters.due`), so that short steps are
-not held up. All of it is read from /proc and the cgroup; what is not there is None, which is "not known".
+Taken at the end of a step, once a second. All of it is read from /proc and the cgroup; what is not there is None, which
+is "not known".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Share of the time that taking counters may cost.
+#: Share of the time that looking at a loader's helpers may cost.
 COST = 0.001
 #: Helpers of a loader that are looked at.
 MOST_HELPERS = 64
@@ -131,15 +131,7 @@ class HostCounters:
     def __init__(self, monotonic: Any = time.perf_counter) -> None:
         self._now = monotonic
         self._cgroup = _cpu_stat()
-        self._cost_s = 0.0
         self._last = self._count()
-
-    def due(self, now: float) -> bool:
-        return now - self._last.at >= self._cost_s / COST
-
-    def cost(self, seconds: float) -> None:
-        """CPU time that taking all of a window took: the next one is due when that is little enough."""
-        self._cost_s = seconds if not self._cost_s else 0.8 * self._cost_s + 0.2 * seconds
 
     def since(self) -> dict[str, Any]:
         last, now = self._last, self._count()

@@ -22,12 +22,14 @@ class Source:
     def __init__(self, batches: Any, batch_bytes: int | Callable[[Any], int] | None = None) -> None:
         self.teller = teller_of(batches)
         self.batch_bytes = batch_bytes
+        #: In the thread that trains.
+        self.works = False
         self.helpers = host.Helpers()
-        self.shares = HelperShares()
+        self._shares: HelperShares | None = None
         self._tasks: set[str] | None = None
         #: What helpers had done when the wait began, if they are looked at in this one; when they are next.
         self._before: dict[str, Used] | None = None
-        self._look_at = 0.0
+        self._since = self._look_at = 0.0
         self._last: dict[str, Used] = {}
 
     def begin(self) -> None:
@@ -36,25 +38,26 @@ class Source:
 
     def waits(self) -> None:
         """A step begins to wait for a batch."""
-        self._before = None
-        if self._tasks is not None:
-            # Those of an epoch before; who comes has done nothing yet.
-            self._before = self.helpers.read()
-        elif len(self.helpers) and time.perf_counter() >= self._look_at:
-            self._before = self.helpers.read()
-
-    def waited(self, wall_s: float) -> None:
-        """The batch is there."""
-        if self._tasks is not None:
-            self.helpers.add(host.tasks() - self._tasks)
-            self._tasks = None
-            self._before = dict.fromkeys(self.helpers.read(), (0.0, 0.0)) | (self._before or {})
-        if self._before is None:
+        if self._tasks is None and not (len(self.helpers) and time.perf_counter() >= self._look_at):
             return
-        started = time.thread_time()
-        self.shares.update(self._before, self.helpers.read(), wall_s)
-        # It was read twice.
-        self._look_at = time.perf_counter() + 2 * (time.thread_time() - started) / host.COST
+        # Those of an epoch before; who comes has done nothing yet.
+        self._before = self.helpers.read()
+        self._since = time.perf_counter()
+
+    def waited(self) -> HelperShares | None:
+        """The batch is there. What its helpers do, as was seen in this wait or one before; None: there are none."""
+        if self._before is not None:
+            now = time.perf_counter()
+            if self._tasks is not None:
+                self.helpers.add(host.tasks() - self._tasks)
+                self._tasks = None
+                self._before = dict.fromkeys(self.helpers.read(), (0.0, 0.0)) | self._before
+            started = time.thread_time()
+            self._shares = HelperShares.of(self._before, self.helpers.read(), now - self._since)
+            self._before = None
+            # It was read twice.
+            self._look_at = time.perf_counter() + 2 * (time.thread_time() - started) / host.COST
+        return self._shares if len(self.helpers) else None
 
     def bytes_of(self, batch: Any) -> int:
         if callable(self.batch_bytes):
@@ -88,6 +91,7 @@ class WatchedLoader(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         watch, source, count = self._watch, self._source, 0
+        wait = watch.waiting(source)
         source.begin()
         iterator: Iterator[Batch] | None = None
         batch: Any = None
@@ -97,7 +101,7 @@ class WatchedLoader(Generic[Batch]):
                 if count % self._per_step == 0:
                     watch.begin_step()
                     number = watch.step_number
-                with watch.waiting(source):
+                with wait:
                     if iterator is None:
                         iterator = iter(self._batches)
                     batch = next(iterator, _END)

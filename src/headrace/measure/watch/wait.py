@@ -57,7 +57,7 @@ def _inwards(batches: Any) -> Iterator[Any]:
             return
 
 
-@dataclass
+@dataclass(frozen=True)
 class HelperShares:
     """What the busiest of a loader's helpers did while a step waited, as shares of that time: the one whose batch is
     waited for is at work, or is blocked; others may be done with theirs."""
@@ -65,13 +65,14 @@ class HelperShares:
     on_cpu: float = 0.0
     waiting_for_cpu: float = 0.0
 
-    def update(self, before: Mapping[str, Used], after: Mapping[str, Used], wall_s: float) -> None:
+    @classmethod
+    def of(cls, before: Mapping[str, Used], after: Mapping[str, Used], wall_s: float) -> HelperShares:
         """`before`, `after`: seconds on a CPU and waiting for one, by helper."""
         did = [(now[0] - before[name][0], now[1] - before[name][1]) for name, now in after.items() if name in before]
         on_cpu, waiting = max(did, key=sum, default=(0.0, 0.0))
         # The kernel counts to a tick.
         whole = max(wall_s, on_cpu + waiting, 1e-9)
-        self.on_cpu, self.waiting_for_cpu = on_cpu / whole, waiting / whole
+        return cls(on_cpu / whole, waiting / whole)
 
 
 def split(
