@@ -10,7 +10,7 @@ from headrace.device.events import EventKind
 from headrace.measure.blackbox import Clocks, Dump, DumpedDevice, DumpedPath, DumpedStep
 from headrace.measure.blackbox.dump import DUMPED
 from headrace.measure.blackbox.evidence import Evidence, of_dump, together
-from headrace.measure.watch.parts import WAIT
+from headrace.measure.watch.causes import WAIT
 
 MS = 1_000_000
 #: A target with two paths, and one with one.

@@ -18,9 +18,10 @@ from headrace.errors import UsageError
 from headrace.measure import Watch
 from headrace.measure.watch import activity, notes
 from headrace.measure.watch.activity import SmActivity
+from headrace.measure.watch.causes import WAIT
 from headrace.measure.watch.host import node_traffic, throttled
 from headrace.measure.watch.join import attribute
-from headrace.measure.watch.replay import BEGIN, DELAY, END, WAIT, Note, Replay
+from headrace.measure.watch.replay import BEGIN, DELAY, END, Note, Replay
 from headrace.measure.watch.wait import HelperShares, split
 from tests.measure.watches import Gpu, Hands
 

@@ -37,9 +37,8 @@ from headrace.measure.blackbox.explanation import (
     ranks_text,
 )
 from headrace.measure.blackbox.flight_recorder import lacking, mismatches
-from headrace.measure.watch.causes import CAUSES
+from headrace.measure.watch.causes import CAUSES, WAIT
 from headrace.measure.watch.join import STRAGGLES
-from headrace.measure.watch.parts import WAIT
 from headrace.units import format_seconds
 
 #: A step that took less than so many times what is usual is one like the others.

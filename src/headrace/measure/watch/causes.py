@@ -18,6 +18,8 @@ LOST = {
 #: What one rank can say of itself.
 OF_A_RANK = tuple(name for name in LOST if name != "straggler")
 CAUSES = (*OF_A_RANK[:6], "compute", *OF_A_RANK[6:])
+#: Where a step is while it waits for a batch: what of the others that was is said when the batch is there.
+WAIT = "wait"
 #: Of these it is known that storage is in them; of `blocked` it may be.
 STORAGE = ("fetch", "checkpoint", "restart")
 

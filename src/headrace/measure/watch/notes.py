@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.measure.watch.causes import WAIT
 from headrace.measure.watch.device import ON_DEVICE, DeviceClock
 from headrace.measure.watch.host import RunQueue, own_queue
 from headrace.measure.watch.loader import Source
-from headrace.measure.watch.replay import BEGIN, DELAY, DROP, END, EXCHANGED, WAIT, Note, Replay, Step
+from headrace.measure.watch.replay import BEGIN, DELAY, DROP, END, EXCHANGED, Note, Replay, Step
 
 #: The kernel is asked for the run queue delay at most so often: that takes tens of microseconds with cold caches.
 ASKED_S = 0.1

@@ -27,12 +27,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.measure.watch.causes import WAIT
 from headrace.measure.watch.device import ON_DEVICE, DeviceStep
 from headrace.measure.watch.record import UnderWay
 from headrace.measure.watch.wait import HelperShares, split
 
-#: A part in which a batch is waited for; it is taken apart when it ends.
-WAIT = "wait"
 BEGIN, END, DROP, DELAY, WINDOW, RECAST, EXCHANGED = "begin", "end", "drop", "delay", "window", "recast", "exchanged"
 
 Note = tuple[str | None, float, float | None, Any]
