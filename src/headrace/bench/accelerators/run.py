@@ -16,9 +16,10 @@ from headrace.bench.accelerators.bracket import Found, search
 from headrace.bench.accelerators.emulator import FEWEST_STEPS, Loader, Trial, emulate
 from headrace.bench.accelerators.samples import Samples
 from headrace.bench.accelerators.workloads import Workload
+from headrace.bench.cache import DIRECT, DROPPED
 from headrace.bench.figures import BYTES_PER_S, COUNT, SHARE, Figure, Outcome
 from headrace.bench.meeting import Meeting
-from headrace.bench.places.protocol import DIRECT, DROPPED, Pending, Place, Ranges, Reader, Tell
+from headrace.bench.places.protocol import Pending, Place, Ranges, Reader, Tell
 from headrace.bench.sustained import rate
 from headrace.errors import MeetingFailed, UsageError
 from headrace.units import MIB

@@ -1,10 +1,7 @@
 """What a storage path is, and how flows read and write it. `protocol` says what every place can do."""
 
+from headrace.bench.places.open import open_place, open_writer
 from headrace.bench.places.protocol import (
-    CACHES,
-    DIRECT,
-    DROPPED,
-    WARM,
     Item,
     Pending,
     Place,
@@ -17,10 +14,6 @@ from headrace.bench.places.protocol import (
 )
 
 __all__ = [
-    "CACHES",
-    "DIRECT",
-    "DROPPED",
-    "WARM",
     "Item",
     "Pending",
     "Place",
@@ -30,4 +23,6 @@ __all__ = [
     "Shard",
     "Tell",
     "Writer",
+    "open_place",
+    "open_writer",
 ]

@@ -14,20 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.bench.cache import DROPPED
+
 I64: TypeAlias = npt.NDArray[np.int64]
 U8: TypeAlias = npt.NDArray[np.uint8]
 #: How far long work is, 0 to 1, and in words.
 Tell: TypeAlias = Callable[[float, str], None]
-
-#: How caches are on the way to the medium, as far as this machine can say: see `headrace.bench.cache`.
-DROPPED, DIRECT, WARM = "dropped", "direct", "warm"
-CACHES = (DROPPED, DIRECT, WARM)
 
 
 class Item(NamedTuple):
@@ -55,19 +52,20 @@ class Pending(Protocol):
     @property
     def bytes(self) -> int: ...
 
+    def done(self) -> bool:
+        """All of them have ended; never waits."""
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Until all of them have ended; the first error is raised. What was read is nobody's then: its memory is used
         again. `DeviceTimeout`: it takes longer than this (None: than the place's own bound)."""
-
-    def view(self) -> U8 | None:
-        """After `wait`, before the next `start`: the bytes, one range after another. None where they are scattered."""
 
 
 class Reader(Protocol):
     """One flow. Of one thread."""
 
     def start(self, ranges: Ranges) -> Pending:
-        """Start to read all of these, `depth` at once. At most `depth` pendings may be waited for at a time."""
+        """Start to read all of these. A folder reads `depth` of all pendings at once, others as many as their queues
+        hold: who wants `depth` under way starts no more. Several pendings may be under way."""
 
     def read(self, item: int, offset: int, length: int) -> None:
         """One read, alone, until it has come: what latencies are taken of."""
@@ -82,21 +80,12 @@ class Shard(NamedTuple):
     length_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wrote:
-    """What one writer did: `proof` is what a volume needs to commit it (JSON), "" elsewhere."""
-
-    bytes: int
-    seconds: float
-    proof: str = ""
-
-
 class Writer(Protocol):
     """One writer: a rank that saves, a flow that ingests. It lives in any process: `Room.for_writer` is JSON."""
 
     def save(self, shards: Sequence[int], seen: Callable[[int], None]) -> list[str]:
         """Write these of the room's shards whole, and until they are durable. `seen(bytes)` as they are written. Gives
-        a proof for each (see `Wrote`). ENOSPC and what else the storage says is a `HeadraceError`."""
+        what `Room.commit` needs, as text. ENOSPC and what else the storage says is a `HeadraceError`."""
 
     def restore(self, shards: Sequence[int], seen: Callable[[int], None]) -> int:
         """Read them whole, and look whether each 4 KiB block is the one that was written; ChecksumMismatch. Bytes."""
@@ -134,6 +123,8 @@ class Place(Protocol):
     why_read_only: str | None
     #: In words: when a write counts as done here.
     durable: str
+    #: What was read once comes from this machine's page cache the next time.
+    keeps: bool
 
     @property
     def items(self) -> Sequence[Item]:
@@ -142,9 +133,10 @@ class Place(Protocol):
     def describe(self) -> Mapping[str, str]:
         """What it is, for a report: medium, transport, engine, mount options."""
 
-    def plan(self, total_bytes: int, *, write: bool) -> list[str]:
-        """What `prepare` and `room` would do, in words: what is written and overwritten. UsageError where that cannot
-        be: too little space, nothing to be read, not allowed."""
+    def plan(self, read_bytes: int, room_bytes: int) -> list[str]:
+        """What `prepare(read_bytes)` and rooms of `room_bytes` at a time would do, in words: what is written and
+        overwritten; 0: it will not be asked for. UsageError where that cannot be: too little space, nothing to be read,
+        not allowed."""
 
     def prepare(self, total_bytes: int, *, tell: Tell) -> None:
         """Make what is read, or take what is there: about `total_bytes`, less where there is less."""
@@ -155,7 +147,7 @@ class Place(Protocol):
     def reader(self, *, depth: int, cache: str = DROPPED) -> Reader:
         """A new flow."""
 
-    def room(self, shards: Sequence[Shard]) -> AbstractContextManager[Room]:
+    def room(self, shards: Sequence[Shard], cache: str = DROPPED) -> AbstractContextManager[Room]:
         """UsageError where it may not be written to, or there is too little space."""
 
     def close(self) -> None: ...

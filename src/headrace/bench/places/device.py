@@ -1,0 +1,223 @@
+"""A block device, or a namespace over NVMe/TCP: read as it is; written only as scratch, between what may not be there.
+
+Nothing of a device is written before `--scratch` was given, and then only where nothing is found that anybody knows: no
+member of a volume, no file system, no partition table, no reservation of another host. The first and the last MiB stay
+as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from headrace.bench.cache import DIRECT, DROPPED, WARM
+from headrace.bench.places.content import CHUNK
+from headrace.bench.places.device_io import DeviceReader, DeviceRoom, DeviceWriter
+from headrace.bench.places.filling import write_all
+from headrace.bench.places.memory import ALIGN
+from headrace.bench.places.protocol import Item, Shard, Tell
+from headrace.device import BlockAddress, FileAddress, MemoryAddress, NativeDevice, open_device, parse_address
+from headrace.errors import HeadraceError, NotAVolume, UsageError, VolumeDamaged, VolumeTooNew
+from headrace.units import MIB, format_bytes
+from headrace.volume.create import MIN_STRIPE, check
+from headrace.volume.media.foreign import foreign_signature
+from headrace.volume.media.members import read_superblock
+
+#: At both ends of a device, never written: what is not known here lies there, mostly.
+_MARGIN = MIB
+#: Where it is looked at whether a region holds anything.
+_LOOKS = 64
+_KINDS: dict[type, str] = {BlockAddress: "block device", FileAddress: "file as a device", MemoryAddress: "memory"}
+
+
+class DevicePlace:
+    """`scratch`: it may be written to."""
+
+    def __init__(self, uri: str, *, scratch: bool = False) -> None:
+        self.name = uri
+        address = parse_address(uri)
+        if isinstance(address, MemoryAddress):
+            raise UsageError(
+                "a mem: device is another one for each who opens it",
+                where=uri,
+                expected="a path that others reach, too",
+            )
+        self.kind = _KINDS.get(type(address), "namespace")
+        self.keeps = isinstance(address, FileAddress)
+        self._scratch = scratch
+        self._device = open_device(uri, read_only=not scratch)
+        try:
+            self.size_bytes = self._device.size_bytes
+            self.holds = _holds(self._device)
+            if scratch:
+                self._device.check_writable()
+                self._refuse()
+        except BaseException:
+            self._device.close()
+            raise
+        self.why_read_only = None if scratch else "a device is written only where that is asked for"
+        self.durable = "a flush of the device" if self._device.volatile_cache else "each write: no volatile cache"
+        self._items: list[Item] = []
+        self._base = 0
+        #: Up to here the scratch region is taken.
+        self._end = _MARGIN
+        self._written_to = _MARGIN
+
+    def _refuse(self) -> None:
+        """UsageError where it holds what is known, whatever was said of scratch."""
+        try:
+            check([self._device], name="", stripe_bytes=MIN_STRIPE, force=False)
+        except UsageError as error:
+            raise UsageError(
+                error.what, where=self.name, found=self.holds or error.found, expected="a device that holds nothing",
+                next_step="give another one; what is there must be wiped by whoever knows that it is not needed",
+            ) from None  # fmt: skip
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return self._items
+
+    def describe(self) -> Mapping[str, str]:
+        said = self._device.describe()
+        found: dict[str, str] = {}
+        found |= {
+            key: str(said[key]) for key in ("transport", "engine", "block_bytes", "volatile_cache") if key in said
+        }
+        found["size"] = format_bytes(self.size_bytes)
+        if self.holds:
+            found["holds"] = self.holds
+        for key in ("header_digest", "data_digest", "queues", "model"):
+            if key in said:
+                found[key.replace("_", " ")] = str(said[key])
+        return found
+
+    def plan(self, read_bytes: int, room_bytes: int) -> list[str]:
+        if not self._scratch:
+            self._check_scratch(room_bytes)
+            holds = f", which holds {self.holds}" if self.holds else ""
+            return [
+                f"reads {self.name}{holds}; writes nothing",
+                "blocks that were never written may be answered without a medium: faster than data would be",
+            ]
+        total = self._whole(read_bytes) + self._whole(room_bytes)
+        self._room_for(total)
+        lines = [f"OVERWRITES bytes {self._end} to {self._end + total} of {self.name}"]
+        used = _used(self._device, self._end, total)
+        if used:
+            lines.append(f"{used} of {_LOOKS} places there are not zero: somebody's data, or an earlier run's")
+        return lines
+
+    def _check_scratch(self, length: int) -> None:
+        if length and not self._scratch:
+            raise UsageError(
+                self.why_read_only or "", where=self.name,
+                next_step="give --scratch, where nothing that it holds is needed",
+            )  # fmt: skip
+
+    def prepare(self, total_bytes: int, *, tell: Tell) -> None:
+        if self._items:
+            return
+        if not self._scratch:
+            self._items = [Item("", self.size_bytes)]
+            return
+        shard = Shard("data", self._whole(total_bytes))
+        self._base = self._take(shard.length_bytes)
+        # In pieces, so that several threads write.
+        each = max(CHUNK, shard.length_bytes // 16 // CHUNK * CHUNK)
+        pieces = [
+            Shard(f"data/{at:x}", min(each, shard.length_bytes - at)) for at in range(0, shard.length_bytes, each)
+        ]
+        offsets = [self._base + at for at in range(0, shard.length_bytes, each)]
+        spec = {"uri": self._device.uri, "shards": pieces, "offsets": offsets}
+        write_all(lambda: DeviceWriter(spec), [piece.length_bytes for piece in pieces], tell)
+        self._items = [Item("scratch", shard.length_bytes)]
+
+    def forget(self, cache: str) -> str:
+        if cache == WARM:
+            reader = self.reader(depth=4)
+            try:
+                for index, item in enumerate(self._items):
+                    for at in range(0, item.length_bytes, CHUNK):
+                        reader.read(index, at, min(CHUNK, item.length_bytes - at))
+            finally:
+                reader.close()
+        return self._state(cache)
+
+    def _state(self, cache: str) -> str:
+        said = "read once before; " if cache == WARM else ""
+        if self.kind == "file as a device":
+            return said + "through the page cache of this machine"
+        where = "the target and its drives have" if self.kind == "namespace" else "the drive has"
+        return f"{said}no cache on this machine; what {where} in memory cannot be controlled from here"
+
+    def reader(self, *, depth: int, cache: str = DROPPED) -> DeviceReader:
+        return DeviceReader(open_device(self._device.uri, read_only=True), self._base, self._items)
+
+    @contextmanager
+    def room(self, shards: Sequence[Shard], cache: str = DROPPED) -> Iterator[DeviceRoom]:
+        self._check_scratch(1)
+        before, offsets = self._end, []
+        lengths = [self._whole(shard.length_bytes) for shard in shards]
+        self._room_for(sum(lengths))
+        for length in lengths:
+            offsets.append(self._take(length))
+        try:
+            yield DeviceRoom(self._device.uri, shards, offsets, self._state(DIRECT))
+        finally:
+            self._end = before
+
+    def close(self) -> None:
+        try:
+            if self._written_to > _MARGIN:
+                # Nobody needs it any more; where the device cannot be told so, it stays written.
+                with suppress(HeadraceError):
+                    self._device.deallocate(_MARGIN, self._written_to - _MARGIN)
+        finally:
+            self._device.close()
+
+    def __enter__(self) -> DevicePlace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _whole(self, length: int) -> int:
+        return -(-length // ALIGN) * ALIGN
+
+    def _room_for(self, length: int) -> None:
+        free = (self.size_bytes - _MARGIN) // ALIGN * ALIGN - self._end
+        if length > free:
+            raise UsageError(
+                "too little space", where=self.name, expected=f"{format_bytes(length)} between its first and last MiB",
+                found=format_bytes(max(0, free)), next_step="give a larger one, or less to write (--size, --scale)",
+            )  # fmt: skip
+
+    def _take(self, length: int) -> int:
+        at, self._end = self._end, self._end + length
+        self._written_to = max(self._written_to, self._end)
+        return at
+
+
+def _holds(device: NativeDevice) -> str | None:
+    """What is on it, in words; None: nothing that is known."""
+    try:
+        superblock = read_superblock(device)[0]
+        return f"a member of the volume {superblock.name or superblock.volume_id.hex()}"
+    except NotAVolume:
+        return foreign_signature(device) if device.size_bytes >= ALIGN else None
+    except (VolumeDamaged, VolumeTooNew) as error:
+        return f"a member of a volume ({error.what})"
+
+
+def _used(device: NativeDevice, start: int, length: int) -> int:
+    """At how many of some places something else than zeros is."""
+    buffer = np.empty(ALIGN, np.uint8)
+    chance = random.Random(0)
+    used = 0
+    for _ in range(_LOOKS if length >= ALIGN else 0):
+        device.read_into(start + chance.randrange(length // ALIGN) * ALIGN, buffer)
+        used += bool(buffer.any())
+    return used

@@ -1,0 +1,255 @@
+"""A folder on any file system: local, NFS, SMB, Lustre. What is written goes into a folder of its own, below it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from headrace.bench import cache as caches
+from headrace.bench.cache import DIRECT, DROPPED, WARM
+from headrace.bench.places import mounts
+from headrace.bench.places.content import BLOCK, CHUNK
+from headrace.bench.places.errors import said
+from headrace.bench.places.files import FilesReader
+from headrace.bench.places.filling import write_all
+from headrace.bench.places.folder_room import FolderRoom, FolderWriter
+from headrace.bench.places.protocol import Item, Shard, Tell
+from headrace.errors import DeviceError, UsageError
+from headrace.units import MIB, format_bytes
+
+#: Folders that are made here begin so.
+PREFIX = ".headrace-bench-"
+#: Files that are looked at below a folder, and those that are read, at most.
+_LOOKED_AT = 200_000
+_READ = 20_000
+#: Into so many files goes what is written to be read.
+_FILES = 16
+#: What a file system keeps free, at least.
+_KEPT_FREE = 64 * MIB
+
+
+class FolderPlace:
+    """`existing`: the files that are there are read, and none is written to be read. A file: it alone, for reading."""
+
+    kind = "folder"
+    keeps = True
+
+    def __init__(self, name: str, *, existing: bool = False) -> None:
+        self.name = name
+        self._path = os.path.realpath(name)
+        try:
+            found = os.stat(self._path)  # noqa: PTH116
+        except OSError as error:
+            raise UsageError(
+                "nothing to be measured is there", where=name, found=error.strerror or str(error),
+                expected="a folder, a file, a block device, nvme+tcp://… or headrace://",
+            ) from None  # fmt: skip
+        self._file = stat.S_ISREG(found.st_mode)
+        if not self._file and not stat.S_ISDIR(found.st_mode):
+            raise UsageError("neither a folder nor a file", where=name)
+        self._existing = existing or self._file
+        self.mount = mounts.mount_of(self._path)
+        self.why_read_only = self._why_read_only()
+        self.durable = "fsync of each file, then of its folder"
+        self.size_bytes = _free_bytes(self._path)
+        self._paths: list[str] = []
+        self._items: list[Item] = []
+        self._scratch: _Scratch | None = None
+
+    def _why_read_only(self) -> str | None:
+        if self._file:
+            return "a file is read, not written"
+        if not os.access(self._path, os.W_OK | os.X_OK):
+            return "this user may not write there"
+        return None
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return self._items
+
+    def describe(self) -> Mapping[str, str]:
+        said = {
+            "file system": self.mount.kind, "mounted from": self.mount.source, "at": self.mount.point,
+            "mount options": self.mount.options, "free": format_bytes(self.size_bytes),
+        }  # fmt: skip
+        mine = "" if self._scratch is None else self._scratch.path
+        left = [] if self._file else sorted(o.name for o in Path(self._path).glob(f"{PREFIX}*") if str(o) != mine)
+        if left:
+            said["other runs"] = f"{', '.join(left[:4])}: of a run that goes on, or was killed and may be removed"
+        return said
+
+    def plan(self, read_bytes: int, room_bytes: int) -> list[str]:
+        lines = []
+        if self._existing and read_bytes:
+            count, found = self._look(read_bytes)
+            lines.append(f"reads {format_bytes(found)} of {count} files that are there; none is changed")
+        written = room_bytes + (0 if self._existing else read_bytes)
+        if written:
+            self._check_room(written)
+            lines.append(f"writes {format_bytes(written)} at a time into {self.name}/{PREFIX}…, which it removes")
+        return lines
+
+    def _check_room(self, length: int) -> None:
+        if self.why_read_only is not None:
+            raise UsageError(
+                self.why_read_only, where=self.name,
+                next_step="give a folder that may be written to, or --existing and patterns that read",
+            )  # fmt: skip
+        self.size_bytes = _free_bytes(self._path)
+        if length + _KEPT_FREE > self.size_bytes:
+            raise UsageError(
+                "too little space", where=self.name, expected=f"{format_bytes(length + _KEPT_FREE)} free",
+                found=format_bytes(self.size_bytes),
+                next_step="give another folder, or less to write (--size, --save, --scale)",
+            )  # fmt: skip
+
+    def prepare(self, total_bytes: int, *, tell: Tell) -> None:
+        if self._items:
+            return
+        if self._existing:
+            self._take(total_bytes)
+            return
+        self._check_room(total_bytes)
+        each = max(BLOCK, total_bytes // _FILES // BLOCK * BLOCK)
+        shards = [Shard(f"data/{number:02}", each) for number in range(min(_FILES, max(1, total_bytes // each)))]
+        scratch = self._made()
+        spec = {"folder": scratch.path, "shards": shards, "direct": False}
+        write_all(lambda: FolderWriter(spec), [shard.length_bytes for shard in shards], tell)
+        self._paths = [f"{scratch.path}/{shard.name}" for shard in shards]
+        self._items = [Item(*shard) for shard in shards]
+
+    def forget(self, cache: str) -> str:
+        memory = self.mount.kind in caches.MEMORY
+        if cache == WARM:
+            _read_through(self._paths)
+        elif cache == DROPPED and not memory:
+            caches.drop(self._paths)
+        left = None if memory or cache == DIRECT else caches.resident(self._paths)
+        return caches.state(cache, left=left, memory=memory, remote=self.mount.remote)
+
+    def reader(self, *, depth: int, cache: str = DROPPED) -> FilesReader:
+        return FilesReader(self._paths, self._items, depth=depth, cache=cache)
+
+    @contextmanager
+    def room(self, shards: Sequence[Shard], cache: str = DROPPED) -> Iterator[FolderRoom]:
+        self._check_room(sum(shard.length_bytes for shard in shards))
+        scratch = self._made()
+        folder = tempfile.mkdtemp(prefix="room-", dir=scratch.path)
+        try:
+            yield FolderRoom(folder, shards, self.mount, cache)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            scratch.remove()
+
+    def __enter__(self) -> FolderPlace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- files that are there ----
+
+    def _take(self, total_bytes: int) -> None:
+        kept: list[tuple[str, int]] = []
+        total = 0
+        for path, length in self._found():
+            kept.append((path, length))
+            total += length
+            if total >= total_bytes or len(kept) >= _READ:
+                break
+        self._paths = [path for path, _ in kept]
+        self._items = [Item(os.path.relpath(path, self._path), length) for path, length in kept]
+
+    def _look(self, total_bytes: int) -> tuple[int, int]:
+        if not self._items:
+            self._take(total_bytes)
+        if not self._items:
+            raise UsageError("no files to be read are there", where=self.name, next_step="leave out --existing")
+        return len(self._items), sum(item.length_bytes for item in self._items)
+
+    def _found(self) -> Iterator[tuple[str, int]]:
+        """Regular files that may be read, and their lengths; links are not followed."""
+        if self._file:
+            yield self._path, os.stat(self._path).st_size  # noqa: PTH116
+            return
+        looked = 0
+        for folder, folders, names in os.walk(self._path):
+            folders[:] = sorted(name for name in folders if not name.startswith(PREFIX))
+            for name in sorted(names):
+                looked += 1
+                if looked > _LOOKED_AT:
+                    return
+                path = f"{folder}/{name}"
+                with suppress(OSError):
+                    found = os.lstat(path)
+                    if stat.S_ISREG(found.st_mode) and found.st_size and os.access(path, os.R_OK):
+                        yield path, found.st_size
+
+    def _made(self) -> _Scratch:
+        if self._scratch is None:
+            self._scratch = _Scratch(self._path)
+        return self._scratch
+
+
+class _Scratch:
+    """The folder that all of a run is written into; locked, so that others see that it lives."""
+
+    def __init__(self, below: str) -> None:
+        try:
+            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=below)
+        except OSError as error:
+            raise said(error, below) from None
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """All of it. A Ctrl-C while this runs is put off until nothing is left."""
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        try:
+            os.close(self._lock)
+            # NFS keeps a file that somebody still has open under another name for a moment.
+            for _ in range(20):
+                shutil.rmtree(self.path, ignore_errors=True)
+                if not os.path.lexists(self.path):
+                    return
+                time.sleep(0.1)
+            raise DeviceError("what was written could not be removed", where=self.path, next_step="remove it")
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, before)
+
+
+def _read_through(paths: Sequence[str]) -> None:
+    memory = np.empty(CHUNK, np.uint8)
+    for path in paths:
+        try:
+            with Path(path).open("rb", buffering=0) as file:
+                while file.readinto(memory.data):
+                    pass
+        except OSError as error:
+            raise said(error, path) from None
+
+
+def _free_bytes(path: str) -> int:
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        raise said(error, path) from None
+    return found.f_bavail * found.f_frsize
