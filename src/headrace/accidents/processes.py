@@ -135,6 +135,15 @@ class Child:
         line, _, self._heard = self._heard.partition(b"\n")
         return line.decode()
 
+    def fileno(self) -> int:
+        """Of its standard output, for `select`: it has said something, or ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def talks(self) -> bool:
+        """There is something to be heard now."""
+        return b"\n" in self._heard or bool(select.select([self], [], [], 0.0)[0])
+
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has taken it away. Its descendants are left to their leashes."""
         self._process.kill()

@@ -28,16 +28,18 @@ class Meter:
         self._every = 1
         self._count = 0
         self.bytes = 0
+        self.requests = 0
         self.last = begun
 
-    def count(self, bytes: int, seconds: float | None = None) -> None:
-        """`bytes` have come just now; `seconds`: what they took."""
+    def count(self, bytes: int, seconds: float | None = None, requests: int = 1) -> None:
+        """`bytes`, of so many requests, have come just now; `seconds`: what they took together."""
         self.last = time.perf_counter()
         slot = int((self.last - self._begun) / self._slot_s)
         if slot >= len(self._slots):
             self._slots.extend([0] * (slot + 1 - len(self._slots)))
         self._slots[slot] += bytes
         self.bytes += bytes
+        self.requests += requests
         if seconds is not None:
             self._count += 1
             if self._count % self._every == 0:

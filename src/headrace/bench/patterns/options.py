@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.bench.places.protocol import CACHES, DROPPED
+from headrace.bench.cache import CACHES, DROPPED
 from headrace.errors import UsageError
 from headrace.units import KIB, MIB, TIB
 

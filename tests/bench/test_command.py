@@ -1,0 +1,156 @@
+"""`headrace bench` as it is typed: what it says before, what comes out, what is refused; Ctrl-C leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.places import open_place
+from headrace.bench.suite import SuiteOptions, budget_of, run_suite
+from headrace.cli import main
+from headrace.units import MIB
+from tests.waiting import until
+
+QUICK = ("--size", "2MiB", "--seconds", "0.05", "--rounds", "2", "--flows", "1,2")
+
+
+def test_a_run_says_what_it_will_do_and_what_came_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = folder.parent / "bench.html"
+    assert (
+        main(["bench", str(folder), *QUICK, "-p", "random", "-p", "latency", "-p", "ingest", "--html", str(page)]) == 0
+    )
+    out, err = capsys.readouterr()
+    assert "writes 4.0 MiB at a time" in err and "which it removes" in err
+    assert re.search(
+        r"6 pieces of work in 2 rounds: about .*, at most .*; writes at most 10\.0 MiB, reads at most", err
+    )
+    assert re.search(r"random samples +128.0 KiB +2 +read +[\d.]+ \w+/s +± ", out)
+    assert "durable when (sequential ingest): fsync" in out and "cache (random samples" in out
+    assert out.splitlines()[-1].startswith(f"{folder}: random samples of 128.0 KiB")
+    text = page.read_text()
+    assert "<svg" in text and "http" not in text.replace("http://www.w3.org", "") and "<script" not in text
+    assert "More flows" in text and str(folder) in text
+    assert not [*folder.iterdir()]
+
+
+def test_json_has_every_round(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a").write_bytes(os.urandom(MIB))
+    arguments = ["bench", "run", str(folder), *QUICK, "-p", "sequential", "--existing", "--cache", "warm", "--json"]
+    assert main(arguments) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["sentence"].startswith(str(folder)) and said["kind"] == "folder" and said["stopped"] == ""
+    assert [one["flows"] for one in said["outcomes"]] == [1, 2]
+    one = said["outcomes"][0]
+    assert one["figures"][0]["n"] == 2 and len(one["rounds"]["read"]) == 2
+    assert sum(one["series"]["bytes"]) == one["bytes"] > 0 and one["latencies"]["count"] > 0
+    assert any("page cache" in note for note in said["notes"])
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_devices_are_read_and_asked_for_before_they_are_written(
+    namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", namespace, *QUICK, "-p", "latency"]) == 0
+    assert "writes nothing" in capsys.readouterr().err
+    assert main(["bench", namespace, *QUICK, "-p", "ingest"]) == 2
+    assert "--scratch" in capsys.readouterr().err
+    assert main(["bench", namespace, *QUICK, "-p", "ingest", "--scratch"]) == 2
+    err = capsys.readouterr().err
+    assert "OVERWRITES" in err and "--yes" in err
+    assert main(["bench", namespace, *QUICK, "-p", "ingest", "--scratch", "--yes"]) == 0
+    assert "takes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--pattern", "everything"), "no such pattern"),
+        (("--flows", "1,,2"), "--flows"),
+        (("--flows", "0"), "flows"),
+        (("--flows", "99999"), "flows"),
+        (("--flows", "²"), "--flows"),
+        (("--sample", "lots"), "--sample"),
+        (("--sample", "1"), "request_bytes"),
+        (("--size", "0"), "size"),
+        (("--save", "1"), "save"),
+        (("--seconds", "nan"), "seconds"),
+        (("--rounds", "-1"), "rounds"),
+        (("--limit", "inf"), "limit"),
+        (("--depth", "0"), "depth"),
+        (("--cache", "cold"), "cache"),
+        (("--model", "9b", "-p", "checkpoint"), "layout"),
+        (("--ranks", "9", "-p", "checkpoint"), "ranks"),
+        (("--scale", "2"), "scale"),
+        (("--scale", "nan"), "scale"),
+        (("--existing",), "no files"),
+        (("--scratch",), "--scratch"),
+        (("--size", "9EiB"), "--size"),
+        (("--size", "900TiB"), "too little space"),
+        (("--html", "/no/such/folder/a.html"), "no such folder"),
+        (("--html", "/"), "may be written"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_before_any_work(
+    folder: Path, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.chmod(0o555)
+    try:
+        assert main(["bench", str(folder), *arguments]) == 2
+    finally:
+        folder.chmod(0o755)
+    out, err = capsys.readouterr()
+    assert not out and said in err.splitlines()[-1] and len(err.splitlines()) == 1, err
+    assert not [*folder.iterdir()]
+
+
+def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
+    suite = SuiteOptions(
+        patterns=["latency", "sequential"],
+        flows=[1],
+        size_bytes=2 * MIB,
+        seconds=0.6,
+        rounds=50,
+        limit_s=1,
+        cache="warm",
+    )
+    with open_place(str(folder)) as place:
+        result = run_suite(place, suite, budget_of(place, suite), lambda fraction, text: None)
+    assert "of 100 rounds" in result.stopped and 1 <= result.seconds < 30
+    assert 1 <= len(result.outcomes) <= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing(folder: Path, number: signal.Signals) -> None:
+    """While it writes what is read, or reads; or while ranks save."""
+    pattern = "random" if number == signal.SIGINT else "checkpoint"
+    command = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "bench",
+        str(folder),
+        "-p",
+        pattern,
+        "--rounds",
+        "100",
+        "--seconds",
+        "60",
+    ]
+    process = subprocess.Popen(
+        [*command, "--size", "64MiB", "--ranks", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until(lambda: [*folder.rglob("*.pt" if pattern == "checkpoint" else "data/*")], "it writes")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number and err.splitlines()[-1] == "headrace: error: interrupted"
+    assert not [*folder.iterdir()]

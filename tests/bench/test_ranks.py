@@ -1,0 +1,64 @@
+"""Processes that save: one that is killed, one that is told nonsense by the storage, time that is up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.patterns import checkpoint
+from headrace.bench.patterns.options import Options
+from headrace.bench.places import Shard, open_place
+from headrace.bench.ranks import RankFailed, Ranks
+from headrace.errors import DeviceTimeout, HeadraceError
+from headrace.units import MIB
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_rank_that_is_killed_ends_the_run_and_leaves_nothing(folder: Path) -> None:
+    with open_place(str(folder)) as place:
+        with Ranks(2) as ranks:
+            pids = ranks.pids
+
+            def kill(fraction: float, text: str) -> None:
+                os.kill(pids[1], signal.SIGKILL)
+
+            # At the first word of how far it is: there is enough to be written that it comes.
+            with pytest.raises(HeadraceError, match=r"rank 1 ended.*SIGKILL"):
+                checkpoint.run(place, Options(ranks=2, scale=0.01), kill, ranks)
+        assert not any(map(alive, pids))
+    assert not [*folder.iterdir()]
+
+
+def test_what_a_rank_is_told_by_the_storage_is_said(folder: Path, ranks: Ranks) -> None:
+    with open_place(str(folder)) as place, place.room([Shard("a", MIB), Shard("b", MIB)]) as room:
+        ranks.open(room.for_writer())
+        room_folder = Path(room.for_writer()["folder"])
+        (room_folder / "b").write_bytes(b"in the way")
+        with pytest.raises(RankFailed, match=r"rank 1: File exists at .*/b"):
+            ranks.save([[0], [1]], lambda moved: None)
+        # The other one ended, too, and both go on.
+        done = ranks.restore([[0], [0]], lambda moved: None)
+        assert len(done.each_s) == 2 and done.seconds > 0
+        ranks.leave()
+
+
+def test_time_that_is_up_ends_a_save(folder: Path, ranks: Ranks) -> None:
+    with open_place(str(folder)) as place, place.room([Shard("a", MIB), Shard("b", MIB)]) as room:
+        ranks.open(room.for_writer())
+        ranks.deadline = time.monotonic() - 1
+        try:
+            with pytest.raises(DeviceTimeout, match="time of the run is up"):
+                ranks.save([[0], [1]], lambda moved: None)
+        finally:
+            ranks.deadline = None
