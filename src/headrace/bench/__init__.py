@@ -1,7 +1,13 @@
 """What a storage path gives to training, measured as training would use it.
 
-figures.py     what is measured: series, latencies, figures, outcomes; rounds put together
-meter.py       bytes as they complete, by slots of time
-places/        what a path is: a folder, a block device, a namespace, a volume; read and written by flows
-patterns/      one file a pattern: `run(place, options, tell)` is one round
+figures.py meter.py     what is measured: series, latencies, figures, outcomes; rounds put together
+cache.py                dropped, passed by or warm: what is done about caches, and what cannot be
+places/                 what a path is: a folder, a block device, a namespace, a volume; read and written by flows
+layouts.py ranks.py     which files each rank of a checkpoint writes, and the processes that do (`rank.py` is one)
+patterns/               one file a pattern: `run(place, options, tell)` is one round
+suite.py                which rounds are run, what they cost at most, in which order
+report.py page.py       what came of it, in words and as a page
+sustained.py            levels of a rate: throttling, burst credits
+accelerators/           how many accelerators storage feeds, emulated as MLPerf Storage does
+meeting/                ranks of several nodes that begin together
 """

@@ -4,7 +4,7 @@ __init__.py   main(): runs a command, and turns every error into one line and an
 commands.py   which commands there are
 app.py        all of them
 output.py     tables for people, JSON for machines
-serve.py target.py discover.py volume/ ingest.py dataset/ checkpoint/ demo.py doctor.py
+serve.py target.py discover.py volume/ ingest.py dataset/ checkpoint/ demo.py doctor.py bench/
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import typer
 #: As `--help` shows them; each is a module here.
 COMMANDS = (
     *("demo", "serve", "target", "discover", "volume", "ingest", "dataset", "checkpoint"),
-    *("drill", "doctor", "watch", "plan", "providers"),
+    *("drill", "doctor", "bench", "watch", "plan", "providers"),
 )
 
 

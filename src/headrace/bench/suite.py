@@ -1,0 +1,230 @@
+"""Which rounds are run, what they cost at most, and in which order: said before anything is moved.
+
+Rounds are interleaved: each piece of work once, then each once more, so that what drifts on the way drifts for all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.bench.cache import DROPPED
+from headrace.bench.figures import Outcome, together
+from headrace.bench.layouts import layout, scale_for, total_bytes
+from headrace.bench.patterns import checkpoint, ingest, latency, load, mixed, random, sequential
+from headrace.bench.patterns.options import Options
+from headrace.bench.places.protocol import Place, Tell
+from headrace.bench.ranks import Ranks
+from headrace.errors import UsageError
+from headrace.units import GIB, MIB, format_bytes, format_seconds
+
+READING = ("sequential", "random", "latency", "load")
+WRITING = ("ingest", "checkpoint", "mixed")
+PATTERNS = ("ingest", "sequential", "random", "latency", "load", "checkpoint", "mixed")
+_RUN = {
+    "ingest": ingest.run, "sequential": sequential.run, "random": random.run, "latency": latency.run, "load": load.run,
+}  # fmt: skip
+_WITH_RANKS: dict[str, Callable[[Place, Options, Tell, Ranks], Outcome]] = {
+    "checkpoint": checkpoint.run, "mixed": mixed.run,
+}  # fmt: skip
+#: Bytes that a round of reading moves at most: reads are paid for in places.
+READ_MOST = 64 * GIB
+MOST_ROUNDS = 100
+#: What starting, writing what is read, and storage that is slower than thought may take beside the rounds.
+_SPARE_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions:
+    """`patterns` empty: all that the place can do. `flows`: each of these; `samples`: sizes of random samples."""
+
+    patterns: Sequence[str] = ()
+    flows: Sequence[int] = (1, 2, 4, 8)
+    samples: Sequence[int] = (random.REQUEST,)
+    #: What is read: written before, or taken from what is there. Also what one round of ingest writes at most.
+    size_bytes: int = 1 * GIB
+    #: What all ranks together save; None: as `size_bytes`.
+    save_bytes: int | None = None
+    seconds: float = 2.0
+    rounds: int = 3
+    depth: int = 8
+    cache: str = DROPPED
+    model: str = "8b"
+    ranks: int = 4
+    #: In place of `save_bytes`: the share of the layout's sizes.
+    scale: float | None = None
+    seed: int = 0
+    #: All of it, seconds; None: twice what the rounds are to take, and two minutes.
+    limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.patterns if name not in PATTERNS]
+        if unknown:
+            raise UsageError("no such pattern", expected=", ".join(PATTERNS), found=repr(unknown[0])[:60])
+        if not self.flows or len(self.flows) > 32 or not self.samples or len(self.samples) > 32:
+            raise UsageError("flows and sample sizes", expected="1 to 32 of each")
+        if not 1 <= self.rounds <= MOST_ROUNDS:
+            raise UsageError("rounds", expected=f"1 to {MOST_ROUNDS}", found=str(self.rounds))
+        if not MIB <= self.size_bytes <= 1 << 60:
+            raise UsageError("size", expected="1 MiB to 1 EiB", found=format_bytes(self.size_bytes))
+        if self.save_bytes is not None and not MIB <= self.save_bytes <= 1 << 60:
+            raise UsageError("save", expected="1 MiB to 1 EiB", found=format_bytes(self.save_bytes))
+        if self.limit_s is not None and not (1 <= self.limit_s < math.inf):
+            raise UsageError("limit", expected="a number of seconds from 1 on", found=str(self.limit_s))
+        # What each round would check is checked before the first.
+        for flows in self.flows:
+            self.options(flows=flows)
+        for sample in self.samples:
+            self.options(request_bytes=sample)
+
+    def options(self, **other: Any) -> Options:
+        base = Options(
+            depth=self.depth, seconds=self.seconds, cache=self.cache, seed=self.seed, model=self.model,
+            ranks=self.ranks, budget_bytes=READ_MOST,
+        )  # fmt: skip
+        return replace(base, **other)
+
+    @property
+    def save_scale(self) -> float:
+        if self.scale is not None:
+            return self.scale
+        return scale_for(self.model, self.ranks, self.save_bytes or self.size_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A pattern, and how it is run in each round."""
+
+    pattern: str
+    options: Options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What all rounds together cost at most."""
+
+    works: Sequence[Work]
+    rounds: int
+    write_bytes: int
+    read_bytes: int
+    seconds: float
+    limit_s: float
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """All of it. `stopped`: in words, where the time was up before the last round."""
+
+    path: str
+    kind: str
+    facts: dict[str, str]
+    started_s: float
+    seconds: float
+    budget: Sequence[str]
+    outcomes: Sequence[Outcome]
+    stopped: str = ""
+
+
+def works_of(place: Place, suite: SuiteOptions) -> list[Work]:
+    """What is run on this place. UsageError where a pattern was asked for that it cannot do."""
+    wanted = suite.patterns or [name for name in PATTERNS if name in READING or place.why_read_only is None]
+    flows = sorted(set(suite.flows))
+    ends = sorted({flows[0], flows[-1]})
+    works: list[Work] = []
+    for name in dict.fromkeys(wanted):
+        if name == "random":
+            works += [
+                Work(pattern=name, options=suite.options(flows=count, request_bytes=sample))
+                for sample in dict.fromkeys(suite.samples)
+                for count in flows
+            ]
+        elif name == "sequential":
+            works += [Work(pattern=name, options=suite.options(flows=count)) for count in flows]
+        elif name == "latency":
+            works += [Work(pattern=name, options=suite.options(flows=count)) for count in ends]
+        elif name == "load":
+            works.append(Work(pattern=name, options=suite.options(flows=flows[-1], budget_bytes=suite.size_bytes)))
+        elif name == "ingest":
+            works += [
+                Work(pattern=name, options=suite.options(flows=count, budget_bytes=suite.size_bytes)) for count in ends
+            ]
+        else:
+            works.append(Work(pattern=name, options=suite.options(flows=flows[-1], scale=suite.save_scale)))
+    return works
+
+
+def budget_of(place: Place, suite: SuiteOptions) -> Budget:
+    """What it will cost at most, and what the place says of it. UsageError where it cannot be: nothing was done yet."""
+    works = works_of(place, suite)
+    reads = any(work.pattern != "ingest" and work.pattern != "checkpoint" for work in works)
+    saved = 0
+    if any(work.pattern in ("checkpoint", "mixed") for work in works):
+        saved = total_bytes(layout(suite.model, suite.ranks, suite.save_scale))
+    room = max([saved, *(work.options.budget_bytes for work in works if work.pattern == "ingest")])
+    lines = list(place.plan(suite.size_bytes if reads else 0, room))
+    written = suite.size_bytes if reads and place.why_read_only is None else 0
+    read, seconds = 0, 0.0
+    once = suite.size_bytes if place.keeps and suite.cache == DROPPED else READ_MOST
+    for work in works:
+        seconds += suite.seconds * (3 if work.pattern == "mixed" else 1)
+        if work.pattern == "ingest":
+            written += suite.rounds * work.options.budget_bytes
+        elif work.pattern in ("checkpoint", "mixed"):
+            written += suite.rounds * saved
+            read += suite.rounds * (saved if work.pattern == "checkpoint" else 3 * once)
+        else:
+            read += suite.rounds * min(once, work.options.budget_bytes)
+    seconds *= suite.rounds
+    limit_s = suite.limit_s if suite.limit_s is not None else 2 * seconds + _SPARE_S
+    lines.append(
+        f"{len(works)} pieces of work in {suite.rounds} rounds: about {format_seconds(seconds)}, at most "
+        f"{format_seconds(limit_s)}; writes at most {format_bytes(written)}, reads at most {format_bytes(read)}"
+    )
+    return Budget(
+        works=works, rounds=suite.rounds, write_bytes=written, read_bytes=read, seconds=seconds, limit_s=limit_s,
+        lines=lines,
+    )  # fmt: skip
+
+
+def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell) -> Result:
+    """All rounds. Ctrl-C ends it wherever it is; the place removes what was written."""
+    started_s, begun = time.time(), time.monotonic()
+    end = begun + budget.limit_s
+    works = budget.works
+    found: dict[int, list[Outcome]] = {index: [] for index in range(len(works))}
+    total = len(works) * budget.rounds
+    stopped = ""
+    if any(work.pattern not in ("ingest", "checkpoint") for work in works):
+        place.prepare(suite.size_bytes, tell=lambda fraction, text: tell(0.0, text))
+    ranks = Ranks(suite.ranks) if any(work.pattern in _WITH_RANKS for work in works) else None
+    try:
+        if ranks is not None:
+            ranks.deadline = end
+        for step in range(total):
+            if time.monotonic() >= end:
+                stopped = f"stopped after {format_seconds(time.monotonic() - begun)}, {step} of {total} rounds: "
+                stopped += "the path is slower than the time that was given (--limit)"
+                break
+            index = step % len(works)
+            work = works[index]
+
+            def show(fraction: float, text: str, step: int = step) -> None:
+                tell((step + fraction) / total, f"{step + 1} of {total}, {text}")
+
+            if work.pattern in _WITH_RANKS:
+                assert ranks is not None
+                found[index].append(_WITH_RANKS[work.pattern](place, work.options, show, ranks))
+            else:
+                found[index].append(_RUN[work.pattern](place, work.options, show))
+    finally:
+        if ranks is not None:
+            ranks.close()
+    return Result(
+        path=place.name, kind=place.kind, facts=dict(place.describe()), started_s=started_s,
+        seconds=time.monotonic() - begun, budget=budget.lines,
+        outcomes=[together(rounds) for rounds in found.values() if rounds], stopped=stopped,
+    )  # fmt: skip
