@@ -30,12 +30,14 @@ _PRELOADED = [
     "headrace.torch.load.reader",
     "headrace.torch.save.writer",
 ]
-_context.set_forkserver_preload(_PRELOADED)
 
 
 def preload(*modules: str) -> None:
     """These, too; before the first crew."""
-    _context.set_forkserver_preload([*_PRELOADED, *modules])
+    _context.set_forkserver_preload([*_PRELOADED, *modules, "tests.torch.frozen"])
+
+
+preload()
 
 
 #: Seconds that a whole scenario may take.
