@@ -53,7 +53,7 @@ def host_triple() -> str:
 
 
 def build(*, quick: bool = False) -> Path:
-    """The folder with one program a target. `quick`: built with a quarter less, for runs of a few seconds."""
+    """The folder with one program a target. `quick`: built with a third less, for runs of a few seconds."""
     if not shutil.which(os.environ.get("CXX", "c++")) and not shutil.which("g++"):
         raise CannotFuzz("libFuzzer needs a C++ compiler (g++)")
     triple = host_triple()
@@ -63,8 +63,8 @@ def build(*, quick: bool = False) -> Path:
     # Link-time optimisation takes most of the time and finds nothing.
     env = {**os.environ, "RUSTFLAGS": " ".join(FLAGS), "CARGO_PROFILE_RELEASE_LTO": "off"}
     if quick:
-        # What broke is named with its place all the same.
-        env |= {"CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", "CARGO_PROFILE_RELEASE_DEBUG": "none"}
+        # What broke is named with its place all the same. CXXFLAGS: libFuzzer itself.
+        env |= {"CARGO_PROFILE_RELEASE_OPT_LEVEL": "1", "CARGO_PROFILE_RELEASE_DEBUG": "none", "CXXFLAGS": "-O0"}
     answer = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise CannotFuzz(answer.stderr)
