@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Generator
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -32,20 +35,54 @@ def _cores() -> tuple[float, float]:
 
 
 _CORES = _cores()
+_BEGUN = pytest.StashKey[float]()
+CORE_SECONDS = "core seconds"
+
+
+def _spent() -> float:
+    """Core seconds of this process and of all that it, or its fork server, has waited for."""
+    spent = sum(os.times()[:4])
+    if server := getattr(forkserver._forkserver, "_forkserver_pid", None):
+        with contextlib.suppress(OSError), open(f"/proc/{server}/stat") as file:  # noqa: PTH123
+            spent += sum(map(int, file.read().rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
+    return spent
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_BEGUN] = _spent()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Each phase says what it cost (a thread's work, or a child's that others wait for, is the next one's)."""
+    report = yield
+    report.user_properties.append((CORE_SECONDS, _spent() - item.stash[_BEGUN]))
+    item.stash[_BEGUN] = _spent()
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What it cost the machine, and how many Rust tests ran inside pytest's items (`tests/native`)."""
+    """What it cost the machine, which files most of it, and how many Rust tests ran inside pytest's items
+    (`tests/native`)."""
     spent = [after - before for before, after in zip(_CORES, _cores(), strict=True)]
     busy = spent[0] / (sum(spent) or 1)
     terminalreporter.write_line(f"{spent[0]:.0f} core seconds, whoever took them: the machine was busy to {busy:.0%}")
-    counts = {
-        name.removeprefix("rust "): value
+    noted = [
+        (report.nodeid.partition("::")[0], name, value)
         for reports in terminalreporter.stats.values()
         for report in reports
         for name, value in getattr(report, "user_properties", ())
-        if name.startswith("rust ")
-    }
+    ]
+    files: dict[str, float] = {}
+    for file, name, value in noted:
+        if name == CORE_SECONDS:
+            files[file] = files.get(file, 0.0) + value
+    dearest = [file for file in sorted(files, key=files.__getitem__, reverse=True) if files[file] >= 10]
+    if dearest:
+        terminalreporter.write_line(", ".join(f"{file} {files[file]:.0f}" for file in dearest[:20]))
+    counts = {name.removeprefix("rust "): value for _, name, value in noted if name.startswith("rust ")}
     if counts:
         each = ", ".join(f"{crate} {count}" for crate, count in sorted(counts.items()))
         terminalreporter.write_line(f"Rust: {sum(counts.values())} tests passed inside the crate items ({each})")
