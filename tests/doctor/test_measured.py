@@ -94,6 +94,32 @@ def test_a_portal_that_is_away_is_told_beside_one_that_answers(target: ServeProc
 
 
 @pytest.mark.usefixtures("host")
+def test_portals_that_the_target_names_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more that answers, one that does not, and one that nobody can use."""
+    away = free_port()
+    with serving(NQN, "mem:16MiB", options=["--listen", f"127.0.0.1:{free_port()}"]) as target:
+        found = _probe(target)
+        assert found.error is None
+        (more,) = found.advertised
+        assert more.error is None and more.portal != f"127.0.0.1:{target.port}"
+        assert _ids(found)["target-more-portals"] == "note" and "target-advertised" not in _ids(found)
+        real = probing.discover
+
+        def lies(*given: object, **options: object) -> object:
+            said = real(*given, **options)  # type: ignore[arg-type]
+            (record, *_) = [one for one in said.records if one.subnqn == NQN]
+            wild = replace(record, traddr="0.0.0.0", problem="a wildcard address")
+            return replace(said, records=[replace(record, trsvcid=str(away)), wild])
+
+        monkeypatch.setattr(probing, "discover", lies)
+        found = _probe(target)
+    told = [one for one in check_measured([found], []) if one.id == "target-advertised"]
+    assert [one.severity for one in told] == ["warning", "warning"]
+    assert f"127.0.0.1:{away}" in told[0].title and "wildcard" in told[1].evidence
+    assert "target-more-portals" not in _ids(found)
+
+
+@pytest.mark.usefixtures("host")
 def test_a_session_identifier_that_is_refused_is_told(target: ServeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours takes any; others have one identifier for each name."""
     found = _probe(target)

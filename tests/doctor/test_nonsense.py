@@ -19,6 +19,7 @@ from headrace.doctor.machine import FILE_MAX_BYTES, Machine, number_of
 from headrace.doctor.page import build
 from headrace.doctor.report import print_report
 from tests.doctor.machines import FOLDER, unpack, unpack_text
+from tests.doctor.test_checklist import ALL
 
 _QUIET = settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -38,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of all machines at once, so that every check has something to look at."""
     names = ("bare-metal-rdma", "kernel-tcp-host", "azure-boost")
     text = "\n".join((FOLDER / f"{name}.machine").read_text() for name in names)
-    return unpack_text(text, tmp_path_factory.mktemp("whole"))
+    return unpack_text(ALL + text, tmp_path_factory.mktemp("whole"))
 
 
 class Garbled(Machine):

@@ -12,6 +12,7 @@ from headrace.doctor.storage import Storage, interface_of
 from headrace.units import format_bytes, format_seconds
 
 UNKNOWN = "unknown"
+_IO_URING: dict[int | None, str] = {0: "not switched off", 1: "its group only", 2: "off"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,10 @@ def machine_facts(found: Examination) -> dict[str, str]:
         "locked memory": format_bytes(limits.memlock_bytes)
         if limits.memlock_bytes is not None
         else "unlimited or unknown",
-        "io_uring": {0: "allowed", 1: "its group only", 2: "off", None: UNKNOWN}.get(limits.io_uring_disabled, UNKNOWN),
+        "io_uring": limits.io_uring
+        or {0: "not switched off", 1: "its group only", 2: "off"}.get(
+            limits.io_uring_disabled if limits.io_uring_disabled is not None else -1, UNKNOWN
+        ),
         "GPUs": str(len(gpus.gpus) or "none") + (f", driver {gpus.driver}" if gpus.driver else ""),
         "GPUDirect Storage": direct_state(gpus.direct),
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -139,6 +140,13 @@ class Machine:
         if answer.returncode != 0 or len(answer.stdout) > _PRINTED_MAX_BYTES:
             return None
         return answer.stdout.decode(errors="replace").strip()
+
+    def asked(self, name: str, ask: Callable[[], str]) -> str | None:
+        """What the kernel answers to a question that no file and no command puts; of a recorded machine what it
+        answered then."""
+        if self.live:
+            return ask()
+        return self.text(f"/commands/{name}", most=1024)
 
     # ---- below ----
 

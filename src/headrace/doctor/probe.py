@@ -18,9 +18,11 @@ from uuid import uuid4
 import numpy as np
 
 from headrace.device import NativeDevice, NvmeTcpAddress, PathInfo, Portal, open_device
+from headrace.device.address import NVME_TCP_PORT
 from headrace.doctor.latency import Latency
 from headrace.doctor.tcp import PathMtu, TcpState, own_connections, path_mtu, state_of
 from headrace.errors import ConnectRefused, HeadraceError
+from headrace.fabric import discover, parse_endpoint
 from headrace.volume.writing import fence
 
 #: For each thing that is waited for.
@@ -28,6 +30,8 @@ PATIENCE_S = 5.0
 #: Reads for the latency, and for how long at most.
 READS, READ_SECONDS = 256, 3.0
 _READ_BYTES = 4096
+#: Of a discovery log: portals that are looked at.
+_ADVERTISED_MAX = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,10 @@ class TargetProbe:
     read_error: str | None = None
     paths: tuple[PathInfo, ...] = ()
     connections: tuple[TcpState, ...] = ()
+    #: Other portals that the target's discovery log names for this subsystem, connected to for a moment; and entries
+    #: that nobody can use.
+    advertised: tuple[PortalProbe, ...] = ()
+    unusable: tuple[str, ...] = ()
 
 
 def probe_target(address: NvmeTcpAddress) -> TargetProbe:
@@ -105,6 +113,7 @@ def _probe_device(address: NvmeTcpAddress, device: NativeDevice, portals: tuple[
         now = fence.in_force(device)
     accepted, why = _session(device)
     latency, failure = measure_latency(device)
+    advertised, unusable = _advertised(address, portals)
     return TargetProbe(
         uri=address.uri,
         error=None,
@@ -123,7 +132,36 @@ def _probe_device(address: NvmeTcpAddress, device: NativeDevice, portals: tuple[
         read_error=failure,
         paths=tuple(device.paths()),
         connections=tuple(own_connections({(one.address, _port(one.portal)) for one in portals})),
+        advertised=advertised,
+        unusable=unusable,
     )
+
+
+def _advertised(
+    address: NvmeTcpAddress, portals: Sequence[PortalProbe]
+) -> tuple[tuple[PortalProbe, ...], tuple[str, ...]]:
+    """What the discovery log beside the I/O says of this subsystem; a target without one says nothing."""
+    answering = list(dict.fromkeys(one.portal for one in portals if one.error is None))
+    if not answering:
+        return (), ()
+    options = address.options
+    try:
+        found = discover(
+            [parse_endpoint(one, default_port=NVME_TCP_PORT) for one in answering[:1]], referrals=False,
+            host_traddr=options.host_traddr, host_iface=options.host_iface, connect_timeout_s=PATIENCE_S,
+        )  # fmt: skip
+    except HeadraceError:
+        return (), ()
+    known = {(one.address, _port(one.portal)) for one in portals}
+    mine = [one for one in found.records if one.subnqn == address.subsysnqn and one.trtype == "tcp"]
+    unusable = [f"{one.portal}: {one.problem}" for one in mine if one.problem is not None]
+    others = dict.fromkeys(
+        Portal(one.traddr, int(one.trsvcid)) for one in mine
+        if one.problem is None and one.trsvcid.isdecimal() and (one.traddr, int(one.trsvcid)) not in known
+    )  # fmt: skip
+    with ThreadPoolExecutor(max_workers=_ADVERTISED_MAX) as pool:
+        probes = pool.map(lambda one: _probe_portal(one, mtu=False), list(others)[:_ADVERTISED_MAX])
+        return tuple(one for each in probes for one in each), tuple(unusable[:_ADVERTISED_MAX])
 
 
 def _session(device: NativeDevice) -> tuple[bool | None, str | None]:
@@ -170,7 +208,7 @@ def latency_of(taken: Sequence[float]) -> Latency | None:
     return Latency(count=len(taken), p50_s=float(p50), p99_s=float(p99), max_s=max(taken))
 
 
-def _probe_portal(portal: Portal) -> list[PortalProbe]:
+def _probe_portal(portal: Portal, *, mtu: bool = True) -> list[PortalProbe]:
     name = str(portal)
     try:
         infos = socket.getaddrinfo(portal.host, portal.port, type=socket.SOCK_STREAM)
@@ -180,11 +218,11 @@ def _probe_portal(portal: Portal) -> list[PortalProbe]:
     for family, _, _, _, where in infos[:4]:
         address = str(where[0])
         if family in (socket.AF_INET, socket.AF_INET6) and address not in found:
-            found[address] = _probe_address(name, family, address, where)
+            found[address] = _probe_address(name, family, address, where, mtu=mtu)
     return list(found.values())
 
 
-def _probe_address(name: str, family: int, address: str, where: Any) -> PortalProbe:
+def _probe_address(name: str, family: int, address: str, where: Any, *, mtu: bool) -> PortalProbe:
     begun = time.perf_counter()
     try:
         with socket.socket(family, socket.SOCK_STREAM) as connection:
@@ -197,7 +235,7 @@ def _probe_address(name: str, family: int, address: str, where: Any) -> PortalPr
     # The handshake's own round trip, where the kernel has measured it.
     return PortalProbe(
         portal=name, address=address, error=None, connect_s=state.rtt_s if state and state.rtt_s else took,
-        mtu=path_mtu(address, int(where[1])),
+        mtu=path_mtu(address, int(where[1])) if mtu else None,
     )  # fmt: skip
 
 

@@ -27,7 +27,10 @@ from headrace.errors import UsageError
 #: Words of the kernel's command line that are kept.
 _BOOT_WORDS = re.compile(r"[\w.]*(iommu|nvme|hugepages|mitigations)[\w.]*(=[\w.,:-]*)?")
 #: Lines that are kept of files that say more than is looked at.
-_LINES = {"/proc/meminfo": ("MemTotal:",), "/proc/self/status": ("Uid:", "Seccomp:")}
+_LINES = {
+    "/proc/meminfo": ("MemTotal:", "HugePages_Total:", "HugePages_Free:", "Hugepagesize:"),
+    "/proc/self/status": ("Uid:", "Seccomp:"),
+}
 
 
 class Recorder(Machine):
@@ -98,6 +101,12 @@ class Recorder(Machine):
 
     def command(self, name: str, *words: str) -> str | None:
         found = super().command(name, *words)
+        if found is not None:
+            self._files[f"/commands/{name}"] = found + "\n"
+        return found
+
+    def asked(self, name: str, ask: Callable[[], str]) -> str | None:
+        found = super().asked(name, ask)
         if found is not None:
             self._files[f"/commands/{name}"] = found + "\n"
         return found
@@ -224,6 +233,9 @@ class Cleaner:
         }
 
     def file(self, path: str, text: str) -> str:
+        if path == "/proc/interrupts":
+            # Counts, and names of drivers: nobody's, and a megabyte where there are many processors.
+            return text
         if path == "/proc/net/route" or path.endswith("/net/route"):
             return self._routes4(text)
         if path.endswith("/net/ipv6_route"):

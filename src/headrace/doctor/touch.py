@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from headrace.doctor.latency import Latency
 
 #: What the slowest storage that is of any use takes, and a Python that starts.
 TIMEOUT_S = 20.0
+#: <linux/lustre/lustre_user.h>, LOV_USER_MAGIC_V1 and _V3: magic, pattern, object (16), stripe size, count, offset.
+_LOV_MAGIC, _LOV_BYTES = (0x0BD10BD0, 0x0BD30BD0), 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Touch:
     asked_s: float | None = None
     size_bytes: int | None = None
     free_bytes: int | None = None
+    #: Of Lustre: over how many targets a new file there is laid out, -1: all; 0: as the file system has it.
+    stripes: int | None = None
 
 
 def touch(kind: str, path: str, *, timeout_s: float = TIMEOUT_S) -> Touch:
@@ -134,7 +139,20 @@ def touch_mount(path: str) -> Touch:
         size_bytes=found.f_blocks * found.f_frsize,
         # Of one that is read only, none is wanted: images are full.
         free_bytes=None if found.f_flag & os.ST_RDONLY else found.f_bavail * found.f_frsize,
+        stripes=_stripes(path),
     )  # fmt: skip
+
+
+def _stripes(path: str) -> int | None:
+    """Of Lustre's `struct lov_user_md`, which no other file system has. A layout in parts (PFL) is as many."""
+    try:
+        raw = os.getxattr(path, "lustre.lov")
+    except OSError:
+        return None
+    if len(raw) < _LOV_BYTES:
+        return None
+    magic, count = struct.unpack_from("<I", raw)[0], struct.unpack_from("<h", raw, 28)[0]
+    return int(count) if magic in _LOV_MAGIC else None
 
 
 if __name__ == "__main__":

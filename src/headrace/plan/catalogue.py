@@ -267,6 +267,7 @@ def _offering(table: Table) -> Offering:
         if not _NAME.fullmatch(table.required_text(key)):
             raise table.error(key, expected="a short name of a-z, 0-9, dots and hyphens", found=table.shown(key))
     transport = table.value("transport")
+    transport = [transport] if isinstance(transport, str) else transport
     if (
         not isinstance(transport, list)
         or not 1 <= len(transport) <= 8
@@ -310,7 +311,7 @@ def _claim(table: Table, above: Word) -> Claim:
 
 def _word(table: Table, above: Word | None) -> Word:
     """Source, date and grade; a claim that names none has those of its offering."""
-    source, date = table.text("source", 400), table.text("date", 20)
+    source, date = table.text("source", 400), _date(table)
     grade = table.choice("grade", GRADES)
     if above is None and (source is None or date is None or grade is None):
         missing = next(key for key in ("source", "date", "grade") if table.value(key) is None)
@@ -326,6 +327,14 @@ def _word(table: Table, above: Word | None) -> Word:
         assert source is not None and date is not None and grade is not None
         return Word(source=source, date=date, grade=grade)
     return Word(source=source or above.source, date=date or above.date, grade=grade or above.grade)
+
+
+def _date(table: Table) -> str | None:
+    """As a text, or as TOML has dates."""
+    value = table.value("date")
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value.isoformat()
+    return table.text("date", 20)
 
 
 def _choice(table: Table, key: str, choices: Sequence[str]) -> str:

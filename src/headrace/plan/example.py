@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.plan.fields import FIELDS, Field
 
 _HEAD = """\
@@ -43,3 +45,53 @@ def _value(field: Field) -> str:
     if field.default is None:
         return _SAMPLES[field.kind]
     return field.default if field.kind in ("whole", "number") and ".." not in field.default else f'"{field.default}"'
+
+
+def example_catalogue() -> str:
+    """A file of claims with every key: what is commented out may be left out."""
+    from headrace.plan.catalogue import BOUNDS, GRADES, KINDS, PERS, SEEN, TRANSPORTS, UNITS, WHATS
+
+    def words(choices: Iterable[str]) -> str:
+        return ", ".join(choices)
+
+    return f"""\
+# What somebody claims of storage, for headrace: save it as ~/.config/headrace/providers/NAME.toml, or give it as
+# --catalogue FILE. One [[offering]] for each thing that is offered, one [[offering.claim]] below it for each figure.
+
+[[offering]]
+# Short names of a-z, 0-9, dots and hyphens; together they are what --provider and --expect take: ours/array.
+provider = "ours"
+name = "array"
+# title = "The array in row 4"
+# {words(KINDS)}.
+kind = "block"
+# One or a list of {words(TRANSPORTS)}.
+transport = "nvme-tcp"
+# As `headrace doctor` calls it on a node: {words(SEEN)}. [default: unknown]
+seen = "fabric-visible"
+# Where it is said, when (a year, with a month and a day where they are known, or "unknown"), and by whom:
+# {words(GRADES)} (of a blog: shown, never put into a plan).
+source = "acceptance test"
+date = "2026-11-12"
+grade = "measured"
+# note = "two controllers, 16 drives"
+
+[[offering.claim]]
+# {words(WHATS)}. Throughput is reads and writes alike.
+what = "read"
+# One of these, or both for a range, in this unit: {words(UNITS)}.
+low = 40
+# high = 48
+unit = "GB/s"
+# {words(BOUNDS)} ("at most" has high alone; tiers: the lowest and the highest that can be bought).
+bound = "at least"
+# For what: {words(per for per in PERS if per)}. [default: all of the offering together]
+# per = "node"
+# source, date, grade and note of its own, where they are not those of the offering.
+
+[[offering.claim]]
+what = "capacity"
+low = 200
+unit = "TB"
+bound = "exactly"
+"""

@@ -11,13 +11,15 @@ from headrace.doctor.checks.limits import check_limits
 from headrace.doctor.checks.mounts import check_mounts
 from headrace.doctor.checks.network import check_network
 from headrace.doctor.checks.nvme import check_nvme
+from headrace.doctor.checks.queues import check_queues
 from headrace.doctor.checks.rdma import check_rdma
 from headrace.doctor.facts import Facts
 from headrace.doctor.finding import MACHINE, SEVERITIES, Finding
 from headrace.doctor.storage import Storage
 
 CHECKS = (
-    check_nvme, check_identity, check_network, check_rdma, check_mounts, check_block, check_limits, check_gpus,
+    check_nvme, check_identity, check_network, check_queues, check_rdma, check_mounts, check_block, check_limits,
+    check_gpus,
 )  # fmt: skip
 
 

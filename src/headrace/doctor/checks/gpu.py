@@ -43,10 +43,13 @@ def check_gpus(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
             about=_ABOUT,
             title="GPUDirect Storage: not proven",
             evidence=f"{there} is there; no counter shows that it was used"
-            + ("" if direct.nvidia_fs else " (the way by P2PDMA has no counter to look at)"),
+            + ("" if direct.nvidia_fs else " (the way by P2PDMA has no counter to look at)")
+            + ("; it does not count: rw_stats_enabled is 0" if direct.counts is False else ""),
             why="cuFile and KvikIO fall back to memory of the processor without a word",
-            what_to_do="run with allow_compat_mode=false, and see the counters move",
-            command="gdscheck -p; grep Ops /proc/driver/nvidia-fs/stats",
+            what_to_do="run with allow_compat_mode=false, and see the counters move"
+            + (", once they are switched on" if direct.counts is False else ""),
+            command=("echo 1 > /sys/module/nvidia_fs/parameters/rw_stats_enabled; " if direct.counts is False else "")
+            + "gdscheck -p; grep Ops /proc/driver/nvidia-fs/stats",
         )
         if direct.allow_compat is not False:
             yield Finding(

@@ -13,6 +13,8 @@ from headrace.units import GIB, format_bytes
 _FILES_FEW, _FILES_NOTE = 512, 4096
 #: Of the limit: beyond it the kernel takes back what it had cached of files.
 _NEARLY = 0.9
+#: Of the memory.
+_HUGE_SHARE = 0.1
 _ABOUT = (MACHINE,)
 
 
@@ -21,6 +23,7 @@ def check_limits(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
     yield from _processors(facts)
     yield from _ulimits(facts)
     yield from _io_uring(facts)
+    yield from _huge_pages(facts)
     yield from _kernel(facts)
 
 
@@ -36,6 +39,19 @@ def _memory(facts: Facts) -> Iterator[Finding]:
             evidence=f"memory.events of {limits.cgroup}: oom_kill {limits.killed}",
             why="ranks and loader workers disappear so, without a message of their own",
             what_to_do="ask for more memory, or keep less in flight (workers, prefetch, pinned buffers)",
+            command="cat /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/memory.events",
+        )
+    if limits.memory_slowed and limits.memory_high_bytes is not None:
+        yield Finding(
+            id="cgroup-slowed",
+            severity=WARNING,
+            about=_ABOUT,
+            title=f"this cgroup was slowed down {limits.memory_slowed} times, for having too much memory",
+            evidence=f"memory.events of {limits.cgroup}: high {limits.memory_slowed}; memory.high: "
+            f"{limits.memory_high_bytes}",
+            why="whoever wants memory sleeps while files are thrown out of it: loaders and saves stand still, and it "
+            "looks like slow storage",
+            what_to_do="ask for more (memory.high), or keep less in flight (workers, prefetch, pinned buffers)",
             command="cat /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/memory.events",
         )
     if most is None or (whole is not None and most >= whole):
@@ -114,20 +130,42 @@ def _ulimits(facts: Facts) -> Iterator[Finding]:
 
 
 def _io_uring(facts: Facts) -> Iterator[Finding]:
-    value = facts.limits.io_uring_disabled
-    if value in (1, 2):
+    """What the kernel answered counts; where nobody asked it, its setting, and whether a filter is in force."""
+    value, said = facts.limits.io_uring_disabled, facts.limits.io_uring
+    why = (
+        "local files and block devices are then read by threads that wait, at more processor time each; NVMe/TCP by "
+        "headrace's host does not use it"
+    )
+    if value in (1, 2) and said != "allowed":
         yield Finding(
             id="io-uring-off",
             severity=WARNING if value == 2 else NOTE,
             about=_ABOUT,
             title="io_uring is switched off" + ("" if value == 2 else " but for a group"),
-            evidence=f"kernel.io_uring_disabled: {value}",
-            why="local files and block devices are then read by threads that wait, at more processor time each; "
-            "NVMe/TCP by headrace's host does not use it",
+            evidence=f"kernel.io_uring_disabled: {value}" + (f"; io_uring_setup: {said}" if said else ""),
+            why=why,
             what_to_do="allow it where the disks are local and fast",
             command="sysctl -w kernel.io_uring_disabled=0",
         )
-    elif facts.limits.seccomp == 2 and facts.host.container:
+    elif said not in (None, "allowed"):
+        filtered = facts.limits.seccomp == 2
+        yield Finding(
+            id="io-uring-refused",
+            severity=NOTE,
+            about=_ABOUT,
+            title="the kernel refuses io_uring to this process",
+            evidence=f"io_uring_setup: {said}"
+            + (
+                f"; a filter of system calls is in force (Seccomp: 2), {facts.host.container or 'no container seen'}"
+                if filtered
+                else ""
+            ),
+            why=why,
+            what_to_do="nothing, unless disks are local and fast; then a profile that allows io_uring's three calls"
+            if filtered
+            else "a kernel that has it (5.1 or later, with CONFIG_IO_URING), where disks are local and fast",
+        )
+    elif said is None and facts.limits.seccomp == 2 and facts.host.container:
         yield Finding(
             id="io-uring-filtered",
             severity=NOTE,
@@ -136,6 +174,24 @@ def _io_uring(facts: Facts) -> Iterator[Finding]:
             evidence=f"/proc/self/status, Seccomp: 2; {facts.host.container}",
             why="the usual profiles of containers forbid io_uring: `engine` of a device says which way is in use",
             what_to_do="nothing, unless disks are local and fast; then a profile that allows io_uring's three calls",
+        )
+
+
+def _huge_pages(facts: Facts) -> Iterator[Finding]:
+    """headrace needs none; SPDK does. Those that nobody has are missing elsewhere."""
+    free, whole = facts.host.huge_free_bytes, facts.host.memory_bytes
+    if free and whole and free > whole * _HUGE_SHARE:
+        yield Finding(
+            id="huge-pages-idle",
+            severity=NOTE,
+            about=_ABOUT,
+            title=f"{format_bytes(free)} of memory are set aside as huge pages, and nobody has them",
+            evidence=f"/proc/meminfo: HugePages_Total {format_bytes(facts.host.huge_bytes or 0)}, HugePages_Free "
+            f"{format_bytes(free)}, of {format_bytes(whole)}",
+            why="the page cache and loaders cannot use them: what was read is forgotten sooner. headrace needs none; "
+            "SPDK and DPDK do",
+            what_to_do="set fewer aside, unless something that wants them is yet to start",
+            command="sysctl vm.nr_hugepages",
         )
 
 

@@ -28,6 +28,7 @@ def check_measured(probes: Sequence[TargetProbe], touches: Sequence[Touch]) -> I
             yield from _session(probe)
             yield from _speed(probe)
             yield from _paths(probe)
+            yield from _advertised(probe)
     for one in touches:
         yield from _touch(one)
 
@@ -175,6 +176,37 @@ def _paths(probe: TargetProbe) -> Iterator[Finding]:
         )
 
 
+def _advertised(probe: TargetProbe) -> Iterator[Finding]:
+    """Portals of its discovery log that the address does not name."""
+    answering = {one.portal for one in probe.advertised if one.error is None}
+    silent = {one.portal: one.error for one in probe.advertised if one.portal not in answering}
+    for portal, said in [*silent.items(), *((None, one) for one in probe.unusable)]:
+        yield Finding(
+            id="target-advertised",
+            severity=WARNING,
+            about=(probe.uri,),
+            title=f"the target names portal {portal}, which does not answer from here"
+            if portal
+            else "the target names a portal that nobody can use",
+            evidence=f"its discovery log, for this subsystem: {portal + ': ' if portal else ''}{said}",
+            why="whoever connects all that is named (nvme connect-all, headrace discover) waits for it, and counts on "
+            "a path that is none",
+            what_to_do="take it out of the log, or open the way there; a listener at a wildcard must name an address",
+            command=f"headrace discover {probe.portals[0].portal}",
+        )
+    if answering:
+        yield Finding(
+            id="target-more-portals",
+            severity=NOTE,
+            about=(probe.uri,),
+            title=f"the target has portals that the address does not name: {len(answering)}",
+            evidence=f"its discovery log: {', '.join(sorted(answering)[:8])}; they answer",
+            why="with one path less, one failure more stops all I/O",
+            what_to_do="name them in the address, with commas, or as `headrace discover` prints it",
+            command=f"headrace discover {probe.portals[0].portal}",
+        )
+
+
 def _touch(one: Touch) -> Iterator[Finding]:
     name = one.path.removeprefix("/dev/")
     about = (name, one.path)
@@ -201,6 +233,17 @@ def _touch(one: Touch) -> Iterator[Finding]:
             evidence=one.error or "", why="its server forgot it (ESTALE), or its disk is gone",
             what_to_do="unmount it, and mount it again", command=f"umount -l {quote(one.path)}",
         )  # fmt: skip
+    if one.stripes == 1:
+        yield Finding(
+            id="lustre-stripes",
+            severity=NOTE,
+            about=about,
+            title=f"a new file in {one.path} lies on one target",
+            evidence="its layout (lustre.lov): stripe count 1",
+            why="a checkpoint or a shard that all nodes read is then as fast as that one server",
+            what_to_do="lay folders of large files out over several targets; files that are there stay as they are",
+            command=f"lfs setstripe -c -1 -S 4M {quote(one.path)}",
+        )
     if one.size_bytes and one.free_bytes is not None and one.free_bytes < one.size_bytes * (1 - _FULL):
         yield Finding(
             id="storage-full",

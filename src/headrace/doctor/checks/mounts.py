@@ -10,8 +10,12 @@ from headrace.doctor.facts.mounts import Mount
 from headrace.doctor.finding import ERROR, NOTE, WARNING, Finding
 from headrace.doctor.storage import Storage, seen
 from headrace.doctor.verdict import PRESENTED, verdict_of_mount
+from headrace.units import format_bytes
 
 _LARGE = 1 << 20
+#: Of Lustre: requests under way at each target, pages of each, MiB ahead in a file.
+_RPCS, _PAGES, _READ_AHEAD_MIB = 8, 1024, 64
+_MANY_CPUS = 64
 #: Of `extX`, XFS, btrfs.
 _BARRIERS_OFF = ("nobarrier",)
 
@@ -27,6 +31,7 @@ def check_mounts(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
             yield from _smb(mount)
         elif mount.kind == "lustre":
             yield from _lustre(mount)
+            yield from _lustre_client(facts, mount)
         elif not mount.network:
             yield from _local(facts, mount)
         yield from _all(mount)
@@ -105,6 +110,37 @@ def _lustre(mount: Mount) -> Iterator[Finding]:
             what_to_do="unmount it, and mount it with flock",
             command=f"umount {quote(mount.point)} && "
             f"mount -t lustre -o flock {quote(mount.source)} {quote(mount.point)}",
+        )  # fmt: skip
+
+
+def _lustre_client(facts: Facts, mount: Mount) -> Iterator[Finding]:
+    """What is under way is bounded for each target; what is read ahead, for each file and in all."""
+    name = mount.source.rpartition(":/")[2].partition("/")[0]
+    client = next((one for one in facts.lustre if one.name == name), None)
+    if client is None:
+        return
+    few, small = client.rpcs_in_flight, client.pages_per_rpc
+    slow = few is not None and few <= _RPCS and (facts.host.cpus or 0) >= _MANY_CPUS
+    if slow or (small is not None and small < _PAGES):
+        under_way = f"{format_bytes(client.targets * few * small * 4096)} in all" if few and small else "little"
+        yield _about(
+            mount, "lustre-requests", NOTE, f"may have {few or '?'} requests under way at each target",
+            evidence=f"{client.place}/{name}-OST*: max_rpcs_in_flight {few}, max_pages_per_rpc {small} (of 4 KiB), the "
+            f"least of {client.targets} targets; {facts.host.cpus or '?'} processors",
+            why=f"{under_way} is under way at most: what a node gets is that over the round trip",
+            what_to_do="raise both on nodes with many processors, where the servers keep up",
+            command=f"lctl set_param osc.{name}-OST*.max_rpcs_in_flight=32 osc.{name}-OST*.max_pages_per_rpc=1024",
+        )  # fmt: skip
+    ahead = client.read_ahead_file
+    if ahead is not None and ahead < _READ_AHEAD_MIB:
+        yield _about(
+            mount, "lustre-read-ahead", NOTE, f"reads {ahead} MiB of a file ahead",
+            evidence=f"max_read_ahead_per_file_mb {ahead}, max_read_ahead_mb {client.read_ahead}",
+            why="one reader of a checkpoint or a shard has no more than that under way"
+            if ahead else "each read waits for its own round trip",
+            what_to_do="raise it, for files that are read from one end to the other",
+            command=f"lctl set_param llite.{name}-*.max_read_ahead_mb=1024 "
+            f"llite.{name}-*.max_read_ahead_per_file_mb=256",
         )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ def check_rdma(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
         for port in device.ports:
             yield from _port(device, port, device.name in used)
             yield from _counters(device, port)
+            if port.link_layer == "Ethernet" and not device.software:
+                yield from _flow_control(facts, port, device.name in used)
     hard = [one.name for one in facts.rdma.devices if not one.software]
     rails = {interface_of(facts, one.name) for one in facts.nvme.controllers if one.transport == "rdma"}
     below = [facts.rdma.device_of(rail) for rail in rails if rail is not None]
@@ -106,3 +108,46 @@ def _counters(device: RdmaDevice, port: Port) -> Iterator[Finding]:
         else "look whether they move under load; then at the cable",
         command=f"grep . /sys/class/infiniband/{device.name}/ports/{port.number}/*counters/*",
     )
+
+
+def _flow_control(facts: Facts, port: Port, used: bool) -> Iterator[Finding]:
+    """RoCE wants a way to slow senders down: pauses (PFC or global), or marks (ECN). Only what is known is held
+    against it."""
+    interface = next((facts.network.interface(one) for one in port.interfaces), None)
+    if interface is None or interface.flow_control is None:
+        return
+    name, control = interface.name, interface.flow_control
+    lost = {name: port.counters[name] for name in TROUBLE if port.counters.get(name)}
+    no_marks = control.ecn == () or (
+        control.ecn is None
+        and any(one in port.counters for one in CONGESTION)
+        and not any(port.counters.get(one) for one in CONGESTION)
+        and bool(lost)
+    )
+    if control.pfc == () and control.pause is False and no_marks:
+        yield Finding(
+            id="rdma-no-flow-control",
+            severity=WARNING if used and lost else NOTE,
+            about=(port.device, name),
+            title=f"nothing slows senders to {name} down: no pauses, no ECN",
+            evidence=f"dcb pfc show dev {name}: all priorities off; ethtool -a {name}: RX and TX off; "
+            + ("roce_np or roce_rp: no priority on" if control.ecn == () else "no ECN mark was ever counted")
+            + (f"; lost: {', '.join(f'{key}: {value}' for key, value in list(lost.items())[:4])}" if lost else ""),
+            why="RoCE goes back to the first packet that a full switch drops: its rate collapses under load",
+            what_to_do="switch on ECN on card and switch (and PFC for its priority, where the network is made for it)",
+            command=f"mlnx_qos -i {name} --pfc 0,0,0,1,0,0,0,0; cma_roce_tos -d {port.device} -t 106",
+        )
+    received = {key: value for key, value in control.pauses.items() if key.startswith("rx_") and "duration" not in key}
+    if received:
+        yield Finding(
+            id="rdma-paused",
+            severity=NOTE,
+            about=(port.device, name),
+            title=f"the switch told {name} to pause",
+            evidence=f"ethtool -S {name}: "
+            + ", ".join(f"{key}: {value}" for key, value in list(control.pauses.items())[:8]),
+            why="while it pauses nothing is sent; many pauses mean that congestion is stopped late, link by link, and "
+            "stops others with it",
+            what_to_do="look whether they move under load; ECN should slow senders down before that",
+            command=f"ethtool -S {name} | grep -i pause",
+        )

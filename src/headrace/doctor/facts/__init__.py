@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.doctor.facts.block import Disk, read_disks
 from headrace.doctor.facts.gpu import Gpus, read_gpus
-from headrace.doctor.facts.host import Host, read_host
+from headrace.doctor.facts.host import Host, read_host, read_nodes
 from headrace.doctor.facts.limits import Limits, read_limits
+from headrace.doctor.facts.lustre import LustreClient, read_lustre
 from headrace.doctor.facts.mounts import Mount, read_mounts
 from headrace.doctor.facts.network import Network, read_network
 from headrace.doctor.facts.nvme import Nvme, read_nvme
@@ -27,6 +29,9 @@ class Facts:
     rdma: Rdma
     limits: Limits
     gpus: Gpus
+    lustre: tuple[LustreClient, ...]
+    #: By processor the NUMA node that it is on.
+    nodes: Mapping[int, int]
 
     def disk(self, name: str) -> Disk | None:
         return next((disk for disk in self.disks if disk.name == name), None)
@@ -52,4 +57,6 @@ def gather(machine: Machine) -> Facts:
         rdma=read_rdma(machine),
         limits=read_limits(machine),
         gpus=read_gpus(machine),
+        lustre=read_lustre(machine),
+        nodes=read_nodes(machine),
     )

@@ -27,6 +27,8 @@ class GpuDirect:
     #: Operations that nvidia-fs counted since it was loaded; `None`: it shows none.
     reads: int | None
     writes: int | None
+    #: It counts at all; `None`: it does not say.
+    counts: bool | None
     #: The kernel has the P2PDMA that the driver needs; `None`: cannot be told.
     p2pdma: bool | None
     #: Of cufile.json; `None`: it does not say.
@@ -67,6 +69,9 @@ def _direct(machine: Machine, gpus: bool) -> GpuDirect:
         nvidia_fs=(version[1].replace(":", ".") if version else "loaded") if loaded else None,
         reads=int(counted[1]) if counted else None,
         writes=int(counted[2]) if counted else None,
+        counts={0: False, 1: True}.get(machine.number("/sys/module/nvidia_fs/parameters/rw_stats_enabled") or 0)
+        if machine.exists("/sys/module/nvidia_fs/parameters/rw_stats_enabled")
+        else None,
         # 10 MiB and more to read: only where somebody can use it.
         p2pdma=machine.finds("/proc/kallsyms", "p2pdma_pgmap_ops") if gpus else None,
         allow_compat=_flag(config, "allow_compat_mode"),

@@ -77,6 +77,9 @@ class Host:
     cpus: int | None
     numa_nodes: int | None
     memory_bytes: int | None
+    #: Huge pages that were set aside, and those of them that nobody has; bytes.
+    huge_bytes: int | None
+    huge_free_bytes: int | None
     #: An IOMMU translates for devices; `None`: not known.
     iommu: bool | None
     identity: Identity
@@ -96,7 +99,14 @@ def read_host(machine: Machine) -> Host:
         name: machine.word(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name", "chassis_asset_tag")
     }
     said = [value for value in dmi.values() if value]
-    memory = re.search(r"^MemTotal:\s+(\d{1,15}) kB", machine.text("/proc/meminfo") or "", re.M)
+    said_of_memory = machine.text("/proc/meminfo") or ""
+    memory = _memory(said_of_memory, r"MemTotal:\s+(\d{1,15}) kB")
+    page = _memory(said_of_memory, r"Hugepagesize:\s+(\d{1,9}) kB")
+    huge = {
+        name: None if page is None or count is None else count * page * 1024
+        for name in ("Total", "Free")
+        for count in [_memory(said_of_memory, rf"HugePages_{name}:\s+(\d{{1,12}})$")]
+    }
     return Host(
         kernel=kernel,
         kernel_version=(int(match[1]), int(match[2])) if match else None,
@@ -108,7 +118,9 @@ def read_host(machine: Machine) -> Host:
         root=bool(re.search(r"^Uid:\s+\d+\s+0\s", machine.text("/proc/self/status") or "", re.M)),
         cpus=_count(machine.word("/sys/devices/system/cpu/online")),
         numa_nodes=_count(machine.word("/sys/devices/system/node/online")),
-        memory_bytes=int(memory[1]) * 1024 if memory else None,
+        memory_bytes=memory * 1024 if memory is not None else None,
+        huge_bytes=huge["Total"],
+        huge_free_bytes=huge["Free"],
         iommu=_iommu(machine),
         identity=Identity(
             hostnqn=machine.word("/etc/nvme/hostnqn"),
@@ -117,6 +129,24 @@ def read_host(machine: Machine) -> Host:
             in_environment=machine.live and all(os.environ.get(name) for name in (HOSTNQN, HOSTID)),
         ),
     )
+
+
+def _memory(text: str, pattern: str) -> int | None:
+    found = re.search(f"^{pattern}", text, re.M)
+    return int(found[1]) if found else None
+
+
+def read_nodes(machine: Machine) -> dict[int, int]:
+    """By processor its NUMA node."""
+    base = "/sys/devices/system/node"
+    found: dict[int, int] = {}
+    for name in machine.names(base):
+        match = re.fullmatch(r"node(\d{1,4})", name)
+        for part in (machine.word(f"{base}/{name}/cpulist") or "").split(",") if match else ():
+            ends = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+            if match and ends:
+                found |= dict.fromkeys(range(int(ends[1]), int(ends[2] or ends[1]) + 1), int(match[1]))
+    return found
 
 
 def provider_of(said: str) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 import re
 from dataclasses import dataclass
 
@@ -9,6 +12,8 @@ from headrace.doctor.machine import Machine, number_of
 
 #: Above it a limit is none (cgroup v1 writes the largest page-aligned number).
 _NO_LIMIT = 1 << 60
+#: The system call's number, the same on every architecture that has come since; `struct io_uring_params`.
+_IO_URING_SETUP, _IO_URING_PARAMS = 425, 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,11 @@ class Limits:
     files_hard: int | None
     #: `kernel.io_uring_disabled`: 0, 1 (only its group), 2 (nobody).
     io_uring_disabled: int | None
+    #: What the kernel said when one was asked for: "allowed", or the name of an error ("EPERM", "ENOSYS").
+    io_uring: str | None
+    #: The group may have so much before it is slowed down, and how often it was.
+    memory_high_bytes: int | None
+    memory_slowed: int | None
     #: A filter of system calls is in force (2), as containers have one.
     seccomp: int | None
 
@@ -91,8 +101,23 @@ def read_limits(machine: Machine) -> Limits:
         files=files,
         files_hard=files_hard,
         io_uring_disabled=machine.number("/proc/sys/kernel/io_uring_disabled"),
+        io_uring=machine.asked("io-uring", ask_io_uring),
+        memory_high_bytes=first("memory", "memory.high") if v2 else None,
+        memory_slowed=_entry(events, "high"),
         seccomp=int(seccomp[1]) if seccomp else None,
     )
+
+
+def ask_io_uring() -> str:
+    """Sets up a ring of one entry, and closes it again: what the kernel and its filters really let this process do."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parameters = ctypes.create_string_buffer(_IO_URING_PARAMS)
+    ring = libc.syscall(_IO_URING_SETUP, 1, parameters)
+    if ring >= 0:
+        os.close(ring)
+        return "allowed"
+    number = ctypes.get_errno()
+    return errno.errorcode.get(number, f"error {number}")
 
 
 def _cgroup(machine: Machine) -> tuple[int | None, dict[str, list[str]], str | None]:

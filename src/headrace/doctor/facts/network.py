@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from headrace.doctor.facts.flow_control import FlowControl, read_flow_control
+from headrace.doctor.facts.interrupts import Interrupts, interrupts_of, read_table
 from headrace.doctor.machine import Machine, number_of
 
 #: Ports of storage: NVMe/TCP I/O and discovery, NFS, NFS over RDMA's and SMB's TCP, Lustre.
 PORTS = (4420, 8009, 2049, 445, 988)
 INTERFACES_MAX = 256
 FLOWS_MAX = 4096
+_QUEUES_MAX = 64
 _COUNTERS = (
     "rx_packets", "tx_packets", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors",
-    "rx_missed_errors", "rx_bytes", "tx_bytes",
+    "rx_missed_errors", "rx_fifo_errors", "rx_over_errors", "rx_bytes", "tx_bytes",
 )  # fmt: skip
 
 
@@ -36,6 +39,13 @@ class Interface:
     offloads: Mapping[str, bool] | None
     #: Of a bond, bridge or team.
     members: tuple[str, ...]
+    #: `ethtool -g`: entries of the receive ring, and how many it could have; `None`: it does not say.
+    ring: tuple[int, int] | None
+    #: Packets are handed on to other processors (RPS) from its only or from some queue.
+    spreads: bool
+    interrupts: Interrupts | None
+    #: Only of those that carry RDMA.
+    flow_control: FlowControl | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +120,9 @@ def read_network(machine: Machine, ports: Iterable[int]) -> Network:
     """`ports`: of targets that are connected, beside the usual ones."""
     base = "/sys/class/net"
     names = [name for name in machine.names(base) if machine.exists(f"{base}/{name}/mtu")]
+    table = read_table(machine)
     return Network(
-        interfaces=tuple(_interface(machine, name) for name in names[:INTERFACES_MAX]),
+        interfaces=tuple(_interface(machine, name, table) for name in names[:INTERFACES_MAX]),
         routes=(*_routes4(machine), *_routes6(machine)),
         flows=_flows(machine, sorted({*PORTS, *ports})[:64]),
         congestion=machine.word("/proc/sys/net/ipv4/tcp_congestion_control"),
@@ -121,12 +132,14 @@ def read_network(machine: Machine, ports: Iterable[int]) -> Network:
     )
 
 
-def _interface(machine: Machine, name: str) -> Interface:
+def _interface(machine: Machine, name: str, table: Mapping[int, Mapping[int, int]]) -> Interface:
     base = f"/sys/class/net/{name}"
     speed, node = machine.number(f"{base}/speed"), machine.number(f"{base}/device/numa_node")
     physical = machine.exists(f"{base}/device")
     counters = {one: machine.number(f"{base}/statistics/{one}") for one in _COUNTERS}
     driver = machine.real(f"{base}/device/driver")
+    queues = [one for one in machine.names(f"{base}/queues") if one.startswith("rx-")]
+    spread = (machine.word(f"{base}/queues/{one}/rps_cpus") for one in queues[:_QUEUES_MAX])
     return Interface(
         name=name,
         state=machine.word(f"{base}/operstate"),
@@ -135,14 +148,26 @@ def _interface(machine: Machine, name: str) -> Interface:
         speed_mbps=speed if speed is not None and 0 < speed < 1 << 31 else None,
         driver=driver.rpartition("/")[2] if driver else None,
         numa_node=node if node is not None and node >= 0 else None,
-        queues=sum(one.startswith("rx-") for one in machine.names(f"{base}/queues")) or None,
+        queues=len(queues) or None,
         carrier_changes=machine.number(f"{base}/carrier_changes"),
         counters={key: value for key, value in counters.items() if value is not None},
         offloads=_offloads(machine, name) if physical else None,
         members=tuple(
             one.removeprefix("lower_") for one in machine.names(base) if one.startswith("lower_") and not physical
         ),
+        ring=_ring(machine, name) if physical else None,
+        # A mask of processors, as 00000000,0000000f.
+        spreads=any((one or "0").strip("0,") for one in spread),
+        interrupts=interrupts_of(machine, f"{base}/device", table) if physical else None,
+        flow_control=read_flow_control(machine, name) if machine.names(f"{base}/device/infiniband") else None,
     )
+
+
+def _ring(machine: Machine, name: str) -> tuple[int, int] | None:
+    """First come what it could have, then what it has."""
+    text = machine.command(f"ethtool-g-{name}", "ethtool", "-g", name) or ""
+    sizes = re.findall(r"^RX:\s+(\d{1,7})$", text, re.M)
+    return (int(sizes[1]), int(sizes[0])) if len(sizes) >= 2 else None
 
 
 def _offloads(machine: Machine, name: str) -> dict[str, bool] | None:

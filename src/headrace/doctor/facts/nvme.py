@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headrace.doctor.facts.interrupts import Interrupts, interrupts_of, read_table
 from headrace.doctor.machine import Machine, number_of
 
 FABRICS = ("tcp", "rdma", "fc")
@@ -46,6 +48,8 @@ class Controller:
     reconnects: int | None
     resets: int | None
     discovery: bool
+    #: Only of PCIe functions.
+    interrupts: Interrupts | None
 
     @property
     def fabrics(self) -> bool:
@@ -109,8 +113,9 @@ def read_nvme(machine: Machine) -> Nvme:
     base = "/sys/class/nvme"
     names = [name for name in machine.names(base) if re.fullmatch(r"nvme\d{1,6}", name)]
     said = machine.word("/sys/module/nvme_core/parameters/multipath")
+    table = read_table(machine) if names else {}
     return Nvme(
-        controllers=tuple(_controller(machine, f"{base}/{name}", name) for name in names),
+        controllers=tuple(_controller(machine, f"{base}/{name}", name, table) for name in names),
         subsystems=tuple(_subsystems(machine)),
         namespaces=tuple(_namespaces(machine, names)),
         native_multipath={"Y": True, "N": False}.get(said or ""),
@@ -120,7 +125,7 @@ def read_nvme(machine: Machine) -> Nvme:
     )
 
 
-def _controller(machine: Machine, base: str, name: str) -> Controller:
+def _controller(machine: Machine, base: str, name: str, table: Mapping[int, Mapping[int, int]]) -> Controller:
     def seconds(attribute: str) -> int | None:
         text = machine.word(f"{base}/{attribute}")
         return -1 if text == "off" else number_of(text)
@@ -152,6 +157,7 @@ def _controller(machine: Machine, base: str, name: str) -> Controller:
         reconnects=machine.number(f"{base}/diag/reconnect_count"),
         resets=machine.number(f"{base}/diag/reset_count"),
         discovery=machine.word(f"{base}/cntrltype") == "discovery",
+        interrupts=interrupts_of(machine, f"{base}/device", table),
     )
 
 

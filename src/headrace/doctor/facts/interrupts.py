@@ -1,0 +1,66 @@
+"""Which processors the interrupts of network cards and NVMe drives come to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.doctor.machine import Machine
+
+#: Of a machine of 512 processors and 2000 vectors.
+_TABLE_MAX_BYTES = 32 << 20
+_VECTORS_MAX = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupts:
+    """Of one device, since they were set up."""
+
+    #: Of its queues: each has a vector.
+    vectors: int
+    #: By processor; those without any are left out.
+    by_cpu: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        return sum(self.by_cpu.values())
+
+    @property
+    def busiest(self) -> tuple[int, float]:
+        """The processor that most come to, and its share."""
+        cpu = max(self.by_cpu, key=lambda one: self.by_cpu[one])
+        return cpu, self.by_cpu[cpu] / self.count
+
+
+def read_table(machine: Machine) -> dict[int, dict[int, int]]:
+    """`/proc/interrupts`: by vector and processor, zeros left out."""
+    lines = (machine.text("/proc/interrupts", most=_TABLE_MAX_BYTES) or "").splitlines()[: _VECTORS_MAX + 1]
+    cpus = [int(name) for name in re.findall(r"CPU(\d{1,5})", lines[0])] if lines else []
+    found: dict[int, dict[int, int]] = {}
+    for line in lines[1:]:
+        number, colon, rest = line.partition(":")
+        counts = rest.split()[: len(cpus)]
+        if colon and re.fullmatch(r"\s*\d{1,6}", number) and all(re.fullmatch(r"\d{1,20}", one) for one in counts):
+            found[int(number)] = {cpu: int(one) for cpu, one in zip(cpus, counts, strict=False) if int(one)}
+    return found
+
+
+def interrupts_of(machine: Machine, device: str, table: Mapping[int, Mapping[int, int]]) -> Interrupts | None:
+    """`device`: its folder in sysfs; of virtio the PCI function above it is asked. `None`: it shows none."""
+    vectors: list[int] = []
+    for folder in (f"{device}/msi_irqs", f"{device}/../msi_irqs"):
+        # Each is looked at, so that a record has them.
+        vectors = [
+            int(one) for one in machine.names(folder)[:_VECTORS_MAX]
+            if re.fullmatch(r"\d{1,6}", one) and machine.exists(f"{folder}/{one}")
+        ]  # fmt: skip
+        if vectors:
+            break
+    by_cpu: dict[int, int] = {}
+    # One that never came is of a queue, or an event, that nobody uses.
+    used = [vector for vector in vectors if table.get(vector)]
+    for vector in used:
+        for cpu, count in table[vector].items():
+            by_cpu[cpu] = by_cpu.get(cpu, 0) + count
+    return Interrupts(vectors=len(used), by_cpu=by_cpu) if used else None
