@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace.cli import main
 from headrace.doctor import rate
+from headrace.plan.example import example, example_catalogue
 from headrace.testing.serve import serving
 from tests.doctor.machines import unpack
 
@@ -131,3 +134,42 @@ def test_files_below_a_folder_are_read(tmp_path: Path, monkeypatch: pytest.Monke
             assert "O_DIRECT" in found.error
     apart = rate.rate_apart("x", "files", str(tmp_path))
     assert apart.name == "x" and "no file of 16.0 MiB" in (apart.error or "")
+
+
+#: What each kind of file should be, to be spoilt.
+FILES = {
+    "--job": example(), "--catalogue": example_catalogue(),
+    "--config": '{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, '
+    '"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}',
+    "--measured": '{"measured": [{"what": "read", "per": "node", "value": 11.2, "unit": "GB/s"}]}',
+    "--nodes": '{"facts": {"host": {"identity": {"hostid": "x"}}}, "storage": [{"parts": ["eth0"]}]}',
+}  # fmt: skip
+_PIECES = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from([b"[" * 3000, b"{" * 3000, b"nan", b"1e999", b"-1", b"9" * 5000, b"\xff", b"\0", b"[[", b'"',
+                     b"null", b"= ", b"1979-05-27", b"\xef\xbb\xbf", b"[]", b"{}", b"true"]),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(option=st.sampled_from(sorted(FILES)), piece=_PIECES, data=st.data())
+def test_spoilt_files_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, piece: bytes, data: st.DataObject
+) -> None:
+    text = FILES[option].encode()
+    begin = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.sampled_from([begin, min(begin + 8, len(text)), len(text)]))
+    file = tmp_path / "file"
+    file.write_bytes(text[:begin] + piece + text[end:])
+    (tmp_path / "machine").mkdir(exist_ok=True)
+    doctor = ["doctor", "--machine", str(tmp_path / "machine")]
+    words = {
+        "--job": ["plan", "--json"], "--catalogue": ["providers", "--json"], "--config": ["plan", "--gpus", "8"],
+        "--measured": [*doctor, "--expect", "aws/ebs"], "--nodes": doctor,
+    }[option]  # fmt: skip
+    status = main([*words, option, str(file)])
+    out, err = capsys.readouterr()
+    assert status in (0, 1, 2), err
+    if status == 2:
+        assert not out and err.count("\n") == 1 and len(err) < 2000
+        assert err.startswith(("headrace: error: ", '{"error": ')), err

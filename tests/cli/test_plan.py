@@ -176,3 +176,14 @@ def test_providers(capsys: pytest.CaptureFixture[str]) -> None:
     )
     for filter in ("transport", "transport=steam", "colour=red", "=", ""):
         refused(capsys, "providers", "--filter", filter)
+
+
+def test_providers_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run(capsys, "providers")
+    assert max(map(len, out.splitlines())) < 80 and out.count("\n") > 150
+    # What all of an offering have in common is said once.
+    entry = next(part for part in out.split("\n\n") if part.startswith("crusoe/disk: "))
+    assert " ".join(entry.split()).count("2023-08-01 (older than a year)") >= 1
+    assert run(capsys, "providers", "--example").startswith("# What somebody claims")

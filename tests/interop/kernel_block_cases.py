@@ -21,9 +21,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.device import KernelReservations, NativeDevice, ReservationType, kernel_reservations, new_key, open_device
+from headrace.device import (
+    KernelReservations,
+    NativeDevice,
+    NvmeTcpAddress,
+    ReservationType,
+    kernel_reservations,
+    new_key,
+    open_device,
+    parse_address,
+)
+from headrace.doctor import rate
 from headrace.doctor.examine import examine
 from headrace.doctor.machine import Machine
+from headrace.doctor.probe import probe_target
 from headrace.doctor.touch import touch_disk
 from headrace.errors import (
     CommandFailed,
@@ -340,6 +351,17 @@ def doctor() -> None:
     assert said >= {"rdma-software rxe0", f"nvme-one-path {paths[0]}", f"nvme-one-path {paths[1]}"}, said
     touched = touch_disk(f"/dev/{paths[0]}")
     assert touched.outcome == "answered" and touched.fence == "node" and touched.latency is not None, touched
+    # How much the kernel's device delivers, and whether this kernel really has io_uring.
+    with pytest.MonkeyPatch.context() as patch, open_device(f"/dev/{paths[0]}", read_only=True) as device:
+        patch.setattr(rate, "SECONDS", 0.2)
+        delivered = rate.rate_of_device("x", device)
+    assert (delivered.read_bytes_per_s or 0) > 1e6 and (delivered.reads_per_s or 0) > 10, delivered
+    assert found.facts.limits.io_uring == "allowed", found.facts.limits
+    # The kernel's own target names the portal that it was asked by, and the one over RDMA, which is not ours to try.
+    address = parse_address(f"nvme+tcp://10.0.2.15:4421/{RDMA_NQN}")
+    assert isinstance(address, NvmeTcpAddress)
+    probe = probe_target(address)
+    assert probe.error is None and (probe.model, probe.advertised, probe.unusable) == ("Linux", (), ()), probe
 
 
 @case

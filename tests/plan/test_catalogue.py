@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.plan import Measured, Range, compare, load_catalogue, units
 from headrace.plan.catalogue import GRADES, Catalogue, Word
+from headrace.plan.example import example_catalogue
 from headrace.plan.expect import BELOW, CANNOT, MET, Here, read_measured
 
 OWN = """
@@ -95,6 +97,31 @@ def test_a_file_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     # One that is named goes before it.
     (tmp_path / "later.toml").write_text(OWN.replace("low = 20", "low = 30"))
     assert load_catalogue([tmp_path / "later.toml"]).find("mine/block").claims[0].low == 30
+
+
+def test_an_example_is_a_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(example_catalogue())
+    (one,) = (one for one in load_catalogue([tmp_path / "own.toml"]).offerings if one.provider == "ours")
+    assert one.key == "ours/array" and [claim.what for claim in one.claims] == ["read", "capacity"]
+    # What is commented out is right, too.
+    lines = [
+        line.removeprefix("# ") if re.match("# [a-z]+ = ", line) else line for line in example_catalogue().splitlines()
+    ]
+    (tmp_path / "own.toml").write_text("\n".join(lines).replace('"at least"', '"about"'))
+    (one,) = (one for one in load_catalogue([tmp_path / "own.toml"]).offerings if one.provider == "ours")
+    assert (one.title, one.claims[0].high, one.claims[0].per) == ("The array in row 4", 48, "node")
+
+
+def test_what_people_write_first_is_understood(tmp_path: Path) -> None:
+    """One transport is no list, and a date is a date."""
+    text = OWN.replace('["nvme-tcp"]', '"nvme-tcp"').replace('"2026-10-01"', "2026-10-01")
+    (tmp_path / "own.toml").write_text(text)
+    found = load_catalogue([tmp_path / "own.toml"]).find("mine")
+    assert found.transport == ("nvme-tcp",) and found.claims[0].word.date == "2026-10-01"
+    for wrong in ("2026-10-01T00:00:00", "10:00:00", "20261001"):
+        (tmp_path / "own.toml").write_text(OWN.replace('"2026-10-01"', wrong))
+        with pytest.raises(UsageError, match="date"):
+            load_catalogue([tmp_path / "own.toml"])
 
 
 @pytest.mark.parametrize(

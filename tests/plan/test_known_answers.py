@@ -208,3 +208,38 @@ def test_idle_gpus_in_money() -> None:
 def test_fifty_terabytes(rate: str, hours: float) -> None:
     made = plan(gpus=8, model__parameters=50e12 / 14, storage__read=rate)
     assert answer(made, "restarts", "a restart loads for") / HOUR == pytest.approx(hours, rel=0.02)
+
+
+def test_a_whole_plan_by_hand() -> None:
+    """405B on 1024 GPUs as MLPerf splits it, with four replicas: every figure again, without a formula of the plan."""
+    made = plan(
+        gpus=1024, model__parameters="405.85B", parallel__tp=8, parallel__pp=32, parallel__sharding="zero1",
+        failures__restart="60s", storage__read="50GB/s", storage__write="40GB/s", checkpoint__interval="30min",
+        price__gpu_hour=3, price__gb_month=0.07, feed__tokens_per_s=292, network__nic_gbit=100,
+    )  # fmt: skip
+    size, mtbf = 14 * 405.85e9, 50_700 * 3600 / 1024
+    # Of the first replica a rank has the weights of its stage, and every rank its share of the optimizer.
+    share = 2 * 405.85e9 / (8 * 32) + 12 * 405.85e9 / 1024
+    blocked, committed, load = share / 10e9, size / 40e9, size / 50e9
+    stands, fails = 1 - blocked / 1800, (900 + committed + load) / mtbf
+    trains, ideal = stands * (1 - fails), stands * (1 - 900 / mtbf)
+    by_hand = {
+        ("model", "size of a checkpoint"): size,
+        ("model", "largest share of a rank"): share,
+        ("saves", "a failure of the job every"): mtbf,
+        ("saves", "a save is committed after"): 142.05,
+        ("saves", "needed to write, in all"): size / 900,
+        ("restarts", "a restart loads for"): 113.64,
+        ("restarts", "needed to read in a restart, per node"): size / 60 / 128,
+        ("feeding", "needed to read, in all"): 292 * 4 * 1024,
+        # 0.74 GB/s of 11.25.
+        ("network", "storage NICs of a node"): 1,
+        ("goodput", "share of the time that trains"): trains,
+        ("goodput", "what storage costs of it"): ideal - trains,
+        ("money", "room"): 4 * size,
+        ("money", "storage costs a month"): 4 * size / 1e9 * 0.07,
+        ("money", "GPUs that storage keeps waiting cost"): (ideal - trains) * 1024 * 3 / 3600,
+        ("money", "loading of one restart costs"): load / 3600 * 1024 * 3,
+    }
+    for (question, result), value in by_hand.items():
+        assert answer(made, question, result) == pytest.approx(value, rel=1e-4), result

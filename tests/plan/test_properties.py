@@ -246,3 +246,26 @@ def test_storage_as_needed_is_no_problem_any_more(options: dict[str, Any]) -> No
         return
     cured = plan(**{**options, "storage__read": max(read, 1e3), "storage__write": max(write, 1e3)})
     assert cured.verdict.share.likely <= 3 * 0.01
+
+
+@settings(max_examples=12)
+@given(gpus=st.integers(1, 2048), parameters=st.floats(1e9, 5e11), tokens=st.floats(100, 20_000))
+def test_text_never_waits_for_storage(gpus: int, parameters: float, tokens: float) -> None:
+    """Four bytes a token: even the plain NFS server that is assumed feeds thousands of GPUs."""
+    made = plan(gpus=gpus, model__parameters=parameters, feed__tokens_per_s=tokens)
+    assert made.shares.data_wait == 0
+    assert "waiting for data" not in made.verdict.sentence
+
+
+@settings(max_examples=12)
+@given(gpus=st.integers(8, 2048), megabytes=st.floats(0.1, 150), factor=st.floats(1.1, 50))
+def test_samples_over_slow_storage_are_a_problem(gpus: int, megabytes: float, factor: float) -> None:
+    """Where storage delivers a part of what training eats, the rest is lost, and faster reads are what helps."""
+    rate = 1e9 / (megabytes * 1e6)
+    made = plan(
+        gpus=gpus, model__parameters="1B", feed__samples_per_s=rate, feed__sample_bytes=megabytes * 1e6,
+        storage__read=gpus * 1e9 / factor, storage__write=1e12, failures__mtbf="1000h",
+    )  # fmt: skip
+    assert made.verdict.problem in ("probably", "yes") and not made.verdict.nothing_to_change
+    assert made.shares.data_wait == pytest.approx(1 - 1 / factor, abs=0.03)
+    assert made.verdict.cures[0].name in ("read", "all")

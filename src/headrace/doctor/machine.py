@@ -141,7 +141,7 @@ class Machine:
             return None
         return answer.stdout.decode(errors="replace").strip()
 
-    def asked(self, name: str, ask: Callable[[], str]) -> str | None:
+    def asked(self, name: str, ask: Callable[[], str | None]) -> str | None:
         """What the kernel answers to a question that no file and no command puts; of a recorded machine what it
         answered then."""
         if self.live:

@@ -105,7 +105,7 @@ class Recorder(Machine):
             self._files[f"/commands/{name}"] = found + "\n"
         return found
 
-    def asked(self, name: str, ask: Callable[[], str]) -> str | None:
+    def asked(self, name: str, ask: Callable[[], str | None]) -> str | None:
         found = super().asked(name, ask)
         if found is not None:
             self._files[f"/commands/{name}"] = found + "\n"
