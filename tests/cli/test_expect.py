@@ -66,6 +66,9 @@ def test_a_target_is_held_against_a_claim(
     out = capsys.readouterr().out
     assert "Of 1 claims of ours/array: 0 met, 1 below, 0 cannot be measured here." in out
     assert "[expect-other-storage]" in out and "figures out of measured.json" in out
+    # They are of that target, and of nothing else.
+    assert main([word if word != uri else "/" for word in words]) == 2
+    assert "of another storage" in capsys.readouterr().err
 
 
 def test_a_recorded_machine_says_what_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

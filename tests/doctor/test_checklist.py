@@ -45,6 +45,7 @@ def interrupts(cpu: int, count: int, *more: int) -> str:
     return f"/proc/interrupts <<\n{head}\n" + "\n".join([*rows, "NMI: 1 2 Non-maskable"]) + "\n.\n"
 
 
+ONE_BUSY = "/proc/interrupts <<\n           CPU0 CPU1\n 200: 5000000 0 x\n 201: 0 17 y\n 202: 3 0 z\n.\n"
 LUSTRE = (
     "/sys/fs/lustre/osc/abcdef-OST0000-osc-ffff8881/max_rpcs_in_flight = {rpcs}\n"
     "/sys/fs/lustre/osc/abcdef-OST0000-osc-ffff8881/max_pages_per_rpc = {pages}\n"
@@ -79,9 +80,9 @@ def found_in(folder: Path, name: str, more: str) -> dict[str, Finding]:
     ("name", "more", "wrong", "severity", "evidence"),
     [
         ("bare-metal-rdma", VECTORS.format(device=CARD) + interrupts(0, 4_000_000, 12),
-         "irq-one-processor rail0", "warning", "12000000 of 12000036 of its 3 queues"),
+         "irq-one-processor rail0", "warning", "12000000 of 12000036 of its 3 busy queues"),
         ("bare-metal-rdma", VECTORS.format(device=DRIVE) + interrupts(9, 4_000_000),
-         "irq-one-processor nvme2", "note", "of its 3 queues"),
+         "irq-one-processor nvme2", "note", "of its 3 busy queues"),
         ("bare-metal-rdma", NODES + VECTORS.format(device=CARD) + interrupts(64, 50_000, 50_000, 50_000),
          "irq-other-node rail0", "note", "450000 of 450000; rail0 is on node 0"),
         ("bare-metal-rdma", f"{CARD}/net/rail0/statistics/rx_missed_errors = 4711\n"
@@ -130,6 +131,8 @@ def test_all_of_it_is_recorded(tmp_path: Path) -> None:
         ("bare-metal-rdma", VECTORS.format(device=CARD) + interrupts(0, 4_000_000, 4_000_000), "irq-one-processor"),
         ("bare-metal-rdma", VECTORS.format(device=CARD) + interrupts(0, 4_000), "irq-one-processor"),
         ("bare-metal-rdma", f"{CARD}/msi_irqs/200 = msix\n" + interrupts(0, 4_000_000), "irq-one-processor"),
+        # One connection keeps one queue busy, wherever the others would go.
+        ("bare-metal-rdma", VECTORS.format(device=CARD) + ONE_BUSY, "irq-one-processor"),
         ("bare-metal-rdma", NODES + VECTORS.format(device=CARD) + interrupts(0, 50_000, 50_000), "irq-other-node"),
         # Without a packet lost a ring is long enough; one that cannot be longer is no advice.
         ("bare-metal-rdma", f"/commands/ethtool-g-rail0 <<\n{RING.format(1024)}\n.\n", "net-ring"),

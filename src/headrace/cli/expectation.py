@@ -44,14 +44,16 @@ class Expectation:
 
     offering: Offering
     given: tuple[Measured, ...]
-    #: Where these are from; "" where there are none.
+    #: Where these are from; "" where there are none. Of which storage, as `_name`; None: nobody says.
     given_by: str
+    given_of: str | None
 
     @staticmethod
     def of(name: str, catalogue: Sequence[Path], measured: Path | None, machine: Path | None) -> Expectation:
         """UsageError: nobody of that name, files that are none."""
         offering = load_catalogue(catalogue).find(name)
         given: list[Measured] = []
+        of = None
         file = measured or (machine / RECORDED if machine is not None and (machine / RECORDED).exists() else None)
         if file is not None:
             try:
@@ -59,10 +61,23 @@ class Expectation:
             except (ValueError, RecursionError):
                 raise UsageError("not a report of measurements", where=str(file), expected="JSON") from None
             given = read_measured(tree, file=str(file))
-        return Expectation(offering=offering, given=tuple(given), given_by="" if file is None else file.name)
+            of = tree.get("of")
+        return Expectation(
+            offering=offering, given=tuple(given), given_by="" if file is None else file.name,
+            given_of=of if isinstance(of, str) else None,
+        )  # fmt: skip
 
     def choose(self, storage: Sequence[Storage]) -> Storage:
         """The piece that is meant: the only one, or the only one of such a kind. UsageError where it must be named."""
+        chosen = self._choose(storage)
+        if self.given_of not in (None, _name(chosen)):
+            raise UsageError(
+                "what was measured is of another storage", where=self.given_by, expected=_name(chosen),
+                found=repr(self.given_of)[:200],
+            )  # fmt: skip
+        return chosen
+
+    def _choose(self, storage: Sequence[Storage]) -> Storage:
         words = _WORDS[self.offering.kind] if self.offering.seen == "unknown" else (self.offering.seen,)
         fitting = [one for one in storage if one.verdict.word in words]
         for choice in (storage, fitting):
@@ -142,7 +157,8 @@ class Held:
     def record(self, folder: Path) -> None:
         """What was measured, beside the files that were read."""
         if self.measured:
-            (folder / RECORDED).write_text(json.dumps(to_record(self.measured), indent=1) + "\n", encoding="utf-8")
+            record = {"of": _name(self.storage), **to_record(self.measured)}
+            (folder / RECORDED).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     def section(self) -> Section:
         rows = [
@@ -176,6 +192,11 @@ class Held:
             "offering": self.offering.key, "storage": self.storage.name, "sentence": self.sentence,
             "claims": [one.to_json(self.today) for one in self.comparisons], **to_record(self.measured),
         }  # fmt: skip
+
+
+def _name(storage: Storage) -> str:
+    """Of a target none: a record has another address for it."""
+    return storage.name if storage.kind in ("disk", "mount") else storage.kind
 
 
 def to_record(measured: Sequence[Measured]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def _one_processor(facts: Facts, name: str, found: Interrupts | None, *, card: b
         severity=WARNING if card else NOTE,
         about=(name,),
         title=f"{share:.0%} of the interrupts of {name} come to processor {cpu}",
-        evidence=f"/proc/interrupts: {found.by_cpu[cpu]} of {found.count} of its {found.vectors} queues",
+        evidence=f"/proc/interrupts: {found.by_cpu[cpu]} of {found.count} of its {found.vectors} busy queues",
         why="that core is full long before the link or the drive is, and others have nothing to do",
         what_to_do="spread them over the processors of the device's NUMA node: irqbalance, or the script of the driver "
         "(set_irq_affinity)",

@@ -11,13 +11,14 @@ from headrace.doctor.machine import Machine
 #: Of a machine of 512 processors and 2000 vectors.
 _TABLE_MAX_BYTES = 32 << 20
 _VECTORS_MAX = 4096
+_BUSY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupts:
     """Of one device, since they were set up."""
 
-    #: Of its queues: each has a vector.
+    #: Vectors to which more than a hundredth of all came: each is of a queue. One connection keeps one busy.
     vectors: int
     #: By processor; those without any are left out.
     by_cpu: Mapping[int, int]
@@ -58,9 +59,9 @@ def interrupts_of(machine: Machine, device: str, table: Mapping[int, Mapping[int
         if vectors:
             break
     by_cpu: dict[int, int] = {}
-    # One that never came is of a queue, or an event, that nobody uses.
-    used = [vector for vector in vectors if table.get(vector)]
-    for vector in used:
-        for cpu, count in table[vector].items():
+    for vector in vectors:
+        for cpu, count in table.get(vector, {}).items():
             by_cpu[cpu] = by_cpu.get(cpu, 0) + count
-    return Interrupts(vectors=len(used), by_cpu=by_cpu) if used else None
+    whole = sum(by_cpu.values())
+    busy = [vector for vector in vectors if sum(table.get(vector, {}).values()) * _BUSY > whole]
+    return Interrupts(vectors=len(busy), by_cpu=by_cpu) if whole else None
