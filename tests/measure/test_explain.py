@@ -12,7 +12,7 @@ import pytest
 from headrace.cli import main
 from headrace.device.events import EventKind
 from headrace.errors import UsageError
-from headrace.measure.blackbox import dump_name, write_dump
+from headrace.measure.blackbox import DumpedDevice, dump_name, write_dump
 from headrace.measure.blackbox.dump import DumpUnreadable
 from headrace.measure.blackbox.evidence import clocks, gather
 from headrace.measure.blackbox.explain import explain
@@ -44,6 +44,8 @@ def test_a_slow_path_is_told_with_its_target_beside_the_quick_one() -> None:
     [
         # Both paths of one target, the other target is quick.
         ({(0, 0): 0.4, (0, 1): 0.4}, None, "target"),
+        # One of them less so, and by far slower than it is.
+        ({(0, 0): 0.4, (0, 1): 0.08}, None, "target"),
         # All of this rank, and the other rank has no trouble with the same targets.
         ({(0, 0): 0.4, (0, 1): 0.4, (1, 0): 0.4}, {}, "node"),
         # All of this rank, and the other one as well.
@@ -69,6 +71,14 @@ def test_what_is_not_storage_is_not_called_so(cause: str) -> None:
     found = explain(evidence(Rank().usual().step(**{**spent, cause: 0.5})))
     assert found.main is not None and (found.storage, found.main.cause) == ("no", cause)
     assert "and it was not storage: rank 0 on node0" in sentence(found)
+
+
+def test_what_had_not_been_taken_apart_yet_is_said() -> None:
+    rank = Rank().usual().step(fetch=0.002, compute=0.6, collective=0.005)
+    assert "lacked a CPU in this step" in facts(explain(evidence(rank)))["against it"]
+    rank.usual(60)
+    found = explain(evidence(rank))
+    assert found.step == 8 and found.open_questions == ()
 
 
 def test_reads_that_nobody_waited_for_are_no_cause() -> None:
@@ -114,9 +124,9 @@ def test_a_blocked_loader_is_storage_only_where_commands_say_so() -> None:
     assert found.main is not None and (found.storage, found.main.confidence) == ("yes", "likely")
 
 
-def test_a_wait_for_reads_in_which_none_was_under_way_is_no_storage() -> None:
+def test_of_a_wait_for_reads_in_which_none_was_under_way_it_is_not_known() -> None:
     found = explain(evidence(Rank().usual().step(fetch=0.5, compute=0.02, collective=0.005)))
-    assert found.storage == "no" and "of it only" in facts(found)["because"]
+    assert found.storage == "unknown" and found.storage_gpu_s == 0 and "of it only" in facts(found)["because"]
 
 
 def test_a_save_is_storage_where_it_was_written_and_not_where_it_was_packed() -> None:
@@ -148,6 +158,21 @@ def test_a_command_that_hangs_is_found_in_the_step_under_way() -> None:
     # Nothing hangs: not known.
     idle = Rank(1, 2).usual().step(cause="wait", quiet=True, wait=30.0)
     assert explain(evidence(other, idle)).storage == "unknown"
+
+
+def test_who_is_furthest_behind_is_who_hangs() -> None:
+    """Where no collective keeps ranks together."""
+    stuck = Rank(1, 2).usual(8, fetch=0.01, compute=0.02).step(cause="wait", hangs=(0, 0), quiet=True, wait=30.0)
+    ahead = Rank(0, 2).usual(40, fetch=0.01, compute=0.02).step(cause="compute", compute=0.01)
+    found = explain(evidence(ahead, stuck))
+    assert (found.step, found.rank, found.under_way) == (8, 1, True)
+
+
+def test_devices_that_record_nothing_are_said_to() -> None:
+    silent = (DumpedDevice(uri="nvme+tcp://10.0.0.1/nqn.a", why_not="this device records no events"),)
+    found = explain(evidence(Rank(devices=silent).usual().step(fetch=0.5, compute=0.02)))
+    assert found.main is not None and (found.storage, found.main.confidence) == ("yes", "likely")
+    assert "there are no I/O events of this rank" in facts(found)["against it"]
 
 
 def test_a_step_like_the_others_is_called_so() -> None:
@@ -191,6 +216,8 @@ def test_files_of_watches_do_where_there_is_no_dump(tmp_path: Path, capsys: pyte
     write_dump(tmp_path / dump_name(1), Rank(1, 2).usual().dump())
     record = gather([tmp_path]).ranks[1]
     assert record.dump is not None and record.steps[9].window is not None
+    # Of the second before a dump the file knows better what was what.
+    assert record.steps[7].spent == {"fetch": 0.1, "compute": 1.0, "collective": 0.1} and not record.steps[7].rough
 
 
 def test_what_is_no_evidence_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,3 +232,16 @@ def test_what_is_no_evidence_is_one_clear_line(tmp_path: Path, capsys: pytest.Ca
         explain(evidence(Rank().usual()), 99)
     with pytest.raises(UsageError, match="no step was recorded"):
         explain(evidence(Rank()))
+
+
+@pytest.mark.parametrize("lacked", [0.9, 0.01])
+def test_reads_that_waited_for_a_cpu_to_take_their_answers_are_no_storage(tmp_path: Path, lacked: float) -> None:
+    lines = [step(n, 1000.0 + n, fetch=0.1, compute=1.0) for n in range(9)]
+    lines.append(step(9, 1010.0, {"window_s": 4.0, "io_run_queue_s": 4.0 * lacked}, fetch=3.0, compute=1.0))
+    found = explain(gather([write(tmp_path / "rank-00000.jsonl", [header(0, 1), *lines])]))
+    assert found.main is not None
+    if lacked < 0.5:
+        assert (found.main.cause, found.storage) == ("fetch", "yes") and len(found.findings) == 1
+    else:
+        assert (found.main.cause, found.storage) == ("starved", "no")
+        assert "while the thread that takes their answers lacked a CPU" in facts(found)["because"]

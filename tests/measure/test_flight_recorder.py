@@ -25,6 +25,7 @@ from headrace.measure.blackbox.flight_recorder import (
 from headrace.measure.blackbox.plain import load_plain
 from headrace.measure.blackbox.tell import facts
 from tests.measure.dumps import Rank
+from tests.measure.test_report import check_page
 
 
 def entry(sequence: int, created_ns: int = 10**18, name: str = "all_reduce", **others: Any) -> dict[str, Any]:
@@ -75,6 +76,7 @@ def test_a_pickle_carries_nothing_out_and_takes_no_memory_by_its_word() -> None:
     deep = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
     for data in (
         pickle.dumps(Evil()),
+        pickle.dumps({**said(entry(1)), "more": Evil()}),
         b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.",
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.",
         b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fx.",
@@ -165,12 +167,41 @@ def test_collectives_stand_beside_the_step(tmp_path: Path, capsys: pytest.Captur
     assert found.late.seconds == pytest.approx(0.498)
     assert "rank 1 came to all_reduce number 9 of default_pg (train.py:41) 498.0 ms" in facts(found)["collective"]
 
-    for rank in ranks:
+    # A job that hangs; dumps of one that goes on are not all of one moment.
+    hangs = [
+        Rank(0, 2).usual().step(cause="collective", compute=0.02, collective=9.0),
+        Rank(1, 2).usual().step(hangs=(0, 1), cause="wait", quiet=True, wait=9.02),
+    ]
+    for rank in hangs:
         write_dump(tmp_path / dump_name(rank.rank), rank.dump())
     folder = tmp_path / "flights"
     folder.mkdir()
     (folder / "nccl_trace_rank_0").write_bytes(pickle.dumps(said(entry(9, **OPEN), world=2)))
     (folder / "nccl_trace_rank_1").write_bytes(pickle.dumps(said(entry(8), world=2)))
-    assert main(["watch", "explain", str(tmp_path), "--flight-recorder", str(folder)]) == 0
+    files = ["--flight-recorder", str(folder), "--html", str(tmp_path / "page.html")]
+    assert main(["watch", "explain", str(tmp_path), *files]) == 0
     text = capsys.readouterr().out
-    assert "all_reduce number 9 of default_pg (train.py:41): rank 0 waited; rank 1 had not come to it" in text
+    assert "rect" in check_page((tmp_path / "page.html").read_text()).tags
+    told = "all_reduce number 9 of default_pg (train.py:41): rank 0 waited; rank 1 had not come to it"
+    assert told in text
+    # Where a box puts them, they are found; one that is damaged is no reason to say nothing.
+    (folder / "nccl_trace_rank_0").rename(tmp_path / "rank-00000.flight-recorder")
+    (folder / "nccl_trace_rank_1").rename(tmp_path / "nccl-flight-recorder-1")
+    assert main(["watch", "explain", str(tmp_path)]) == 0
+    assert told in capsys.readouterr().out
+    (tmp_path / "nccl-flight-recorder-1").write_bytes(b"torn")
+    assert main(["watch", "explain", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert told not in text and "not a Flight Recorder dump at" in text
+
+
+def test_dumps_of_what_is_under_way_only_say_by_their_status_who_had_come() -> None:
+    """`onlyActive`: who has nothing under way may have done all, or not have come."""
+    dumps = [said(entry(5, **OPEN), world=3), said(world=3), said(world=3)]
+    for dump, last in zip(dumps, (5, 5, 4), strict=True):
+        dump["pg_status"] = {"0": {"last_enqueued_collective": last}}
+    records = [
+        parse_flight_recorder(json.dumps(dump).encode(), Path(f"trace_{rank}")) for rank, dump in enumerate(dumps)
+    ]
+    (found,) = lacking(records, 3)
+    assert (found.sequence, found.joined, found.missing) == (5, (0,), (2,))

@@ -114,6 +114,8 @@ def test_slow_storage_is_told_with_path_and_target(target: ServeProcess, tmp_pat
     slowest = found.paths[0]
     assert slowest["path"] == f"127.0.0.1:{relay.port}" and NQN in slowest["device"] and slowest["p99_s"] > 0.02
     assert path_text(slowest) in text
+    # The thread that takes answers is seen, too.
+    assert "io_run_queue_s" in found.ranks[0].windows
 
 
 @pytest.mark.parametrize("threads", [0, 2])

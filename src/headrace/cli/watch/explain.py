@@ -33,6 +33,10 @@ def explain(
         float | None,
         typer.Option("--gpu-hour-price", metavar="DOLLARS", help="Of an accelerator hour.", show_default=False),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="PAGE", help="Write a page with a time line of the step.", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Why a step was slow, or hangs: what it waited for, on which rank, by which path to which target, and what it
@@ -51,7 +55,12 @@ def explain(
 
     if price is not None:
         dollars(0.0, price)
-    found = found_in(gather(dumps, flight_recorder or []), step)
+    evidence = gather(dumps, flight_recorder or [])
+    found = found_in(evidence, step)
+    if html is not None:
+        from headrace.measure.blackbox.page import page
+
+        html.write_text(page(found, evidence, gpu_hour_price=price), encoding="utf-8")
     if json:
         print_json(tell.to_json(found, price))
         return

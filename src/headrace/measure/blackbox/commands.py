@@ -125,7 +125,7 @@ def look(dump: Dump, start_ns: int, end_ns: int, kinds: Iterable[EventKind]) -> 
 
 def _complete(dump: Dump, start_ns: int) -> bool:
     for number, device in enumerate(dump.devices):
-        if device.why_not:
+        if device.why_not and not device.recorded:
             return False
         if device.lost:
             of_device = dump.events["ended_ns"][(dump.events["device"] == number) & (dump.events["ended_ns"] > 0)]

@@ -19,7 +19,10 @@ from headrace.errors import UsageError
 from headrace.measure.blackbox.dump import Dump, read_dump
 from headrace.measure.blackbox.flight_recorder import FlightRecord, read_flight_recorder
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
+from headrace.measure.watch.watch import FLUSH_S
 
+#: A watch takes steps apart once a second.
+_ROUGH_NS = round(FLUSH_S * 1e9)
 #: Steps of a watch's file that are kept: the last ones, and the longest.
 KEPT_LAST, KEPT_LONGEST = 4096, 64
 
@@ -38,6 +41,8 @@ class StepOfRank:
     #: Of the one under way: what it was at, and since when.
     cause: str | None = None
     cause_since_ns: int | None = None
+    #: Its causes had not been taken apart yet: time in which the thread lacked a CPU is in whatever it did.
+    rough: bool = False
     #: Counters beside it, where they were taken then.
     window: Mapping[str, Any] | None = None
 
@@ -91,6 +96,8 @@ class Evidence:
     ranks: dict[int, RankRecord]
     world: int
     flights: tuple[FlightRecord, ...] = ()
+    #: Of Flight Recorder dumps that lay beside the others, why they cannot be read.
+    unread: tuple[str, ...] = ()
 
     @property
     def missing(self) -> list[int]:
@@ -107,7 +114,9 @@ class Evidence:
 
 def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
     """`paths`: dumps, files of watches, or folders of them. Of one rank the last dump counts, and the file of its watch
-    adds what a dump does not have. `UsageError` or `DumpUnreadable` for what is none of them."""
+    adds what a dump does not have. `flights`: dumps of Flight Recorders, or folders of them; where there are none,
+    those that a `BlackBox` and PyTorch have put into the folders of the others. `UsageError` or `DumpUnreadable` for
+    what is none of them."""
     records: dict[int, RankRecord] = {}
     dumps, files = _sorted(paths)
     for path in dumps:
@@ -123,16 +132,36 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
                 _add(record, found)
     if not records:
         raise UsageError("there is nothing to explain", where=", ".join(map(str, paths)), expected="at least one rank")
-    return together(list(records.values()), [read_flight_recorder(path) for path in _flights(flights)])
+    if flights:
+        return together(list(records.values()), [read_flight_recorder(path) for path in _flights(flights)])
+    beside, unread = _flights_beside(paths)
+    return together(list(records.values()), beside, unread)
 
 
-def together(records: Sequence[RankRecord], flights: Sequence[FlightRecord] = ()) -> Evidence:
+def _flights_beside(paths: Sequence[Path]) -> tuple[list[FlightRecord], list[str]]:
+    """Of a rank that of the black box before that of PyTorch, which is of the first time-out."""
+    found: dict[int, FlightRecord] = {}
+    unread = []
+    for folder in dict.fromkeys(path for path in paths if path.is_dir()):
+        for path in (*sorted(folder.glob("nccl-flight-recorder-*")), *sorted(folder.glob("rank-*.flight-recorder"))):
+            try:
+                record = read_flight_recorder(path)
+                found[record.rank] = record
+            except UsageError as error:
+                unread.append(str(error))
+    return list(found.values()), unread
+
+
+def together(
+    records: Sequence[RankRecord], flights: Sequence[FlightRecord] = (), unread: Sequence[str] = ()
+) -> Evidence:
     """Ranks that a larger job had before are left out: the newest one says how many there are."""
     newest = max(records, key=lambda record: _last_moment(record))
     world = max(newest.world, 1)
     return Evidence(
         ranks={record.rank: record for record in records if record.rank < world}, world=world,
         flights=tuple(sorted((each for each in flights if each.rank < world), key=lambda each: each.rank)),
+        unread=tuple(unread),
     )  # fmt: skip
 
 
@@ -162,10 +191,13 @@ def _sorted(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _flights(paths: Sequence[Path]) -> list[Path]:
-    """Of folders all files whose names end with a rank."""
+    """Of folders all files whose names tell a rank."""
     found: list[Path] = []
     for path in paths:
-        inside = [each for each in sorted(path.iterdir()) if each.name[-1:].isdigit()] if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():
+            names = sorted(path.iterdir())
+            inside = [each for each in names if each.name[-1:].isdigit() or each.suffix == ".flight-recorder"]
         if not inside:
             raise UsageError(
                 "no Flight Recorder dump is here", where=str(path), expected="files whose names end with the rank"
@@ -182,14 +214,18 @@ def of_dump(dump: Dump) -> RankRecord:
     for step in dump.steps:
         assert step.ended_ns is not None
         record.steps[step.step] = StepOfRank(
-            step=step.step, started_ns=step.started_ns, ended_ns=max(step.started_ns, step.ended_ns), spent=step.spent
+            step=step.step,
+            started_ns=step.started_ns,
+            ended_ns=max(step.started_ns, step.ended_ns),
+            spent=step.spent,
+            rough=step.ended_ns > dump.dumped.monotonic_ns - _ROUGH_NS,
         )
     if dump.under_way is not None:
         open_one = dump.under_way
         record.under_way = StepOfRank(
             step=open_one.step, started_ns=open_one.started_ns,
             ended_ns=max(open_one.started_ns, dump.dumped.monotonic_ns), spent=_so_far(dump), under_way=True,
-            cause=open_one.cause, cause_since_ns=open_one.cause_since_ns,
+            rough=True, cause=open_one.cause, cause_since_ns=open_one.cause_since_ns,
         )  # fmt: skip
     return record
 
@@ -243,13 +279,14 @@ def of_watch(path: Path) -> RankRecord | None:
 
 
 def _add(record: RankRecord, file: RankRecord) -> None:
-    """Of the file: counters beside steps, and steps that the dump is too short for."""
+    """Of the file: counters beside steps, steps that the dump is too short for, and causes: those of the second before
+    a dump had not been taken apart yet when it was written, a lack of CPUs above all."""
     for number, row in file.steps.items():
         ours = record.steps.get(number)
         shift = -record.to_realtime_ns
         if ours is not None:
             record.steps[number] = StepOfRank(
-                step=number, started_ns=ours.started_ns, ended_ns=ours.ended_ns, spent=ours.spent, window=row.window
+                step=number, started_ns=ours.started_ns, ended_ns=ours.ended_ns, spent=row.spent, window=row.window
             )
         elif record.under_way is None or number < record.under_way.step:
             record.steps[number] = StepOfRank(

@@ -9,8 +9,8 @@ How it is found, each step of it from what was measured:
 3. The cause: what that rank did longer than it usually does, in order of seconds. The median of its other steps is what
    is usual.
 4. Whether that is storage: the commands of that rank in that step (`commands`). A loader that was blocked is called
-   storage only where slow commands cover what it waited; a wait for reads is not called storage where none was under
-   way. I/O that was slow while nobody waited is told, and is no cause.
+   storage only where slow commands cover what it waited; of a wait for reads in which none was under way it is not
+   known. I/O that was slow while nobody waited is told, and is no cause.
 5. The path or the target: what else was slow in the same step, on this rank and on others.
 
 Nothing is said without dumps of all ranks that these might turn over: then it is said what is missing.
@@ -24,6 +24,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure.blackbox.commands import READS, WRITES, IoView, PathView, look
+from headrace.measure.blackbox.dump import DumpedDevice
 from headrace.measure.blackbox.evidence import Evidence, RankRecord, StepOfRank, clocks
 from headrace.measure.blackbox.explanation import (
     Explanation,
@@ -36,7 +37,7 @@ from headrace.measure.blackbox.explanation import (
     quick_text,
     ranks_text,
 )
-from headrace.measure.blackbox.flight_recorder import lacking, mismatches
+from headrace.measure.blackbox.flight_recorder import Lacking, lacking, mismatches
 from headrace.measure.watch.causes import CAUSES, WAIT
 from headrace.measure.watch.join import STRAGGLES
 from headrace.units import format_seconds
@@ -101,6 +102,8 @@ class _Case:
         self.usual_s = self.record.usual_s(number)
         self.stands_out = self.usual_s is not None and self.took_s >= STANDS_OUT * self.usual_s
         self.clocks = clocks(evidence)
+        #: Of what is told as a lack of CPUs, that of the thread that takes answers.
+        self.io_lacked_s = 0.0
         self._views: dict[tuple[int, bool], IoView | None] = {}
 
     # ---- the whole -----------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ class _Case:
             findings=findings, lost_s=max(0.0, lost_s), unwaited=self._unwaited(findings),
             missing=tuple(self.evidence.missing),
             without_events=tuple(rank for rank, record in self.evidence.ranks.items() if record.dump is None),
-            lacking=tuple(lacking(self.evidence.flights, self.evidence.world)),
+            unread=self.evidence.unread, lacking=self._lacking(),
             mismatches=tuple(mismatches(self.evidence.flights)), late=self._late(), clocks=self.clocks,
             why={rank: record.why for rank, record in self.evidence.ranks.items() if record.why}, rows=self.rows,
         )  # fmt: skip
@@ -139,12 +142,30 @@ class _Case:
                 continue
             if seconds > 0:
                 found[self._straggles(seconds) if cause == "compute" else cause] = seconds
+        self._io_lacked_cpus(found)
         if self.stands_out and self.hidden == "collective":
             # What passed on others after this one's part had ended.
             rest = self.took_s - self.row.wall_s
             if rest > 0:
                 found["collective"] = found.get("collective", 0.0) + rest
         return found
+
+    def _io_lacked_cpus(self, found: dict[str, float]) -> None:
+        """Where the thread that takes answers lacked a CPU, so much of the wait for them is not storage's.
+        How much is told of a second, of which the step is a part."""
+        window = self._window() or {}
+        lacked = window.get("io_run_queue_s", 0.0) / max(window.get("window_s", 0.0), 1e-9)
+        if lacked < HARDLY:
+            return
+        moved = 0.0
+        for cause in ("fetch", "blocked", "checkpoint", "restart"):
+            share = min(1.0, lacked) * found.get(cause, 0.0)
+            if share > 0:
+                found[cause] -= share
+                moved += share
+        if moved > 0:
+            found["starved"] = found.get("starved", 0.0) + moved
+            self.io_lacked_s = moved
 
     def _straggles(self, seconds: float) -> str:
         others = [row["compute"] for rank, row in self.rows.items() if rank != self.rank]
@@ -184,11 +205,11 @@ class _Case:
             return self._from_window(cause, seconds)
         told = cause == "fetch"
         if view.complete and view.busy_s < (COVERS if told else HARDLY) * seconds:
+            busy = format_seconds(view.busy_s)
             return Finding(
-                cause=cause, seconds=seconds, rank=self.rank, storage="no" if told and view.paths else "unknown",
-                confidence="likely" if told and view.paths else "open",
-                because=(f"reads of headrace's devices were under way for {format_seconds(view.busy_s)} of it only",),
-                against=() if told and view.paths else ("where else it reads is not seen",),
+                cause=cause, seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
+                because=(f"reads of headrace's devices were under way for {busy} of it only",),
+                against=("it read elsewhere, which is not seen, or asked late for what it needed",),
             )  # fmt: skip
         return self._storage(cause, seconds, view, told="the loader waited for reads" if told else "")
 
@@ -232,7 +253,7 @@ class _Case:
 
     def _collective(self, seconds: float) -> Finding:
         missing = self.evidence.missing
-        lack = lacking(self.evidence.flights, self.evidence.world)
+        lack = self._lacking()
         if missing or len(self.rows) < self.evidence.world:
             absent = missing or [rank for rank in self.evidence.ranks if rank not in self.rows]
             return Finding(
@@ -305,13 +326,10 @@ class _Case:
         """None: there are no events of it."""
         key = rank, writes
         if key not in self._views:
-            record, row = self.evidence.ranks[rank], self.rows.get(rank)
-            has = record.dump is not None and any(not device.why_not for device in record.dump.devices)
-            self._views[key] = (
-                look(record.dump, row.started_ns, row.ended_ns, WRITES if writes else READS)
-                if has and row is not None and record.dump is not None
-                else None
-            )
+            dump, row = self.evidence.ranks[rank].dump, self.rows.get(rank)
+            self._views[key] = None
+            if dump is not None and row is not None and any(_tells(device) for device in dump.devices):
+                self._views[key] = look(dump, row.started_ns, row.ended_ns, WRITES if writes else READS)
         return self._views[key]
 
     def _unwaited(self, findings: Sequence[Finding]) -> PathView | None:
@@ -329,13 +347,22 @@ class _Case:
         if self.row.window is not None:
             return self.row.window
         later = [row for number, row in self.record.steps.items() if number > self.number and row.window is not None]
-        return min(later, key=lambda row: row.step).window if later else None
+        first = min(later, key=lambda row: row.step, default=None)
+        if first is None or first.window is None:
+            return None
+        begun_ns = first.ended_ns - first.window.get("window_s", 0.0) * 1e9
+        return first.window if begun_ns < self.row.ended_ns else None
 
     def _counters(self, cause: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         window = self._window() or {}
         because = []
         if cause == "starved" and window.get("throttled_s", 0.0) > 0:
             because.append(f"the CPU limit of the container stopped it for {format_seconds(window['throttled_s'])}")
+        if cause == "starved" and self.io_lacked_s > 0:
+            because.append(
+                f"{format_seconds(self.io_lacked_s)} of it was waiting for reads or writes while the thread that takes "
+                "their answers lacked a CPU"
+            )
         if cause in ("straggler", "compute") and len(self.rows) > 1:
             others = stats.median(row["compute"] for rank, row in self.rows.items() if rank != self.rank)
             because.append(f"it computed {format_seconds(self.row['compute'])}, the others {format_seconds(others)}")
@@ -344,7 +371,15 @@ class _Case:
         against: tuple[str, ...] = ()
         if cause == "compute" and self.hidden == "compute" and self.evidence.world > 1:
             against = ("collectives were not timed apart: the wait for another rank would be in it",)
+        if cause in ("compute", "straggler", "copy", "other", "preparation") and self.row.rough:
+            against = (*against, "it had not been asked yet how long the thread lacked a CPU in this step")
         return tuple(because), against
+
+    def _lacking(self) -> tuple[Lacking, ...]:
+        """Of a step that hangs. Dumps are not written at one moment: in a job that goes on, some are a step ahead."""
+        if not self.stands_out or not any(row.under_way for row in self.rows.values()):
+            return ()
+        return tuple(lacking(self.evidence.flights, self.evidence.world))
 
     def _late(self) -> Late | None:
         """Of the collectives of this step the one to which a rank came last by most."""
@@ -371,11 +406,18 @@ class _Case:
         return best
 
 
+def _tells(device: DumpedDevice) -> bool:
+    return not device.why_not or device.recorded > 0
+
+
 def _scope(worst: PathView, mine: IoView, others: Iterable[IoView]) -> tuple[Scope, tuple[PathView, ...]]:
     """How far the slowness goes, and what says so."""
 
     def quick(path: PathView) -> bool:
-        return path.slow_s < COVERS / 2 * worst.slow_s
+        # On a busy machine some commands are slow on any path; by far slower than usual, or nearly as slow as the
+        # worst, is another matter.
+        far = max(10 * (path.slow_from_s or 0.0), 0.1 * worst.p99_s)
+        return not path.is_slow or (path.slow_s < COVERS / 2 * worst.slow_s and path.p99_s < far)
 
     rest = [path for path in mine.paths if path is not worst and path.commands]
     same = [path for path in rest if path.target == worst.target]

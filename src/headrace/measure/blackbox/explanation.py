@@ -72,6 +72,7 @@ class Explanation:
     missing: tuple[int, ...]
     #: Ranks of which only the file of the watch is there.
     without_events: tuple[int, ...]
+    unread: tuple[str, ...]
     lacking: tuple[Lacking, ...]
     mismatches: tuple[Mismatch, ...]
     late: Late | None

@@ -5,6 +5,7 @@ process group writes one to `TORCH_FR_DUMP_TEMP_FILE` and the rank). Of it is re
 
     version           "2.10"
     pg_config         by group: its ranks, as text
+    pg_status         by group's number: the last collective that was asked for (last_enqueued_collective)
     entries[]         the last collectives that the rank has asked for, oldest first
       process_group   [name, description]
       collective_seq_id, p2p_seq_id, is_p2p     every member counts the collectives of a group alike
@@ -77,6 +78,8 @@ class FlightRecord:
     collectives: tuple[Collective, ...]
     #: Ranks of the groups that the dump names, by name.
     members: dict[str, tuple[int, ...]]
+    #: By name, the last collective that was asked for: where only those under way were dumped, entries do not tell.
+    last: dict[str, int]
 
     def between(self, start_ns: int, end_ns: int) -> list[Collective]:
         """Those that were asked for in this time, by the system's clock."""
@@ -146,13 +149,14 @@ def parse_flight_recorder(data: bytes, path: Path) -> FlightRecord:
             raise ValueError("entries")
         members = _members(found.get("pg_config", {}))
         collectives = tuple(_collective(each) for each in entries)
+        last = _last(found.get("pg_status", {}), entries)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(
             "not a Flight Recorder dump", where=str(path),
             expected="the pickle or JSON that PyTorch writes, of plain containers", found=_text(str(error)),
         ) from error  # fmt: skip
     return FlightRecord(
-        rank=_rank(path), path=str(path), version=found["version"], members=members, collectives=collectives
+        rank=_rank(path), path=str(path), version=found["version"], members=members, collectives=collectives, last=last
     )
 
 
@@ -175,6 +179,17 @@ def _members(config: Any) -> dict[str, tuple[int, ...]]:
         if not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
             raise ValueError("ranks of a group")
         found[_text(name)] = tuple(ranks)
+    return found
+
+
+def _last(status: Any, entries: Any) -> dict[str, int]:
+    # Numbers and names of groups are the same for the first ones, and else where an entry says so.
+    names = {str(_whole(each["pg_id"])): _text(each["process_group"][0]) for each in entries if "pg_id" in each}
+    found = {}
+    for number, said in status.items():
+        last = said.get("last_enqueued_collective")
+        if isinstance(last, int) and last >= 0:
+            found[names.get(_text(number), _text(number))] = _whole(last)
     return found
 
 
@@ -223,7 +238,8 @@ def lacking(records: Sequence[FlightRecord], world: int) -> list[Lacking]:
     """The collectives that somebody had not come to, those that were waited for first."""
     found = []
     for group, of_rank in _by_group(records).items():
-        last = {rank: max(each.sequence for each in of_rank[rank]) if of_rank[rank] else 0 for rank in of_rank}
+        said = {record.rank: record.last.get(group[0], 0) for record in records}
+        last = {rank: max(said[rank], *(each.sequence for each in asked), 0) for rank, asked in of_rank.items()}
         furthest = max(last.values())
         behind = min(last.values())
         members = _members_of(group, records, world)

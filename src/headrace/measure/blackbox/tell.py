@@ -48,7 +48,10 @@ def sentence(found: Explanation, gpu_hour_price: float | None = None) -> str:
     others = found.findings[1:]
     if main.storage != "yes" and any(each.storage == "yes" for each in others):
         verdict = "it was storage only in part"
-    text = f"{_took(found)}, and {verdict}: {_what(found, main)}"
+    if found.stands_out:
+        text = f"{_took(found)}, and {verdict}: {_what(found, main)}"
+    else:
+        text = f"{_took(found)}; of what it lost most, {verdict}: {_what(found, main)}"
     text += f". {'So far it costs' if found.under_way else 'It cost'} {cost(found, gpu_hour_price)}"
     if others:
         text += f"; besides, {', and '.join(_what(found, each, brief=True) for each in others)}"
@@ -162,6 +165,8 @@ def facts(found: Explanation) -> dict[str, str]:
         told["missing"] = f"nothing is known of {ranks_text(found.missing)} of {found.world}: it may have been slower"
     if found.without_events and len(found.without_events) < len(found.rows) + 1:
         told["no I/O events"] = f"of {ranks_text(found.without_events)}: only the file of the watch is there"
+    if found.unread:
+        told["not read"] = "; ".join(found.unread)
     told["clocks"] = _clocks(found)
     if why := sorted(set(found.why.values()) - {"request"}):
         told["dumped by"] = ", ".join(why)
@@ -250,6 +255,7 @@ def to_json(found: Explanation, gpu_hour_price: float | None = None) -> dict[str
         "missing_ranks": list(found.missing), "ranks_without_events": list(found.without_events),
         "collectives_lacking": [asdict(each) for each in found.lacking],
         "collectives_mismatched": [asdict(each) for each in found.mismatches],
+        "not_read": list(found.unread),
         "late": None if found.late is None else asdict(found.late),
         "clocks": {rank: asdict(clock) for rank, clock in found.clocks.items()}, "dumped_why": found.why,
         "ranks": {

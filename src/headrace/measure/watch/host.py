@@ -16,6 +16,8 @@ from typing import Any
 
 #: Share of the time that looking at a loader's helpers may cost.
 COST = 0.001
+#: What the native host calls its thread; there is one a process.
+IO_THREAD = "headrace-host"
 #: Helpers of a loader that are looked at.
 MOST_HELPERS = 64
 
@@ -109,6 +111,45 @@ class Helpers:
         for queue in self._queues.values():
             queue.close()
         self._queues.clear()
+
+
+class IoThread:
+    """The thread of this process that sends commands over the fabric and takes their answers. Where it lacks a CPU,
+    every path is slow."""
+
+    def __init__(self) -> None:
+        self._queue: RunQueue | None = None
+        self._waited_s = 0.0
+        #: Devices that there were when it was looked for.
+        self._devices = 0
+
+    def since(self, devices: int) -> float | None:
+        """Seconds that it could run and waited for a CPU, since it was asked before; None: not known. `devices`: that
+        are open; where their number is another, a thread that was not there is looked for again."""
+        if self._queue is None and devices != self._devices:
+            self._devices = devices
+            self._queue, self._waited_s = _thread_queue(IO_THREAD), 0.0
+            if self._queue is not None:
+                self._waited_s = self._queue.read()[1]
+            return None
+        try:
+            last, self._waited_s = self._waited_s, self._queue.read()[1] if self._queue is not None else 0.0
+        except (OSError, ValueError):
+            self.close()
+        return self._waited_s - last if self._queue is not None else None
+
+    def close(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
+        self._queue, self._devices = None, 0
+
+
+def _thread_queue(name: str) -> RunQueue | None:
+    for tid in _listed("/proc/self/task"):
+        if _read(f"/proc/self/task/{tid}/comm").strip() == name:
+            with contextlib.suppress(OSError, ValueError):
+                return RunQueue(f"/proc/self/task/{tid}/schedstat")
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from headrace.errors import UsageError
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.causes import CAUSES
 from headrace.measure.watch.device import DeviceClock
-from headrace.measure.watch.host import HostCounters
+from headrace.measure.watch.host import HostCounters, IoThread
 from headrace.measure.watch.lines import Lines
 from headrace.measure.watch.loader import Source, WatchedLoader
 from headrace.measure.watch.notes import Notes, Part, Wait
@@ -114,8 +114,8 @@ class Watch:
         self._activity = SmActivity(self._device.gpu if self._device is not None else None)
         self._activity_at, self._last_activity = self._now(), None if self._activity.why_not else 0.0
         self._host = HostCounters(monotonic)
-        self._paths = PathWindows()
-        self._paths.since(self.devices)
+        self._paths, self._io = PathWindows(), IoThread()
+        self._look_at_io()
         self._queue_at = 0.0
         #: Of the step that is open.
         self._number: int | None = None
@@ -165,7 +165,7 @@ class Watch:
         told = source.teller
         if told is not None and getattr(told, "devices", None):
             self._watched.append(told)
-            self._paths.since(self.devices)
+            self._look_at_io()
         return source
 
     def waiting(self, source: Source) -> Any:
@@ -332,6 +332,7 @@ class Watch:
         self._settle(all_of_them=True)
         self._closed = True
         self._activity.close()
+        self._io.close()
         for source in self._sources:
             source.helpers.close()
         self._notes.close()
@@ -374,9 +375,19 @@ class Watch:
         if now - self._activity_at >= 1.0 and (busy := self._activity.since()) is not None:
             window["sm_activity"] = round(busy, 4)
             self._last_activity, self._activity_at = busy, now
-        if self._watched and (paths := self._paths.since(self.devices)):
-            window["paths"] = paths
+        if self._watched:
+            window |= self._look_at_io()
         return window
+
+    def _look_at_io(self) -> dict[str, Any]:
+        """Of headrace's devices, since it was looked before."""
+        found: dict[str, Any] = {}
+        devices = self.devices
+        if (waited := self._io.since(len(devices))) is not None:
+            found["io_run_queue_s"] = round(waited, 6)
+        if paths := self._paths.since(devices):
+            found["paths"] = paths
+        return found
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """What was noted is worked out, and steps are finished, in order, as far as the device has come by."""
