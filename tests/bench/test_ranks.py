@@ -44,8 +44,8 @@ def test_what_a_rank_is_told_by_the_storage_is_said(folder: Path, ranks: Ranks) 
     with open_place(str(folder)) as place, place.room([Shard("a", MIB), Shard("b", MIB)]) as room:
         ranks.open(room.for_writer())
         room_folder = Path(room.for_writer()["folder"])
-        (room_folder / "b").write_bytes(b"in the way")
-        with pytest.raises(RankFailed, match=r"rank 1: File exists at .*/b"):
+        (room_folder / "b").mkdir()
+        with pytest.raises(RankFailed, match=r"rank 1: Is a directory at .*/b"):
             ranks.save([[0], [1]], lambda moved: None)
         # The other one ended, too, and both go on.
         done = ranks.restore([[0], [0]], lambda moved: None)

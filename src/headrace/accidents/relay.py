@@ -95,6 +95,10 @@ class Relay:
         with self._lock:
             self._whole = True
 
+    def limit(self, bytes_per_s: float | None) -> None:
+        """From now on, of all connections and both ways together; None: no more."""
+        self._bytes_per_s = bytes_per_s
+
     def hold(self) -> None:
         with self._lock:
             self._hold = True

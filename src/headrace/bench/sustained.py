@@ -40,6 +40,8 @@ STALL = 0.25
 #: A last level below this share of the highest one: nothing moves any more.
 STOPPED = 0.01
 
+#: Slots without bytes are told from a second on, or from a hundredth of the run.
+_TOLD_S = 1.0
 _PENALTY = 4.0
 _SPREADS = 2.0
 #: The standard deviation of a normal distribution, by its median absolute deviation.
@@ -107,7 +109,7 @@ def judge(counts: Sequence[float], every_s: float, what: str = "") -> Judgement:
     kind, credit = _kind(levels)
     stalls = sum(_stalled(series, level, width_s) for level in levels)
     text = front + _told(levels, kind, credit)
-    if stalls:
+    if stalls * width_s >= _TOLD_S or stalls > 0.01 * len(series):
         text += f"; it stood nearly still for {span(stalls * width_s)} of {span(len(series) * width_s)}"
     return Judgement(kind=kind, segments=levels, sentence=text, stalls=stalls, credit_bytes=credit)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 
 from headrace.bench.figures import Outcome, rate
 from headrace.bench.meter import Meter, series_of
@@ -31,8 +32,8 @@ def run(place: Place, options: Options, tell: Tell) -> Outcome:
         try:
             for _ in range(options.flows):
                 writers.append(open_writer(spec))
-            writing = _Writing(writers, count, options)
-            writing.run(tell, place.name)
+            writing = Writing(writers, iter(range(count)), options)
+            writing.run(tell, place.name, "sequential ingest")
             room.commit(writing.proofs)
             seconds = time.perf_counter() - writing.begun
         finally:
@@ -46,12 +47,12 @@ def run(place: Place, options: Options, tell: Tell) -> Outcome:
     )  # fmt: skip
 
 
-class _Writing:
-    """A thread for each writer; files go to whoever is free."""
+class Writing:
+    """A thread for each writer; files, by number, go to whoever is free."""
 
-    def __init__(self, writers: list[Writer], count: int, options: Options) -> None:
+    def __init__(self, writers: list[Writer], numbers: Iterator[int], options: Options) -> None:
         self._writers, self._options = writers, options
-        self._left = iter(range(count))
+        self._left = numbers
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._given_up = threading.Event()
@@ -61,7 +62,8 @@ class _Writing:
         self.begun, self.started_s = time.perf_counter(), time.time()
         self.meters = [Meter(self.begun) for _ in writers]
 
-    def run(self, tell: Tell, where: str) -> None:
+    def run(self, tell: Tell, where: str, text: str) -> None:
+        """Until there are no more numbers, the time is up or the budget is written."""
         threads = [
             threading.Thread(target=self._work, args=(writer, meter), name="bench-ingest", daemon=True)
             for writer, meter in zip(self._writers, self.meters, strict=True)
@@ -72,13 +74,13 @@ class _Writing:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
                 now = time.perf_counter()
-                if now >= end:
+                moved = sum(meter.bytes for meter in self.meters)
+                if now >= end or moved >= self._options.budget_bytes:
                     self._stop.set()
                 if now >= end + _PATIENCE_S:
                     raise DeviceTimeout("a file is not written", where=where, found=f"{_PATIENCE_S:.0f} s and no end")
-                moved = sum(meter.bytes for meter in self.meters)
                 fraction = max((now - self.begun) / self._options.seconds, moved / self._options.budget_bytes)
-                tell(min(1.0, fraction), f"sequential ingest: {format_bytes(moved / max(now - self.begun, 1e-3))}/s")
+                tell(min(1.0, fraction), f"{text}: {format_bytes(moved / max(now - self.begun, 1e-3))}/s")
                 time.sleep(0.02)
         except BaseException:
             self._stop.set()

@@ -71,6 +71,9 @@ class FolderWriter:
 
     def _write(self, path: str, shard: Shard, seen: Callable[[int], None]) -> None:
         number = number_of(shard.name)
+        # One that is saved again takes the place of the one before, as an old checkpoint's name is used again.
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | self._direct, 0o600)
         try:
             for offset in range(0, shard.length_bytes, CHUNK):
