@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.bench.histogram import counted
 from headrace.errors import UsageError
 from headrace.measure.statistics import median
 
@@ -52,6 +53,8 @@ class Latencies:
     p99: float
     p999: float
     max: float
+    #: How many in which bucket (see `histogram`): what ranks put together.
+    histogram: Mapping[int, int] = field(default_factory=dict)
 
 
 def latencies_of(seconds: npt.NDArray[np.float64]) -> Latencies | None:
@@ -59,7 +62,9 @@ def latencies_of(seconds: npt.NDArray[np.float64]) -> Latencies | None:
     if not len(seconds):
         return None
     p50, p90, p99, p999 = (float(one) for one in np.percentile(seconds, (50, 90, 99, 99.9)))
-    return Latencies(count=len(seconds), p50=p50, p90=p90, p99=p99, p999=p999, max=float(seconds.max()))
+    return Latencies(
+        count=len(seconds), p50=p50, p90=p90, p99=p99, p999=p999, max=float(seconds.max()), histogram=counted(seconds)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

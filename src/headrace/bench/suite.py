@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headrace.bench.cache import DROPPED
 from headrace.bench.figures import Outcome, together
 from headrace.bench.layouts import layout, scale_for, total_bytes
+from headrace.bench.meeting import Meeting
+from headrace.bench.merge import SLACK_S, round_of
 from headrace.bench.patterns import checkpoint, ingest, latency, load, mixed, random, sequential
 from headrace.bench.patterns.options import Options
 from headrace.bench.places.protocol import Place, Tell
@@ -190,8 +192,9 @@ def budget_of(place: Place, suite: SuiteOptions) -> Budget:
     )  # fmt: skip
 
 
-def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell) -> Result:
-    """All rounds. Ctrl-C ends it wherever it is; the place removes what was written."""
+def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, meeting: Meeting | None = None) -> Result:
+    """All rounds. Ctrl-C ends it wherever it is; the place removes what was written. With a `meeting` all its ranks
+    run each round at once, and each has what came of all of them."""
     started_s, begun = time.time(), time.monotonic()
     end = begun + budget.limit_s
     works = budget.works
@@ -205,7 +208,7 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell) -> 
         if ranks is not None:
             ranks.deadline = end
         for step in range(total):
-            if time.monotonic() >= end:
+            if _time_is_up(time.monotonic() >= end, meeting, budget):
                 stopped = f"stopped after {format_seconds(time.monotonic() - begun)}, {step} of {total} rounds: "
                 stopped += "the path is slower than the time that was given (--limit)"
                 break
@@ -215,11 +218,18 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell) -> 
             def show(fraction: float, text: str, step: int = step) -> None:
                 tell((step + fraction) / total, f"{step + 1} of {total}, {text}")
 
-            if work.pattern in _WITH_RANKS:
-                assert ranks is not None
-                found[index].append(_WITH_RANKS[work.pattern](place, work.options, show, ranks))
+            def once(work: Work = work, show: Tell = show) -> Outcome:
+                if work.pattern in _WITH_RANKS:
+                    assert ranks is not None
+                    return _WITH_RANKS[work.pattern](place, work.options, show, ranks)
+                return _RUN[work.pattern](place, work.options, show)
+
+            if meeting is None:
+                found[index].append(once())
             else:
-                found[index].append(_RUN[work.pattern](place, work.options, show))
+                # The first one waits for the ranks that still write what is read.
+                asked = {"round": step, "pattern": work.pattern, "options": asdict(work.options)}
+                found[index].append(round_of(meeting, once, what=asked, within_s=budget.limit_s + SLACK_S))
     finally:
         if ranks is not None:
             ranks.close()
@@ -228,3 +238,10 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell) -> 
         seconds=time.monotonic() - begun, budget=budget.lines,
         outcomes=[together(rounds) for rounds in found.values() if rounds], stopped=stopped,
     )  # fmt: skip
+
+
+def _time_is_up(here: bool, meeting: Meeting | None, budget: Budget) -> bool:
+    """Rank 0 says it for all: one that stopped alone would be waited for."""
+    if meeting is None:
+        return here
+    return bool(meeting.gather(None, lambda _: here, within_s=budget.limit_s + SLACK_S))

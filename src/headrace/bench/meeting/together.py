@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,7 +68,8 @@ class Meeting(abc.ABC):
                 )
             return {"begin": time.monotonic() + self.ahead_s}
 
-        begin = self.exchange(asked, answer, within_s)
+        # As JSON makes it of what the others bring: rank 0's own is compared with theirs.
+        begin = self.exchange(json.loads(json.dumps(asked)), answer, within_s)
         if not isinstance(begin, dict) or not isinstance(begin.get("begin"), int | float):
             raise MeetingFailed("rank 0 said no time to begin at")
         return float(begin["begin"]) - self.clock_s

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench.together import MEET, MEET_PORT, meeting_of
 from headrace.cli.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def run(
         typer.Option("--unfenced", help="Write to a volume where the target has no reservations, too."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --scratch.")] = False,
+    meet: Annotated[Path | None, MEET] = None,
+    meet_port: Annotated[int | None, MEET_PORT] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page, too.", show_default=False)
     ] = None,
@@ -90,7 +93,8 @@ def run(
 
     Says before it begins what it will write, read and take at most. Into a folder it writes files of its own, which it
     removes; a device or a volume is only read without --scratch. Medians of interleaved rounds, with their noise; what
-    was done about caches, and what could not be.
+    was done about caches, and what could not be. Under torchrun or srun all ranks run each round at one moment, and
+    rank 0 shows what came to all of them.
 
     Example: `headrace bench /mnt/data`
     """
@@ -108,16 +112,20 @@ def run(
         limit_s=limit,
     )  # fmt: skip
     check_page(html)
-    with open_place(path, scratch=scratch, existing=existing, unfenced=unfenced) as place:
-        budget = budget_of(place, suite)
-        for line in budget.lines:
-            print(line, file=sys.stderr)
-        if scratch:
-            from headrace.cli.volume.common import confirm
+    with meeting_of(meet, meet_port, scratch) as meeting:
+        first = meeting is None or meeting.seat.rank == 0
+        with open_place(path, scratch=scratch, existing=existing, unfenced=unfenced) as place:
+            budget = budget_of(place, suite)
+            for line in budget.lines if first else ():
+                print(line, file=sys.stderr)
+            if scratch:
+                from headrace.cli.volume.common import confirm
 
-            confirm(f"Write to {path}?", yes)
-        with Progress("bench", quiet=json) as progress:
-            result = run_suite(place, suite, budget, progress.show)
+                confirm(f"Write to {path}?", yes)
+            with Progress("bench", quiet=json or not first) as progress:
+                result = run_suite(place, suite, budget, progress.show, meeting)
+    if not first:
+        return
     if html is not None:
         html.write_text(build(result).html(), encoding="utf-8")
     if json:
