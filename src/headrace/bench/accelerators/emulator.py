@@ -35,6 +35,9 @@ class Loader(Protocol):
     def batch(self) -> int:
         """Read the next batch, until it is there; bytes read."""
 
+    def stop(self) -> None:
+        """From another thread: the batch that is read is not wanted any more, and may be cut short."""
+
     def close(self) -> None: ...
 
 
@@ -137,6 +140,7 @@ def emulate(
         shared.over.set()
         barrier.abort()
         for one in own:
+            one.loader.stop()
             one.room.release()
             one.ready.release()
         ends_s = time.perf_counter() + _END_S

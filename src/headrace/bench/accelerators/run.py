@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.bench import figures
 from headrace.bench.accelerators.bracket import Found, search
 from headrace.bench.accelerators.emulator import FEWEST_STEPS, Loader, Trial, emulate
 from headrace.bench.accelerators.samples import Samples
@@ -21,14 +23,14 @@ from headrace.bench.figures import BYTES_PER_S, COUNT, SHARE, Figure, Outcome
 from headrace.bench.meeting import Meeting
 from headrace.bench.places.protocol import Pending, Place, Ranges, Reader, Tell
 from headrace.bench.sustained import rate
-from headrace.errors import MeetingFailed, UsageError
+from headrace.errors import HeadraceError, MeetingFailed, UsageError
 from headrace.units import MIB
 
 #: More are more threads than a process runs evenly: two an accelerator.
 MOST_ACCELERATORS = 512
 #: Ranges are cut into requests of this length, so that a sample of 146 MB is read by several at once, too.
 _REQUEST_BYTES = 1 * MIB
-#: What a loader asks for at once, and how many such pieces it has under way.
+#: A loader has its `depth` requests under way as so many pieces, and asks for the next when one has come.
 _PIECES = 2
 #: What ranks wait for each other beyond what a trial takes.
 _SLACK_S = 120.0
@@ -45,11 +47,15 @@ class Emulation:
     host: Trial | None
     cache: str
     notes: tuple[str, ...]
-    nodes: int = 1
+    ranks: int = 1
 
     @property
     def host_limits(self) -> bool:
         return self.host is not None and self.host.au < self.found.threshold
+
+    @property
+    def where(self) -> str:
+        return self.path if self.ranks == 1 else f"{self.path}, by {self.ranks} ranks"
 
     @property
     def best(self) -> Trial | None:
@@ -71,16 +77,16 @@ class Emulation:
     def outcome(self) -> Outcome:
         """As an outcome among others; figures: accelerators, AU and the rate of the most that passed."""
         best = self.best or (self.trials[-1] if self.trials else None)
-        figures = [Figure(name="accelerators", value=float(self.found.largest), unit=COUNT, note=self.found.sentence)]
+        made = [Figure(name="accelerators", value=float(self.found.largest), unit=COUNT, note=self.found.sentence)]
         if best is not None:
             note = f"of {best.accelerators}"
-            figures.append(Figure(name="AU", value=best.au, unit=SHARE, n=best.steps, note=note))
-            figures.append(Figure(name="rate", value=best.rate, unit=BYTES_PER_S, note=note))
+            made.append(Figure(name="AU", value=best.au, unit=SHARE, n=best.steps, note=note))
+            made.append(Figure(name="rate", value=best.rate, unit=BYTES_PER_S, note=note))
         work = (
             f"{self.workload.name}: {self.workload.batch} x {self.workload.sample_bytes} B, {self.workload.compute_s} s"
         )
         return Outcome(
-            pattern="accelerators", path=self.path, flows=self.found.largest, work=work, figures=figures,
+            pattern="accelerators", path=self.path, flows=self.found.largest, work=work, figures=made,
             bytes=best.bytes if best else 0, seconds=best.seconds if best else 0.0, cache=self.cache, notes=self.notes,
         )  # fmt: skip
 
@@ -88,10 +94,11 @@ class Emulation:
 class PlaceLoader:
     """Reads batches of samples from a place, the pieces of the next ones under way while one is waited for."""
 
-    def __init__(self, reader: Reader, samples: Samples, piece_bytes: int) -> None:
+    def __init__(self, reader: Reader, samples: Samples, depth: int) -> None:
         self._reader = reader
-        self._pieces = self._endless(samples, piece_bytes)
+        self._pieces = self._endless(samples, max(1, depth // _PIECES))
         self._under_way: deque[tuple[Pending, bool]] = deque()
+        self._stopped = False
 
     def batch(self) -> int:
         moved = 0
@@ -102,17 +109,24 @@ class PlaceLoader:
             pending, last = self._under_way.popleft()
             pending.wait()
             moved += pending.bytes
-            if last:
+            if last or self._stopped:
                 return moved
 
+    def stop(self) -> None:
+        self._stopped = True
+
     def close(self) -> None:
+        """What is under way ends before its buffers and connections do."""
+        for pending, _ in self._under_way:
+            with suppress(HeadraceError):
+                pending.wait()
         self._reader.close()
 
     @staticmethod
-    def _endless(samples: Samples, piece_bytes: int) -> Iterator[tuple[Ranges, bool]]:
+    def _endless(samples: Samples, most_ranges: int) -> Iterator[tuple[Ranges, bool]]:
         while True:
             before: Ranges | None = None
-            for piece in samples.next(piece_bytes, _REQUEST_BYTES):
+            for piece in samples.next(most_ranges, _REQUEST_BYTES):
                 if before is not None:
                     yield before, False
                 before = piece
@@ -125,6 +139,9 @@ class _Nothing:
 
     def batch(self) -> int:
         return 0
+
+    def stop(self) -> None:
+        return
 
     def close(self) -> None:
         return
@@ -168,7 +185,7 @@ def run(
             samples_per_file=workload.samples_per_file, accelerator=index, accelerators=count,
         )  # fmt: skip
         again[0] = max(again[0], seconds / workload.compute_s / max(1, samples.before_again))
-        return PlaceLoader(place.reader(depth=depth, cache=cache), samples, depth * _REQUEST_BYTES)
+        return PlaceLoader(place.reader(depth=depth, cache=cache), samples, depth)
 
     def measure(count: int, *, reads: bool = True) -> Trial:
         """`count` accelerators in all, every `world`th of them on this rank."""
@@ -201,9 +218,41 @@ def run(
     if found.fails_at is not None:
         host = measure(found.fails_at, reads=False)
     return Emulation(
-        path=place.name, workload=workload, found=found, trials=tuple(trials), host=host, nodes=world,
+        path=place.name, workload=workload, found=found, trials=tuple(trials), host=host, ranks=world,
         cache=states[-1] if states else "", notes=tuple(_notes(again[0], cache, place, trials, meeting)),
     )  # fmt: skip
+
+
+COLUMNS = ("accelerators", "AU", "lowest", "rate", "steps", "")
+
+
+def rows(found: Emulation) -> list[list[str]]:
+    """A trial each."""
+    enough = found.found.threshold
+    of = [(one, "reads") for one in found.trials] + ([(found.host, "without reads")] if found.host else [])
+    return [
+        [
+            str(one.accelerators), f"{one.au:.1%}", f"{min(one.each):.1%}", rate(one.rate) if one.rate else "",
+            str(one.steps), ("enough" if one.au >= enough else "too little") if how == "reads" else how,
+        ]
+        for one, how in of
+    ]  # fmt: skip
+
+
+def to_json(found: Emulation) -> dict[str, Any]:
+    """All of it, with the sentence."""
+    return {
+        "sentence": found.sentence, "path": found.path, "ranks": found.ranks, "accelerators": found.found.largest,
+        "fails_at": found.found.fails_at, "complete": found.found.complete, "threshold": found.found.threshold,
+        "host_limits": found.host_limits, "cache": found.cache, "notes": list(found.notes),
+        "workload": figures.to_json(found.workload), "trials": [_without_workload(one) for one in found.trials],
+        "without_reads": None if found.host is None else _without_workload(found.host),
+    }  # fmt: skip
+
+
+def _without_workload(trial: Trial) -> dict[str, Any]:
+    said: dict[str, Any] = figures.to_json(trial)
+    return {name: value for name, value in said.items() if name != "workload"}
 
 
 def planned(workload: Workload, seconds: float, most: int) -> float:

@@ -57,24 +57,23 @@ class Samples:
         """Batches until something is read a second time."""
         return len(self._files) * self._per_file // self._batch
 
-    def next(self, most_bytes: int, request_bytes: int) -> Iterator[Ranges]:
-        """The next batch, in pieces of at most `most_bytes`, of ranges of at most `request_bytes`."""
+    def next(self, most_ranges: int, request_bytes: int) -> Iterator[Ranges]:
+        """The next batch, in pieces of at most `most_ranges`, each of at most `request_bytes`."""
         items: list[int] = []
         offsets: list[int] = []
         lengths: list[int] = []
-        filled = 0
         for begin, length in self._stretches():
             while length:
                 item = int(np.searchsorted(self._ends, begin, side="right"))
-                piece = min(length, int(self._ends[item]) - begin, most_bytes - filled, request_bytes)
+                piece = min(length, int(self._ends[item]) - begin, request_bytes)
                 items.append(item)
                 offsets.append(begin - int(self._begins[item]))
                 lengths.append(piece)
-                begin, length, filled = begin + piece, length - piece, filled + piece
-                if filled == most_bytes:
+                begin, length = begin + piece, length - piece
+                if len(items) == most_ranges:
                     yield _ranges(items, offsets, lengths)
-                    items, offsets, lengths, filled = [], [], [], 0
-        if filled:
+                    items, offsets, lengths = [], [], []
+        if items:
             yield _ranges(items, offsets, lengths)
 
     def _stretches(self) -> list[tuple[int, int]]:
