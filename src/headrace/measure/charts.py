@@ -1,4 +1,5 @@
-"""Charts as inline SVG: lines, stacked bars, a time line. Text in, text out; colours come from the page's style sheet.
+"""Charts as inline SVG: lines, stacked bars, a time line, intervals. Text in, text out; colours come from the page's
+style sheet.
 
 Colours are classes, never values, so one drawing serves the light page, the dark page and paper:
 `s0`..`s5` for series, `data_wait`, `compute`, `checkpoint`, `restart` for categories, `good`, `bad`, `idle` for states.
@@ -54,6 +55,17 @@ class Span:
     style: str
     title: str = ""
     label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value and the range that holds it, in a row of `intervals`. `style`: a class of the page."""
+
+    value: float
+    low: float
+    high: float
+    style: str
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +194,51 @@ def timeline(lanes: Sequence[Lane], *, markers: Sequence[Marker] = (), x_label: 
         body.append(f'<text class="note" x="{x + shift:.1f}" y="{y:.1f}" text-anchor="{anchor}">')
         body.append(f"{escape(marker.text)}</text>")
     return _svg(height, body, "time line")
+
+
+def intervals(rows: Sequence[tuple[str, Sequence[Interval]]], *, x_label: str, height_of_row: float = 30.0) -> str:
+    """Ratios, a row each: a dot in its range, over a logarithmic axis with a line at 1."""
+    found = [number for _, row in rows for one in row for number in (one.low, one.value, one.high)]
+    finite = [number for number in found if math.isfinite(number) and number > 0]
+    if not finite:
+        return _nothing()
+    low, high = min(*finite, 0.8), max(*finite, 1.25)
+    left, top = 232.0, 20.0
+    height = top + height_of_row * len(rows) + _BOTTOM
+    frame = _Frame(height, math.log(low), math.log(high), 0.0, 1.0, left=left, top=top)
+
+    def x(value: float) -> float:
+        return frame.x(math.log(min(max(value, low), high))) if value > 0 else left
+
+    body = [
+        frame.x_axis([math.log(t) for t in _ratio_ticks(low, high)], x_label, lambda v: number(math.exp(v)), grid=True)
+    ]
+    body.append(f'<line class="base" x1="{x(1):.1f}" x2="{x(1):.1f}" y1="{top - 8}" y2="{height - _BOTTOM:.1f}"/>')
+    for index, (name, row) in enumerate(rows):
+        middle = top + height_of_row * (index + 0.5)
+        short = name if len(name) <= 36 else name[:35] + "…"
+        body.append(f'<text class="lane" x="{left - 10}" y="{middle + 4:.1f}" text-anchor="end">{escape(short)}</text>')
+        for place, one in enumerate(row):
+            y = middle + (place - (len(row) - 1) / 2) * 9.0
+            style = escape(one.style)
+            body.append(f'<g><title>{escape(one.title or name)}</title><line class="span {style}" ')
+            body.append(f'x1="{x(one.low):.1f}" x2="{x(one.high):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            body.append(f'<circle class="dot {style}" cx="{x(one.value):.1f}" cy="{y:.1f}" r="4"/></g>')
+    return _svg(height, body, x_label)
+
+
+def _ratio_ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5 times powers of ten from low to high; in a narrow range steps of a tenth or a quarter."""
+    steps: Sequence[float] = (1.0, 2.0, 5.0)
+    if high / low < 8:
+        steps = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+    if high / low < 1.7:
+        steps = tuple(round(1 + i / 10, 1) for i in range(10)) + tuple(float(i) for i in range(2, 10))
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    found = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    if high / low < 1.7:
+        found += [0.85, 0.95, 1.05]
+    return sorted({round(one, 6) for one in found if low <= one <= high})
 
 
 class _Frame:

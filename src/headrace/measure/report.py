@@ -115,6 +115,8 @@ svg .inside{fill:#fff;font-weight:600;paint-order:stroke;stroke:rgba(0,0,0,.35);
 .curve{fill:none;stroke-width:2;stroke-linejoin:round}
 .curve.s0{stroke:var(--s0)}.curve.s1{stroke:var(--s1)}.curve.s2{stroke:var(--s2)}.curve.s3{stroke:var(--s3);stroke-width:6;
 stroke-opacity:.45}.curve.s4{stroke:var(--s4)}.curve.s5{stroke:var(--s5)}
+.span{stroke-width:3;stroke-linecap:round;stroke-opacity:.55}
+.span.s0{stroke:var(--s0)}.span.s1{stroke:var(--s1)}.span.s2{stroke:var(--s2)}
 .dot.s0,rect.s0,i.s0{fill:var(--s0);background:var(--s0)}.dot.s1,rect.s1,i.s1{fill:var(--s1);background:var(--s1)}
 .dot.s2,rect.s2,i.s2{fill:var(--s2);background:var(--s2)}.dot.s3,rect.s3,i.s3{fill:var(--s3);background:var(--s3)}
 .dot.s4,rect.s4,i.s4{fill:var(--s4);background:var(--s4)}.dot.s5,rect.s5,i.s5{fill:var(--s5);background:var(--s5)}
