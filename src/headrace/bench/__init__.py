@@ -7,7 +7,9 @@ layouts.py ranks.py     which files each rank of a checkpoint writes, and the pr
 patterns/               one file a pattern: `run(place, options, tell)` is one round
 suite.py                which rounds are run, what they cost at most, in which order
 report.py page.py       what came of it, in words and as a page
-sustained.py            levels of a rate: throttling, burst credits
+sustained.py            levels of a rate: throttling, burst credits (and `sustained_page.py`)
 accelerators/           how many accelerators storage feeds, emulated as MLPerf Storage does
-meeting/                ranks of several nodes that begin together
+meeting/ merge.py       ranks of several nodes that begin together; what came to all of them
+histogram.py            latencies that can be put together
+compare.py              several paths in turns: who is faster beyond noise (`compare_works.py`, `compare_page.py`)
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli.bench import run
+from headrace.cli.bench import accelerators, compare, run, sustained
 
 
 class _Bench(TyperGroup):
@@ -26,3 +26,6 @@ app = typer.Typer(
 )
 
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("accelerators")(accelerators.accelerators)
+app.command("sustained")(sustained.sustained)
