@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.accelerators import WORKLOADS, Trial, Workload, emulate, expected, search, utilisation, workload_of
+from headrace.bench.accelerators import (
+    WORKLOADS,
+    Found,
+    Trial,
+    Workload,
+    emulate,
+    expected,
+    search,
+    utilisation,
+    workload_of,
+)
 from headrace.bench.accelerators.samples import Samples
 from headrace.errors import DeviceError, UsageError
 
@@ -108,6 +118,11 @@ def test_near_the_threshold_three_trials_count() -> None:
     assert found.sentence == "not one accelerator above 90% AU: 1 had 89.3%"
 
 
+def test_so_many_as_were_asked_for_and_no_search() -> None:
+    found = Found(largest=0, fails_at=4, threshold=0.9, tried=((4, 0.5),), most=4, only=True)
+    assert found.complete and found.sentence == "4 accelerators below 90% AU (50.0%); fewer were not asked for"
+
+
 def test_when_the_time_is_up_the_bracket_is_told() -> None:
     asked: list[int] = []
     found = search(
@@ -197,9 +212,9 @@ def test_threads_come_to_the_au_of_the_formula(accelerators: int, share: float) 
         trial = emulate(SMALL, storage, accelerators, seconds=0.8)
         assert storage.open == 0
         assert len(trial.each) == accelerators and not trial.cut
-        # Never more than storage allows; less where the machine was busy with something else.
-        assert trial.au <= formula + 0.06
-        if trial.au >= formula - 0.08 and abs(trial.rate / min(rate, rate / share) - 1) < 0.3:
+        # Never more than storage allows, but for batches that lay ready; less where the machine was busy.
+        assert trial.au <= formula + 0.2
+        if abs(trial.au - formula) < 0.08 and abs(trial.rate / min(rate, rate / share) - 1) < 0.3:
             return
     pytest.fail(f"{trial.au:.2f} in the last of four trials, where {formula:.2f} is due")
 

@@ -81,10 +81,10 @@ def test_ranks_begin_together_and_rank_0_merges(how: dict[str, Any], tmp_path: P
 
 
 def test_a_rank_that_never_comes_is_named_on_every_rank(how: dict[str, Any]) -> None:
-    found = Crew(lambda meeting: None, [0, 2], 4, join_s=1.0, **how).join()
+    found = Crew(lambda meeting: None, [0, 2], 4, join_s=2.0, **how).join()
     for rank in (0, 2):
         assert isinstance(found[rank], MeetingFailed)
-        assert "ranks 1 and 3 of 4 did not come within 1 s" in str(found[rank])
+        assert "ranks 1 and 3 of 4 did not come within 2 s" in str(found[rank])
 
 
 def test_rank_0_that_never_comes_is_named(how: dict[str, Any]) -> None:
@@ -124,13 +124,13 @@ def test_a_rank_that_brings_nothing_is_named(how: dict[str, Any]) -> None:
             over.wait(PATIENCE_S)
             return None
         try:
-            return meeting.gather(1, len, within_s=0.5)
+            return meeting.gather(1, len, within_s=2.0)
         finally:
             over.set()
 
     found = Crew(work, [0, 1, 2], 3, join_s=PATIENCE_S, **how).join()
     for rank in (0, 2):
-        assert "rank 1 (node1)" in str(found[rank]) and "within 0.5 s" in str(found[rank])
+        assert "rank 1 (node1)" in str(found[rank]) and "within 2 s" in str(found[rank])
 
 
 def test_ranks_that_were_told_different_things_do_not_measure(how: dict[str, Any]) -> None:

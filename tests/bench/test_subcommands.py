@@ -162,12 +162,12 @@ def test_what_cannot_be_meant_is_one_line(
 
 def test_a_slow_path_and_a_fast_one_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
-    with behind_a_link(20e6) as (slow, _), target() as serving:
+    with behind_a_link(4e6) as (slow, _), target() as serving:
         paths = [slow, serving.uri()]
         arguments = ["bench", "compare", *paths, "-p", "random", "--seconds", "0.2", "--flows", "2", "--size", "8MiB"]
         assert main([*arguments, "--html", str(page)]) == 0
     out, err = capsys.readouterr()
-    assert "1 kinds of work on 2 paths in 6 rounds: about 2.4 s" in err and err.count("writes nothing") == 2
+    assert "1 kind of work on 2 paths in 6 rounds: about 2.4 s" in err and err.count("writes nothing") == 2
     assert re.fullmatch(
         rf"B \({re.escape(paths[1])}\) is [\d.]+ times A \({re.escape(paths[0])}\) \([\d.]+ to [\d.]+\) "
         r"for random samples of 128.0 KiB, 2 flows",

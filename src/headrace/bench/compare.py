@@ -89,8 +89,8 @@ class Comparison:
         """Who is how much faster at what; and that the rest is within noise."""
         if self.rounds < self.needed:
             return (
-                f"{_rounds(self.rounds)} cannot tell paths apart: that takes {self.needed} for {len(self.rows)} kinds "
-                f"of work and {len(self.paths)} paths"
+                f"{counted(self.rounds, 'round')} cannot tell paths apart: that takes {self.needed} for "
+                f"{counted(len(self.rows), 'kind')} of work and {len(self.paths)} paths"
             )
         first = f"A ({self.paths[0]})"
         others = [f"{LETTERS[index + 1]} ({path})" for index, path in enumerate(self.paths[1:])]
@@ -280,5 +280,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
+def counted(count: int, of: str) -> str:
+    """`1 kind`, `2 kinds`."""
+    return f"{count} {of}" + ("" if count == 1 else "s")

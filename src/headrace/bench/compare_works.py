@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from headrace.bench.compare import counted
 from headrace.bench.figures import Outcome
 from headrace.bench.patterns import ingest, latency, load, random, sequential
 from headrace.bench.patterns.options import Options
@@ -43,7 +44,8 @@ class Works:
         seconds = rounds * len(self.places) * sum(options.seconds for options in self.patterns.values())
         written = rounds * room
         said.append(
-            f"{len(self.patterns)} kinds of work on {len(self.places)} paths in {rounds} rounds: about "
+            f"{counted(len(self.patterns), 'kind')} of work on {len(self.places)} paths in "
+            f"{counted(rounds, 'round')}: about "
             f"{format_seconds(seconds)}" + (f"; ingest writes at most {format_bytes(written)} to each" if room else "")
         )
         return said

@@ -33,7 +33,8 @@ class Measured(Protocol):
 class Found:
     """`largest`: the most that passed (0: one is too many). `fails_at`: the fewest that failed, None: none did.
 
-    `complete`: nothing between them is left to be tried. `tried`: (accelerators, AU) of every trial, in order.
+    `complete`: nothing between them is left to be tried. `tried`: (accelerators, AU) of every trial, in order. `only`:
+    so many were asked for, and nothing was searched.
     """
 
     largest: int
@@ -41,15 +42,20 @@ class Found:
     threshold: float
     tried: Sequence[tuple[int, float]] = field(default_factory=tuple)
     most: int = 0
+    only: bool = False
 
     @property
     def complete(self) -> bool:
-        return self.largest >= self.most or (self.fails_at is not None and self.fails_at == self.largest + 1)
+        return (
+            self.only or self.largest >= self.most or (self.fails_at is not None and self.fails_at == self.largest + 1)
+        )
 
     @property
     def sentence(self) -> str:
         au = dict(self.tried)
         need = f"{self.threshold:.0%}"
+        if self.only and self.fails_at is not None:
+            return f"{_count(self.fails_at)} below {need} AU ({au[self.fails_at]:.1%}); fewer were not asked for"
         if self.fails_at is None:
             if not self.largest:
                 return "nothing was tried: the time was up"

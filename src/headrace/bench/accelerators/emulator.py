@@ -125,8 +125,12 @@ def emulate(
     patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * max(seconds, least_s))
     shared = _Shared(workload, wanted, seconds, begun_s, begun_s + patience_s)
     barrier = threading.Barrier(accelerators, action=lambda: _step_ended(shared, own))
-    threads = [threading.Thread(target=_load, args=(one, shared), name="bench-loader") for one in own]
-    threads += [threading.Thread(target=_compute, args=(one, shared, barrier), name="bench-accelerator") for one in own]
+    # Daemons: one that the kernel holds in a read must not keep the process.
+    threads = [threading.Thread(target=_load, args=(one, shared), name="bench-loader", daemon=True) for one in own]
+    threads += [
+        threading.Thread(target=_compute, args=(one, shared, barrier), name="bench-accelerator", daemon=True)
+        for one in own
+    ]
     started: list[threading.Thread] = []
     try:
         for thread in threads:

@@ -6,6 +6,7 @@ machine that cannot emulate so many, and not storage that cannot feed them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -213,7 +214,7 @@ def run(
         tried, threshold=workload.au, start=start, most=start if only else most, time_is_up=lambda: up[0] or only,
     )  # fmt: skip
     if only:
-        found = replace(found, most=start)
+        found = replace(found, only=True)
     host = None
     if found.fails_at is not None:
         host = measure(found.fails_at, reads=False)
@@ -308,7 +309,9 @@ def _merged(meeting: Meeting | None, own: Trial | None, workload: Workload, seco
 def _checked(value: Any, rank: int, meeting: Meeting) -> dict[str, Any]:
     """What a rank says it found, if that can be."""
     numbers = ("au", "steps", "seconds", "bytes")
-    good = isinstance(value, dict) and all(isinstance(value.get(name), int | float) for name in numbers)
+    good = isinstance(value, dict) and all(
+        isinstance(value.get(name), int | float) and math.isfinite(value[name]) for name in numbers
+    )
     good = good and isinstance(value.get("each"), list) and 0 < len(value["each"]) <= MOST_ACCELERATORS
     good = good and all(isinstance(au, int | float) and 0 <= au <= 1 for au in [*value["each"], value["au"]])
     if not good or not value["seconds"] > 0 or value["bytes"] < 0:

@@ -96,7 +96,10 @@ class TcpMeeting(Meeting):
         if self.seat.rank == 0:
             values = self._collect(value, deadline_s, within_s)
             found = answer(values)
-            self._tell({"round": self._round, "answer": found})
+            try:
+                self._tell({"round": self._round, "answer": found})
+            except Garbage as error:
+                raise MeetingFailed(f"what all ranks found is too much to send: {error}") from None
             return found
         self._send(message, deadline_s)
         said = self._hear(deadline_s + GRACE_S, within_s)

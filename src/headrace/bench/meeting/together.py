@@ -15,6 +15,8 @@ from headrace.errors import HeadraceError, MeetingFailed
 JOIN_S = 60.0
 #: Rank 0 says who is missing when the deadline passes; the others wait so much longer for its word.
 GRACE_S = 5.0
+#: The common start is never so far ahead, but by the clocks of nodes that do not agree.
+_FAR_S = 30.0
 #: Of a reason that a rank gives for its failure.
 _REASON = 400
 
@@ -70,9 +72,17 @@ class Meeting(abc.ABC):
 
         # As JSON makes it of what the others bring: rank 0's own is compared with theirs.
         begin = self.exchange(json.loads(json.dumps(asked)), answer, within_s)
-        if not isinstance(begin, dict) or not isinstance(begin.get("begin"), int | float):
+        moment = begin.get("begin") if isinstance(begin, dict) else None
+        if not isinstance(moment, int | float):
             raise MeetingFailed("rank 0 said no time to begin at")
-        return float(begin["begin"]) - self.clock_s
+        begin_s = float(moment) - self.clock_s
+        # Written so that a NaN is outside. Clocks that are so far apart cannot say when.
+        if not begin_s < time.monotonic() + _FAR_S:
+            raise MeetingFailed(
+                "rank 0 would begin long after this rank", expected="clocks of all nodes that agree",
+                next_step="set them (chrony, NTP), or meet on a port and not in a folder",
+            )  # fmt: skip
+        return begin_s
 
     def gather(self, value: Value, answer: Callable[[list[Value]], Value], *, within_s: float) -> Value:
         """`exchange`, under the name under which results are brought."""
