@@ -87,6 +87,35 @@ def test_a_recorded_machine_says_what_cannot_be_measured(tmp_path: Path, capsys:
     assert "it claims no figure that can be measured" in capsys.readouterr().out
 
 
+def test_what_a_bench_printed_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command's own JSON: what the doctor does not measure, it does."""
+    (tmp_path / "data").mkdir()
+    words = ["--size", "8MiB", "--flows", "1", "--seconds", "0.2", "--rounds", "1"]
+    patterns = ["--pattern", "ingest", "--pattern", "sequential", "--pattern", "latency"]
+    assert main(["bench", "run", str(tmp_path / "data"), *words, *patterns, "--json"]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "bench.json").write_text(printed)
+    best: dict[str, float] = {}
+    for outcome in json.loads(printed)["outcomes"]:
+        for figure in outcome["figures"]:
+            best[figure["name"]] = max(figure["value"], best.get(figure["name"], 0.0))
+    file = catalogue(tmp_path, CLAIM.format("throughput", 1, "MB/s"), CLAIM.format("iops", 1, "IOPS"), seen="unknown")
+    machine = str(unpack("bare-metal-rdma", tmp_path / "machine"))
+    words = ["doctor", "--machine", machine, "/dev/nvme0n1", "--fail-on", "never", "--json"]
+    words += ["--expect", "ours", "--catalogue", str(file), "--measured", str(tmp_path / "bench.json")]
+    assert main(words) == 0
+    claims = {one["way"]: one for one in json.loads(capsys.readouterr().out)["expected"]["claims"]}
+    assert {way: one["measured"] for way, one in claims.items()} == {
+        "read": pytest.approx(best["read"]), "write": pytest.approx(best["write"]),
+        "iops": pytest.approx(best["reads"]),
+    }  # fmt: skip
+    assert all(one["verdict"] == "met" for one in claims.values()) and "fsync" in claims["write"]["how"]
+    for wrong in ("[1]", '[{"figures": 1}]', '[{"figures": [{"name": "read", "unit": "B/s", "value": NaN}]}]', "[]"):
+        (tmp_path / "bench.json").write_text(f'{{"outcomes": {wrong}}}')
+        assert main(words) == 2
+        assert "nothing was measured in it" in capsys.readouterr().err
+
+
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line and exit status 2, before anything is looked at."""
     machine = str(unpack("gcp-hyperdisk-and-local-ssd", tmp_path / "machine"))

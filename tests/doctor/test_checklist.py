@@ -140,6 +140,7 @@ def test_all_of_it_is_recorded(tmp_path: Path) -> None:
          f"/commands/ethtool-g-rail0 <<\n{RING.format(8192)}\n.\n", "net-ring"),
         # What nobody says is not held against it.
         ("bare-metal-rdma", RDMA, "rdma-no-flow-control"),
+        ("bare-metal-rdma", RDMA + SILENT.partition("/commands/ethtool-a")[0], "rdma-no-flow-control"),
         ("bare-metal-rdma", RDMA + SILENT.replace("3:off", "3:on"), "rdma-no-flow-control"),
         ("bare-metal-rdma", RDMA + SILENT + "".join(
             f"{CARD}/net/rail0/ecn/{side}/enable/3 = 1\n" for side in ("roce_np", "roce_rp")), "rdma-no-flow-control"),

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from headrace.doctor.checks import sort
@@ -27,8 +28,14 @@ from headrace.plan.units import significant
 #: Of a record: what was measured on that machine.
 RECORDED = "measured.json"
 _MAX_BYTES = 1 << 20
-_WRITES = "the doctor writes nothing; figures of a benchmark can be given with --measured"
-_NETWORK = "the doctor puts no load on the network alone; figures of a benchmark can be given with --measured"
+_WRITES = "the doctor writes nothing; `headrace bench` does, and --measured takes what it printed as JSON"
+_NETWORK = "the doctor puts no load on the network alone; figures measured elsewhere can be given with --measured"
+#: Of `headrace bench`: its figures by name and unit, and what they are here. Both at once are slower than one.
+_BENCH = {
+    ("read", "B/s"): "read", ("restore", "B/s"): "read", ("write", "B/s"): "write", ("save", "B/s"): "write",
+    ("reads", "1/s"): "iops",
+}  # fmt: skip
+_BENCH_LEFT_OUT = "mixed"
 #: By the kind of an offering: the verdicts that fit.
 _WORDS = {
     "block": (FABRIC, PRESENTED),
@@ -60,6 +67,8 @@ class Expectation:
                 tree = json.loads(read_plain_file(file, most_bytes=_MAX_BYTES))
             except (ValueError, RecursionError):
                 raise UsageError("not a report of measurements", where=str(file), expected="JSON") from None
+            if isinstance(tree, dict) and isinstance(tree.get("outcomes"), list):
+                tree = {"measured": _of_bench(tree["outcomes"])}
             given = read_measured(tree, file=str(file))
             of = tree.get("of")
         return Expectation(
@@ -146,7 +155,7 @@ class Held:
                     + ("; the claim is of a blog, and nobody's promise" if blog else ""),
                     what_to_do="measure again while nothing else uses it; then ask the provider, with the claim and "
                     "its source, and plan with what was measured",
-                    command="headrace plan --read RATE ...",
+                    command=f"headrace bench {quote(name)}; headrace plan --read RATE ...",
                 )
             )  # fmt: skip
         return found
@@ -208,6 +217,27 @@ def to_record(measured: Sequence[Measured]) -> dict[str, Any]:
         row = {"what": one.what, "value": one.value / factor, "unit": unit, "how": one.how, "per": one.per}
         rows.append({key: value for key, value in row.items() if value != ""})
     return {"measured": rows}
+
+
+def _of_bench(outcomes: Sequence[Any]) -> list[dict[str, Any]]:
+    """What `headrace bench --json` printed, as `read_measured` reads it: of each kind the most that one pattern had.
+    What is no outcome says nothing."""
+    best: dict[str, dict[str, Any]] = {}
+    for one in outcomes:
+        figures = one.get("figures") if isinstance(one, dict) and one.get("pattern") != _BENCH_LEFT_OUT else None
+        for figure in figures if isinstance(figures, list) else ():
+            name, unit = (figure.get(key) if isinstance(figure, dict) else None for key in ("name", "unit"))
+            what = _BENCH.get((name, unit)) if isinstance(name, str) and isinstance(unit, str) else None
+            value = figure.get("value") if what else None
+            if what is None or isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e18:
+                continue
+            said = [str(one.get(key) or "") for key in ("pattern", "work", "cache", "durable")]
+            how = "headrace bench: " + ", ".join(part for part in (*said, f"{one.get('flows')} flows") if part)
+            scaled, of = (value, "IOPS") if what == "iops" else (value / 1e6, "MB/s")
+            if what not in best or scaled > best[what]["value"]:
+                how = "".join(letter for letter in how if letter.isprintable())[:300]
+                best[what] = {"what": what, "per": "node", "value": scaled, "unit": of, "how": how}
+    return list(best.values())
 
 
 def _measured(found: Examination, chosen: Storage) -> list[Measured]:
