@@ -84,6 +84,8 @@ def test_devices_are_read_and_asked_for_before_they_are_written(
         (("--rounds", "-1"), "rounds"),
         (("--limit", "inf"), "limit"),
         (("--depth", "0"), "depth"),
+        (("--flows", "256", "--depth", "256"), "flows times depth"),
+        (("--flows", "64", "--depth", "64", "--sample", "256MiB"), "memory"),
         (("--cache", "cold"), "cache"),
         (("--model", "9b", "-p", "checkpoint"), "layout"),
         (("--ranks", "9", "-p", "checkpoint"), "ranks"),
@@ -102,7 +104,7 @@ def test_what_cannot_be_meant_is_one_line_before_any_work(
 ) -> None:
     folder.chmod(0o555)
     try:
-        assert main(["bench", str(folder), *arguments]) == 2
+        assert main(["bench", str(folder), *QUICK, *arguments]) == 2
     finally:
         folder.chmod(0o755)
     out, err = capsys.readouterr()

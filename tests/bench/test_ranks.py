@@ -26,16 +26,16 @@ def alive(pid: int) -> bool:
 
 
 def test_a_rank_that_is_killed_ends_the_run_and_leaves_nothing(folder: Path) -> None:
-    with open_place(str(folder)) as place:
-        with Ranks(2) as ranks:
-            pids = ranks.pids
+    with open_place(str(folder)) as place, Ranks(2) as ranks:
+        pids = ranks.pids
 
-            def kill(fraction: float, text: str) -> None:
-                os.kill(pids[1], signal.SIGKILL)
+        def kill(fraction: float, text: str) -> None:
+            os.kill(pids[1], signal.SIGKILL)
 
-            # At the first word of how far it is: there is enough to be written that it comes.
-            with pytest.raises(HeadraceError, match=r"rank 1 ended.*SIGKILL"):
-                checkpoint.run(place, Options(ranks=2, scale=0.01), kill, ranks)
+        # At the first word of how far it is: there is enough to be written that it comes.
+        with pytest.raises(HeadraceError, match=r"rank 1 ended.*SIGKILL"):
+            checkpoint.run(place, Options(ranks=2, scale=0.01), kill, ranks)
+        # At once: nobody waits for the one that goes on saving.
         assert not any(map(alive, pids))
     assert not [*folder.iterdir()]
 

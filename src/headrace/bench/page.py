@@ -19,7 +19,8 @@ def build(result: Result) -> Page:
     page.cards(_cards(result))
     _over_flows(page, result)
     _over_time(page, result)
-    page.table("Figures", list(report.COLUMNS), report.rows(result.outcomes))
+    rows = [[*row[:4], _whole(row[4]), _whole(row[5]), row[6]] for row in report.rows(result.outcomes)]
+    page.table("Figures", list(report.COLUMNS), rows)
     page.facts("The path", {**result.facts, **{f"budget {at + 1}": text for at, text in enumerate(result.budget)}})
     lines = "".join(f"<li>{escape(line)}</li>" for line in report.notes(result))
     page.section("How to read this", f"<ul>{lines}</ul>")
@@ -84,5 +85,10 @@ def _latencies(outcomes: Sequence[Outcome]) -> list[list[str]]:
         assert spread is not None
         values = (spread.p50, spread.p90, spread.p99, spread.p999, spread.max)
         name = f"{report.NAMES.get(one.pattern, one.pattern)}, {one.work}"
-        found.append([name, str(one.flows), *(report.value_text(value, "s") for value in values)])
+        found.append([name, str(one.flows), *(_whole(report.value_text(value, "s")) for value in values)])
     return found
+
+
+def _whole(text: str) -> str:
+    """A number and its unit stay on one line."""
+    return text.replace(" ", "\u00a0")

@@ -10,7 +10,9 @@ from headrace.bench.figures import BYTES_PER_S, PER_S, SECONDS, SHARE, Figure, O
 from headrace.bench.suite import Result
 from headrace.units import format_bytes, format_seconds
 
-COLUMNS = ("pattern", "work", "flows", "", "median", "noise", "")
+#: Noise above this share of a figure is told.
+NOISY = 0.2
+COLUMNS = ("pattern", "work", "flows", "figure", "median", "noise", "")
 NAMES = {
     "ingest": "sequential ingest", "sequential": "sequential reads", "random": "random samples",
     "latency": "single small reads", "load": "model load", "checkpoint": "checkpoint", "mixed": "feeding while saving",
@@ -75,7 +77,7 @@ def sentence(result: Result) -> str:
         for work, ones in of_pattern(result.outcomes, pattern).items():
             one = enough(ones)
             text = f"{words.format(work=work)} {value_text(one.main.value, one.main.unit)} with {_flows(one.flows)}"
-            if one.flows < ones[-1].flows:
+            if one.flows < ones[-1].flows and one.main.noise is not None:
                 text += f" (more of them, up to {ones[-1].flows}, gain nothing beyond the noise)"
             parts.append(text)
     for work, ones in of_pattern(result.outcomes, "latency").items():
@@ -106,7 +108,15 @@ def notes(result: Result) -> list[str]:
                 )
                 found.append(f"{of} ({', '.join(names)}): {text}")
     for one in result.outcomes:
-        found += [f"{NAMES.get(one.pattern, one.pattern)}, {_flows(one.flows)}: {note}" for note in one.notes]
+        of = NAMES.get(one.pattern, one.pattern) + ("" if one.pattern == "checkpoint" else f", {_flows(one.flows)}")
+        found += [f"{of}: {note}" for note in one.notes]
+    if any(
+        one.main.noise is not None and one.main.noise > NOISY * one.main.value for one in result.outcomes if one.figures
+    ):
+        found.append(
+            f"rounds lie far apart (noise above {NOISY:.0%}): this machine or the path is busy with something else, or "
+            "rounds are short; more of them (--rounds), or longer ones (--seconds, --size), say more"
+        )
     found.append(
         "noise is half of what lies between the lowest and the highest round; what is measured is what this process "
         "sees, its own time included"

@@ -166,7 +166,8 @@ def budget_of(place: Place, suite: SuiteOptions) -> Budget:
     saved = 0
     if any(work.pattern in ("checkpoint", "mixed") for work in works):
         saved = total_bytes(layout(suite.model, suite.ranks, suite.save_scale))
-    room = max([saved, *(work.options.budget_bytes for work in works if work.pattern == "ingest")])
+    ingested = {work: math.prod(ingest.files_of(work.options)) for work in works if work.pattern == "ingest"}
+    room = max([saved, *ingested.values()])
     lines = list(place.plan(suite.size_bytes if reads else 0, room))
     written = suite.size_bytes if reads and place.why_read_only is None else 0
     read, seconds = 0, 0.0
@@ -174,7 +175,7 @@ def budget_of(place: Place, suite: SuiteOptions) -> Budget:
     for work in works:
         seconds += suite.seconds * (3 if work.pattern == "mixed" else 1)
         if work.pattern == "ingest":
-            written += suite.rounds * work.options.budget_bytes
+            written += suite.rounds * ingested[work]
         elif work.pattern in ("checkpoint", "mixed"):
             written += suite.rounds * saved
             read += suite.rounds * (saved if work.pattern == "checkpoint" else 3 * once)

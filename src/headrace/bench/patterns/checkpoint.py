@@ -28,8 +28,11 @@ def run(place: Place, options: Options, tell: Tell, ranks: Ranks | None = None) 
             room.forget()
             cache = room.state()
             restored = ranks.restore(numbers(files), lambda moved: told(tell, "restoring", moved, total, 0.5))
-        finally:
-            ranks.leave()
+        except BaseException:
+            # They may be in the middle of it: none is waited for, and none writes while the room is cleared.
+            ranks.close()
+            raise
+        ranks.leave()
     figures = [
         rate("save", total, save_s, note="slowest " + _slowest(saved)),
         rate("restore", total, restored.seconds, note="slowest " + _slowest(restored)),

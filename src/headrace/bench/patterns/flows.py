@@ -23,6 +23,8 @@ from headrace.units import format_bytes
 
 #: A path that gives nothing for so long hangs.
 PATIENCE_S = 90.0
+#: What is left behind after an error or Ctrl-C is waited for no longer than this.
+_END_S = 10.0
 #: How often a paced flow looks whether its oldest batch has come.
 _LOOK_S = 0.0005
 
@@ -103,7 +105,8 @@ class Flows:
             if (now >= end and moved) or moved >= budget or now >= end + PATIENCE_S:
                 return
             fraction = max((now - self._begun) / self._options.seconds, moved / budget)
-            tell(min(1.0, fraction), f"{text}: {format_bytes(moved / max(now - self._begun, 1e-3))}/s")
+            rate = f": {format_bytes(moved / max(now - self._begun, 1e-3))}/s" if moved else ""
+            tell(min(1.0, fraction), text + rate)
             time.sleep(min(0.05, max(0.001, end - now)))
 
     def end(self) -> Measured:
@@ -128,10 +131,10 @@ class Flows:
         self._stop.set()
         self._go.set()
         with suppress(HeadraceError):
-            self._join()
+            self._join(_END_S)
 
-    def _join(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+    def _join(self, patience_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + patience_s
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))

@@ -10,6 +10,7 @@ from headrace.bench.figures import Outcome, rate
 from headrace.bench.meter import Meter, series_of
 from headrace.bench.patterns.options import Options
 from headrace.bench.places import open_writer
+from headrace.bench.places.filling import Stopped
 from headrace.bench.places.protocol import Place, Shard, Tell, Writer
 from headrace.errors import DeviceTimeout
 from headrace.units import MIB, format_bytes
@@ -21,10 +22,15 @@ _FILES = 16
 _PATIENCE_S = 300.0
 
 
+def files_of(options: Options) -> tuple[int, int]:
+    """Bytes of a file, and files of a round at most: at least one for each flow, whatever the budget."""
+    each = max(_LEAST_FILE, min(_MOST_FILE, options.budget_bytes // max(_FILES, options.flows))) // MIB * MIB
+    return each, max(options.flows, options.budget_bytes // each)
+
+
 def run(place: Place, options: Options, tell: Tell) -> Outcome:
     """One round: until `budget_bytes` are written, or the time is up and each flow has finished the file it was at."""
-    each = max(_LEAST_FILE, min(_MOST_FILE, options.budget_bytes // max(_FILES, options.flows))) // MIB * MIB
-    count = max(options.flows, options.budget_bytes // each)
+    each, count = files_of(options)
     shards = [Shard(f"ingest-{number:05}", each) for number in range(count)]
     with place.room(shards, options.cache) as room:
         spec = room.for_writer()
@@ -95,7 +101,7 @@ class Writing:
     def _work(self, writer: Writer, meter: Meter) -> None:
         def seen(count: int) -> None:
             if self._given_up.is_set():
-                raise InterruptedError("given up")
+                raise Stopped
             meter.count(count)
 
         try:

@@ -10,12 +10,14 @@ import numpy as np
 
 from headrace.bench.figures import SECONDS, Figure, Outcome, rate
 from headrace.bench.patterns.flows import Flows
-from headrace.bench.patterns.options import Options
+from headrace.bench.patterns.options import Options, memory_bytes
 from headrace.bench.patterns.samples import Grid, split
 from headrace.bench.places.protocol import Place, Ranges, Tell
 from headrace.units import MIB
 
 REQUEST = 8 * MIB
+#: Where flows and depth are many.
+_LEAST = MIB // 4
 #: Pieces that are looked at: more than any model has.
 _MOST_PIECES = 1 << 20
 #: A load has no time that is up: it is bounded by its bytes, and by this.
@@ -24,7 +26,8 @@ _MOST_S = 600.0
 
 def run(place: Place, options: Options, tell: Tell) -> Outcome:
     """One round. Flows take turns: flow k reads the k-th piece, and every `flows`-th from there on."""
-    request = options.request_bytes or REQUEST
+    most = memory_bytes() // 8 // (options.flows * options.depth)
+    request = options.request_bytes or max(_LEAST, min(REQUEST, most // MIB * MIB))
     cache = place.forget(options.cache)
     grid = Grid(place, request)
     lengths = grid.ranges(np.arange(min(len(grid), _MOST_PIECES), dtype=np.int64)).length

@@ -69,10 +69,10 @@ def run(place: Place, options: Options, tell: Tell, ranks: Ranks | None = None) 
             fed = flows.end()
             seconds = max(time.perf_counter() - begun, fed.seconds)
         except BaseException:
+            ranks.close()
             flows.abandon()
             raise
-        finally:
-            ranks.leave()
+        ranks.leave()
     figures = [
         Figure(
             name="feed kept", value=min(1.0, fed.bytes / fed.seconds / wanted) if fed.seconds else 0.0, unit=SHARE,

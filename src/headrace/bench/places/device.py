@@ -36,8 +36,8 @@ _KINDS: dict[type, str] = {BlockAddress: "block device", FileAddress: "file as a
 class DevicePlace:
     """`scratch`: it may be written to."""
 
-    def __init__(self, uri: str, *, scratch: bool = False) -> None:
-        self.name = uri
+    def __init__(self, uri: str, *, name: str | None = None, scratch: bool = False) -> None:
+        self.name = name or uri
         address = parse_address(uri)
         if isinstance(address, MemoryAddress):
             raise UsageError(
@@ -61,6 +61,8 @@ class DevicePlace:
         self.why_read_only = None if scratch else "a device is written only where that is asked for"
         self.durable = "a flush of the device" if self._device.volatile_cache else "each write: no volatile cache"
         self._items: list[Item] = []
+        self._warm = False
+        self._read_bytes = 0
         self._base = 0
         #: Up to here the scratch region is taken.
         self._end = _MARGIN
@@ -82,16 +84,20 @@ class DevicePlace:
 
     def describe(self) -> Mapping[str, str]:
         said = self._device.describe()
-        found: dict[str, str] = {}
-        found |= {
-            key: str(said[key]) for key in ("transport", "engine", "block_bytes", "volatile_cache") if key in said
-        }
+        keys = (
+            "transport",
+            "engine",
+            "model",
+            "queues",
+            "header_digest",
+            "data_digest",
+            "block_bytes",
+            "volatile_cache",
+        )
+        found = {key.replace("_", " "): str(said[key]) for key in keys if key in said}
         found["size"] = format_bytes(self.size_bytes)
         if self.holds:
             found["holds"] = self.holds
-        for key in ("header_digest", "data_digest", "queues", "model"):
-            if key in said:
-                found[key.replace("_", " ")] = str(said[key])
         return found
 
     def plan(self, read_bytes: int, room_bytes: int) -> list[str]:
@@ -120,6 +126,7 @@ class DevicePlace:
     def prepare(self, total_bytes: int, *, tell: Tell) -> None:
         if self._items:
             return
+        self._read_bytes = max(total_bytes, CHUNK)
         if not self._scratch:
             self._items = [Item("", self.size_bytes)]
             return
@@ -136,7 +143,11 @@ class DevicePlace:
         self._items = [Item("scratch", shard.length_bytes)]
 
     def forget(self, cache: str) -> str:
-        if cache == WARM:
+        if cache == WARM and not self._warm:
+            self._warm = True
+            if not self._scratch:
+                # Not all of a device that may be large: what is read from then on is what was read before.
+                self._items = [Item("", min(self.size_bytes, self._read_bytes))]
             reader = self.reader(depth=4)
             try:
                 for index, item in enumerate(self._items):

@@ -7,8 +7,12 @@ import errno
 from headrace.errors import DeviceError, HeadraceError, UsageError
 
 
-def said(error: OSError, path: str) -> HeadraceError:
-    """One line, with what to do about it."""
+def said(error: OSError, path: str, *, direct: bool = False) -> HeadraceError:
+    """One line, with what to do about it. `direct`: it was tried past the page cache."""
+    if direct and error.errno == errno.EINVAL:
+        return UsageError(
+            "this file system has no way past the page cache (O_DIRECT)", where=path, next_step="give --cache dropped"
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DeviceError(
             "no space left" if error.errno == errno.ENOSPC else "the quota is used up", where=path,

@@ -12,10 +12,11 @@ from headrace.bench.cache import DIRECT
 from headrace.bench.places.errors import said
 from headrace.bench.places.memory import ALIGN, Pool
 from headrace.bench.places.protocol import U8, Item, Ranges
-from headrace.errors import DeviceError, DeviceTimeout, HeadraceError, UsageError
+from headrace.errors import DeviceError, DeviceTimeout
 
 #: A file system that gives nothing for so long hangs.
 PATIENCE_S = 60.0
+_END_S = 5.0
 #: A flow keeps the files of a place open where there are no more than these; else each read opens its own.
 _KEPT_OPEN = 64
 
@@ -97,11 +98,15 @@ class FilesReader:
     def close(self) -> None:
         for _ in self._threads:
             self._work.put(None)
+        # Of one that the kernel holds in a read its wait has told already.
+        deadline = time.monotonic() + _END_S
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        hangs = any(thread.is_alive() for thread in self._threads)
         self._threads.clear()
         with self._lock:
-            for file in self._open.values():
+            # A number that is closed may be another file's when that read goes on.
+            for file in () if hangs else self._open.values():
                 os.close(file)
             self._open.clear()
 
@@ -142,7 +147,7 @@ class FilesReader:
                 if not self._keep:
                     os.close(file)
         except OSError as error:
-            raise self._said(error, item) from None
+            raise said(error, self._paths[item], direct=self._direct) from None
 
     def _file(self, item: int) -> int:
         if not self._keep:
@@ -156,11 +161,3 @@ class FilesReader:
     def _opened(self, item: int) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | (os.O_DIRECT if self._direct else 0)
         return os.open(self._paths[item], flags)
-
-    def _said(self, error: OSError, item: int) -> HeadraceError:
-        if self._direct and error.errno == 22:
-            return UsageError(
-                "this file system does not read past the page cache (O_DIRECT)", where=self._paths[item],
-                next_step="give --cache dropped",
-            )  # fmt: skip
-        return said(error, self._paths[item])

@@ -63,7 +63,7 @@ class FolderWriter:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 self._write(path, self._shards[index], seen)
             except OSError as error:
-                raise said(error, path) from None
+                raise said(error, path, direct=bool(self._direct)) from None
             folders.add(str(Path(path).parent))
         for folder in folders:
             _sync_folder(folder)
@@ -103,7 +103,7 @@ class FolderWriter:
                 finally:
                     os.close(file)
             except OSError as error:
-                raise said(error, path) from None
+                raise said(error, path, direct=bool(self._direct)) from None
         return total
 
     def _read(self, file: int, path: str, shard: Shard, seen: Callable[[int], None]) -> int:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from headrace.bench.places.device import DevicePlace
 from headrace.bench.places.device_io import DeviceWriter
@@ -46,7 +47,8 @@ def open_place(name: str, *, scratch: bool = False, existing: bool = False, unfe
     if name.startswith(_DEVICES) or _is_block(name):
         if existing:
             raise UsageError("--existing", where=name, expected="a folder: a device is read as it is without --scratch")
-        return DevicePlace(name if name.startswith(_DEVICES) else f"block:{Path(name).absolute()}", scratch=scratch)
+        uri = name if name.startswith(_DEVICES) else f"block:{quote(str(Path(name).absolute()))}"
+        return DevicePlace(uri, name=name, scratch=scratch)
     if scratch:
         raise UsageError(
             "--scratch", where=name, expected="a device or a volume",

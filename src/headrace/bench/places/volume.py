@@ -46,6 +46,7 @@ class VolumePlace:
         self._session: Session | None = None
         self._infos: list[ObjectInfo] = []
         self._items: list[Item] = []
+        self._warm = False
         self._wrote = False
         self.why_read_only = None if scratch else "a volume is written to only where that is asked for"
         self.durable = "a flush on the association that wrote, and one commit of all writers"
@@ -108,6 +109,9 @@ class VolumePlace:
         said = "no cache of bytes on this machine; what the targets have in memory cannot be controlled from here"
         if cache != WARM:
             return said
+        if self._warm:
+            return f"read once before; {said}"
+        self._warm = True
         reader = self.reader(depth=1)
         try:
             for index, item in enumerate(self._items):

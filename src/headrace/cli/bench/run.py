@@ -100,6 +100,7 @@ def run(
     """
     from headrace.bench.page import build
     from headrace.bench.places import open_place
+    from headrace.bench.report import to_json
     from headrace.bench.suite import SuiteOptions, budget_of, run_suite
     from headrace.cli.output import print_json
     from headrace.cli.progress import Progress
@@ -126,15 +127,13 @@ def run(
                 result = run_suite(place, suite, budget, progress.show, meeting)
     if not first:
         return
+    # First what cannot fail any more: a page may meet a disk that is full.
+    if json:
+        print_json(to_json(result))
+    else:
+        _print(result)
     if html is not None:
         html.write_text(build(result).html(), encoding="utf-8")
-    if json:
-        from headrace.bench.report import to_json
-
-        print_json(to_json(result))
-        return
-    _print(result)
-    if html is not None:
         print(f"page: {html}", file=sys.stderr)
 
 
