@@ -116,6 +116,16 @@ def test_flows_share_samples_and_none_is_read_twice(flows: int) -> None:
         assert len(seen) == len(set(seen)) == len(grid)
         # Every byte of every item.
         assert sum(length for _, _, length in seen) == 1000 + 1 + 64 + 65 + 640
+    around = in_order(grid, options, 0, again=True)
+    lap: list[tuple[int, int]] = []
+    # Once round, from anywhere: all of the stretch, and none twice.
+    stretch = len(grid) // flows
+    while len(lap) < stretch:
+        ranges = next(around)
+        lap += zip(ranges.item.tolist(), ranges.offset.tolist(), strict=True)
+    assert len(set(lap)) == len(lap) == stretch
+    starts = {next(in_order(grid, Options(seed=seed), 0, again=True)).offset[0] for seed in range(20)}
+    assert len(starts) > 1
     first, second = (next(by_chance(grid, Options(flows=flows, seed=seed), 0, 50, again=False)) for seed in (1, 2))
     assert first.offset.tolist() != second.offset.tolist()
     same = next(by_chance(grid, Options(flows=flows, seed=1), 0, 50, again=False))

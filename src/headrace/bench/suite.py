@@ -35,6 +35,8 @@ _WITH_RANKS: dict[str, Callable[[Place, Options, Tell, Ranks], Outcome]] = {
 #: Bytes that a round of reading moves at most: reads are paid for in places.
 READ_MOST = 64 * GIB
 MOST_ROUNDS = 100
+#: Between the seeds of two ranks: more than rounds ever are.
+_APART = 1 << 32
 #: What starting, writing what is read, and storage that is slower than thought may take beside the rounds.
 _SPARE_S = 120.0
 
@@ -215,21 +217,26 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
                 break
             index = step % len(works)
             work = works[index]
+            # Other samples in each round: what a server or a drive kept of the last one is not what is asked for.
+            options = replace(work.options, seed=suite.seed * MOST_ROUNDS + step // len(works))
 
             def show(fraction: float, text: str, step: int = step) -> None:
                 tell((step + fraction) / total, f"{step + 1} of {total}, {text}")
 
-            def once(work: Work = work, show: Tell = show) -> Outcome:
-                if work.pattern in _WITH_RANKS:
+            def once(pattern: str = work.pattern, options: Options = options, show: Tell = show) -> Outcome:
+                if meeting is not None:
+                    # Nor what another rank reads.
+                    options = replace(options, seed=options.seed + _APART * meeting.seat.rank)
+                if pattern in _WITH_RANKS:
                     assert ranks is not None
-                    return _WITH_RANKS[work.pattern](place, work.options, show, ranks)
-                return _RUN[work.pattern](place, work.options, show)
+                    return _WITH_RANKS[pattern](place, options, show, ranks)
+                return _RUN[pattern](place, options, show)
 
             if meeting is None:
                 found[index].append(once())
             else:
                 # The first one waits for the ranks that still write what is read.
-                asked = {"round": step, "pattern": work.pattern, "options": asdict(work.options)}
+                asked = {"round": step, "pattern": work.pattern, "options": asdict(options)}
                 found[index].append(round_of(meeting, once, what=asked, within_s=budget.limit_s + SLACK_S))
     finally:
         if ranks is not None:

@@ -33,10 +33,12 @@ def run(place: Place, options: Options, tell: Tell) -> Outcome:
     lengths = grid.ranges(np.arange(min(len(grid), _MOST_PIECES), dtype=np.int64)).length
     pieces = int(np.searchsorted(np.cumsum(lengths), options.budget_bytes)) + 1
     pieces = min(pieces, len(lengths))
+    # Of a large device, another stretch in each round: the first one may be in its own cache from then on.
+    first = int(np.random.default_rng(options.seed).integers(0, len(grid) - pieces + 1))
     _, batch = split(options.depth)
 
     def work(flow: int) -> Iterator[Ranges]:
-        mine = np.arange(flow, pieces, options.flows, dtype=np.int64)
+        mine = np.arange(first + flow, first + pieces, options.flows, dtype=np.int64)
         for at in range(0, len(mine), batch):
             yield grid.ranges(mine[at : at + batch])
 

@@ -48,15 +48,19 @@ class Grid:
 
 
 def in_order(grid: Grid, options: Options, flow: int, *, again: bool) -> Iterator[Ranges]:
-    """A flow's own stretch of the data, from its start to its end; `again`: and from its start once more, and so on."""
+    """A flow's own stretch of the data, from its start to its end. `again`: round and round, from where the seed says,
+    so that rounds of a large device do not all read what its own cache has from the first."""
     _, batch = split(options.depth)
     low = len(grid) * flow // options.flows
     high = max(low + 1, len(grid) * (flow + 1) // options.flows)
+    begin = int(np.random.default_rng((options.seed, flow)).integers(low, high)) if again else low
     while True:
-        for at in range(low, high, batch):
+        for at in range(begin, high, batch):
             yield grid.ranges(np.arange(at, min(high, at + batch), dtype=np.int64))
         if not again:
             return
+        for at in range(low, begin, batch):
+            yield grid.ranges(np.arange(at, min(begin, at + batch), dtype=np.int64))
 
 
 def by_chance(grid: Grid, options: Options, flow: int, batch: int, *, again: bool) -> Iterator[Ranges]:
