@@ -71,8 +71,14 @@ class Page:
 def table(columns: Sequence[str], rows: Sequence[Sequence[str | Html]]) -> str:
     """A table as markup, for a section of several parts."""
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td{_width(c)}>{_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _width(value: str | Html) -> str:
+    """A figure and its unit stay on one line, and a sentence has room: narrow screens push the table sideways."""
+    length = len(value) if isinstance(value, str) else 0
+    return ' class="long"' if length > 40 else ' class="short"' if length <= 20 else ""
 
 
 def _cell(value: str | Html) -> str:
@@ -100,7 +106,7 @@ break-inside:avoid}
 .quiet{color:var(--soft);margin:0 0 10px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
 .card{padding:12px 14px;background:var(--panel);border:1px solid var(--line);border-radius:6px;break-inside:avoid}
-.card b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
+.card b{display:block;font-size:20px;font-variant-numeric:tabular-nums;white-space:nowrap}
 .card span{display:block}
 .card small{color:var(--soft)}
 svg{display:block;width:100%;height:auto;font:11px system-ui,sans-serif}
@@ -132,10 +138,11 @@ rect.idle,i.idle{fill:var(--idle);background:var(--idle)}
 .key{display:inline-flex;align-items:center;gap:6px}
 i.box{width:12px;height:12px;border-radius:2px}
 i.line{width:18px;height:4px;border-radius:2px}
-.scroll{overflow-x:auto}
+.scroll,section{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:6px 12px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:600;white-space:nowrap}
+.short{white-space:nowrap}.long{min-width:9em;overflow-wrap:anywhere}
 tr:last-child th,tr:last-child td{border-bottom:0}
 .facts th{width:11em;color:var(--soft);font-weight:600}
 .facts td{overflow-wrap:anywhere}
@@ -149,6 +156,10 @@ section:has(.finding){break-inside:auto}
 .finding .facts th{width:6em}
 .finding .facts th,.finding .facts td{border-bottom:0;padding-top:2px;padding-bottom:2px}
 code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace;overflow-wrap:anywhere}
+@media screen and (max-width:600px){main{padding:20px 12px 40px}section{padding:14px}section>svg{min-width:600px}
+.long{min-width:17em}}
 @media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}section,.card,.verdict{background:#fff}
-*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+section{break-inside:auto}svg,tr,h2,.quiet{break-inside:avoid}h2,h2+.quiet,.legend{break-after:avoid}
+.scroll,section{overflow:visible}table{font-size:10px}th,td{padding-right:6px}thead th{white-space:normal}
+.long{min-width:0}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """.replace("\n", "")

@@ -50,11 +50,12 @@ def lost_table(found: Attribution, gpu_hour_price: float | None) -> Table:
 
 def ranks_table(found: Attribution) -> Table:
     """Each rank: how often it was the slowest, and what it did itself."""
+    causes = [cause for cause in CAUSES if any(row.spent[cause] > 0 for row in found.ranks.values())]
     rows = []
     for row in sorted(found.ranks.values(), key=lambda each: each.rank):
-        shares = [f"{row.spent[cause] / row.wall_s * 100:.0f}" if row.wall_s else "0" for cause in CAUSES]
+        shares = [f"{row.spent[cause] / row.wall_s * 100:.0f}" if row.wall_s else "0" for cause in causes]
         rows.append([str(row.rank), row.node, str(row.slowest), *shares, _cpu(row)])
-    return ["rank", "node", "slowest in", *(f"{cause} %" for cause in CAUSES), "CPU"], rows
+    return ["rank", "node", "slowest in", *(f"{cause} %" for cause in causes), "CPU"], rows
 
 
 def _cpu(row: RankRow) -> str:
