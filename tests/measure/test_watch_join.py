@@ -12,10 +12,11 @@ import pytest
 
 from headrace.cli import main
 from headrace.errors import UsageError
+from headrace.measure.watch.differential import stalls_of_files
 from headrace.measure.watch.join import BINS, Attribution, attribute, recent
 from headrace.measure.watch.page import page
 from headrace.measure.watch.record import WatchHeader, WatchStep, files_of, parse_line
-from headrace.measure.watch.verdict import sentence
+from headrace.measure.watch.verdict import sentence, step_text
 from tests.measure.test_report import check_page
 from tests.measure.watches import header, step, write
 
@@ -113,6 +114,72 @@ def test_down_time_and_steps_done_again_are_the_restarts(tmp_path: Path) -> None
     assert found.spent_gpu_s["restart"] == 2 * (20 + 2 + 2)
     assert found.spent_gpu_s["compute"] == 2 * (4 + 2) and found.total_gpu_s == 2 * (20 + 6 + 2 + 2)
     assert sentence(found).startswith("Restarts are your problem: they cost 80.0 % of accelerator time")
+
+
+def test_all_until_the_first_step_of_a_start_is_down_time(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "rank-00000.jsonl",
+        [
+            header(0, 1), *(step(n, 1000.0 + n, compute=1.0) for n in range(6)),
+            # It came to no step, and the next one loaded for a minute before its first.
+            header(0, 1, 1020.0), header(0, 1, 1100.0), step(6, 1160.0, restart=5.0, compute=1.0),
+        ],
+    )  # fmt: skip
+    found = attribute([path])
+    assert (found.starts, found.down_s, found.outside_s) == (3, 154.0, 0.0)
+    assert found.spent_gpu_s["restart"] == 159 and found.total_gpu_s == 166
+
+
+def test_a_worst_step_has_the_counters_of_the_stretch_that_it_is_in(tmp_path: Path) -> None:
+    slow = {"window_s": 1.0, "paths": [PATH]}
+    quick = {"window_s": 1.0, "paths": [{**PATH, "p99_s": 0.001, "slow": False}]}
+    found = attribute(
+        job(
+            tmp_path,
+            [
+                step(n, window={10: quick, 20: slow, 30: quick}.get(n), fetch=9.0 if n in (3, 14) else 0.1, compute=1.0)
+                for n in range(40)
+            ],
+            # Its counters are of another one.
+            [step(n, window=quick if n == 15 else None, compute=1.0) for n in range(40)],
+        ),
+        worst=2,
+    )
+    assert [(each.step, each.slowest, each.window) for each in found.worst] == [(3, 0, quick), (14, 0, slow)]
+    assert "in the 1.0 s around it: path 10.0.0.1:4420 to" in step_text(found.worst[1])
+
+
+@pytest.mark.parametrize(
+    ("reads", "prepares_s", "overlap"),
+    [
+        ({"reads_ahead": False}, 0.0, 0.0),
+        ({"reads_ahead": True, "reads_apart": False}, 0.0, 1.0),
+        # Helpers may read and prepare, one after the other.
+        ({"reads_ahead": True, "reads_apart": False}, 0.5, None),
+        ({"reads_ahead": True, "reads_apart": True}, 0.5, 1.0),
+        # As older files say.
+        ({"reads_ahead": True}, 0.5, None),
+        ({}, 0.0, None),
+    ],
+)
+def test_how_a_loader_reads_says_how_far_reads_are_hidden(
+    tmp_path: Path, reads: dict[str, bool], prepares_s: float, overlap: float | None
+) -> None:
+    def run(name: str, **spent: float) -> Path:
+        lines = [step(n, bytes=100, window=reads if n == 20 else None, compute=1.0, **spent) for n in range(24)]
+        job(tmp_path / name, lines)
+        return tmp_path / name
+
+    found = stalls_of_files(
+        {
+            "synthetic": run("synthetic"), "cached": run("cached", preparation=prepares_s),
+            "storage": run("storage", preparation=prepares_s, fetch=2.0),
+        }
+    )  # fmt: skip
+    assert found.overlap == overlap
+    told = found.predict(50.0)
+    ends = sorted(1 / seconds for seconds in (max(1 + prepares_s, 2.0), 1 + prepares_s + 2.0))
+    assert (told.low, told.high) == pytest.approx({0.0: (ends[0],) * 2, 1.0: (ends[1],) * 2}.get(overlap, tuple(ends)))  # type: ignore[arg-type]
 
 
 def test_starts_that_only_count_their_steps_did_none_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,7 +337,7 @@ def test_the_page_of_nasty_names_is_whole() -> None:
     ]
     head, row = (parse_line(json.dumps(line), "here") for line in lines)
     assert isinstance(head, WatchHeader) and isinstance(row, WatchStep)
-    found.begin([head], 0.0)
+    found.begin([head])
     found.add({0: row})
     check_page(page(found, title=nasty))
     assert re.search("&lt;script&gt;", page(found, title=nasty))

@@ -96,12 +96,14 @@ def stalls(
         step_bytes = sum(step.bytes for step in read) / len(read)
     found = Stalls(synthetic=synthetic, cached=cached, storage=storage, step_bytes=step_bytes)
     if overlap is None:
-        # Who reads ahead and is not held up by preparation has reads under way all the time.
-        ahead = {step.window["reads_ahead"] for step in runs["storage"] if step.window and "reads_ahead" in step.window}
+        # Who reads ahead has reads under way all the time, where it reads apart from preparing, or does not prepare.
+        ahead, apart = (
+            {step.window[key] for step in runs["storage"] if step.window and key in step.window} for key in _READS
+        )
         prepares = found.preparation_s > max(found.preparation_error_s, 0.05 * found.cached.mean_s)
         if ahead == {False}:
             overlap = 0.0
-        elif ahead == {True} and not prepares:
+        elif ahead == {True} and (apart == {True} or not prepares):
             overlap = 1.0
     return replace(found, overlap=overlap)
 
@@ -124,8 +126,8 @@ class _Seen(NamedTuple):
 
     @classmethod
     def of(cls, step: JobStep) -> _Seen:
-        ahead = (step.window or {}).get("reads_ahead")
-        return cls(step.wall_s, step.bytes, None if ahead is None else _READS_AHEAD[bool(ahead)])
+        window = step.window or {}
+        return cls(step.wall_s, step.bytes, {key: window[key] for key in _READS if key in window} or None)
 
 
-_READS_AHEAD = {ahead: {"reads_ahead": ahead} for ahead in (False, True)}
+_READS = ("reads_ahead", "reads_apart")

@@ -34,7 +34,7 @@ STRAGGLES = 0.1
 BINS = 60
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class JobStep:
     """A step of the job. `spent`: by cause, seconds for each rank, `compute` and `straggler` included."""
 
@@ -46,7 +46,8 @@ class JobStep:
     spent: dict[str, float]
     #: Of the batches of the slowest rank, where its loader says.
     bytes: int
-    #: Counters of the slowest rank, where they were taken at this step.
+    #: Counters of the slowest rank, where they were taken at this step; of the worst steps also where they were later
+    #: for a stretch of steps that this one is in.
     window: dict[str, Any] | None
 
     @property
@@ -59,7 +60,7 @@ def join_step(rows: dict[int, WatchStep]) -> JobStep:
     hidden = "collective" if any(row["collective"] > 0 for row in rows.values()) else "compute"
     slowest = max(rows, key=lambda rank: (rows[rank].wall_s - rows[rank][hidden], -rank))
     row = rows[slowest]
-    wall = max(each.wall_s for each in rows.values())
+    wall = max([each.wall_s for each in rows.values()])
     spent = {cause: seconds for cause, seconds in row.spent.items() if seconds > 0}
     spent[hidden] = spent.get(hidden, 0.0) + max(0.0, wall - row.wall_s)
     if hidden == "collective" and len(rows) > 1:
@@ -94,7 +95,7 @@ class RankRow:
             self.spent[cause] += seconds
         window = row.window or {}
         for key, value in window.items():
-            if isinstance(value, int | float) and key not in ("sm_activity", "helpers", "reads_ahead"):
+            if isinstance(value, int | float) and key not in ("sm_activity", "helpers", "reads_ahead", "reads_apart"):
                 self.windows[key] += value
         if "sm_activity" in window:
             self.sm_activity[0] += window["sm_activity"] * window["window_s"]
@@ -110,7 +111,8 @@ class Attribution:
         self.spent_gpu_s: dict[str, float] = defaultdict(float)
         self.ranks: dict[int, RankRow] = {}
         self.starts = 0
-        #: Steps that were done again after a restart; time between two starts; time in no step.
+        #: Steps that were done again after a restart; time from the last step of a start to the first one of the next;
+        #: time in no step.
         self.repeated_steps = 0
         #: A start after the first did not say with which step of the job it goes on.
         self.repeats_unknown = False
@@ -124,8 +126,12 @@ class Attribution:
         self._every = 1
         self._series: list[_Stretch] = []
         self._bin = 1
+        #: The end of the last step, and that of the last one before a start that has come to no step yet.
         self._ended_s: float | None = None
+        self._down_from: float | None = None
         self._paths: dict[tuple[str, str], dict[str, Any]] = {}
+        #: Of the worst steps, by their slowest rank: those whose counters are still to come.
+        self._unseen: dict[int, list[JobStep]] = {}
         #: For those who follow: why there is no step yet that all ranks have written down.
         self.why_none = ""
 
@@ -170,8 +176,8 @@ class Attribution:
     def series(self) -> list[tuple[int, int, dict[str, float]]]:
         """(first step, steps, seconds a step by cause), at most `BINS` stretches."""
         return [
-            (first, count, {cause: seconds / count for cause, seconds in spent.items()})
-            for first, count, spent in self._series
+            (each.first, each.steps, {cause: seconds / each.steps for cause, seconds in each.spent.items()})
+            for each in self._series
         ]
 
     @property
@@ -186,18 +192,15 @@ class Attribution:
 
     # ---- adding ----------------------------------------------------------------------------------------------------
 
-    def begin(self, headers: Iterable[WatchHeader], started_s: float) -> None:
+    def begin(self, headers: Iterable[WatchHeader]) -> None:
         """The ranks start, or start again."""
-        headers = list(headers)
         for header in headers:
             self.ranks.setdefault(header.rank, RankRow(rank=header.rank)).node = header.node
             self.clocks.add(header.clock)
             if header.sm_activity:
                 self.sm_activity_why_not.add(header.sm_activity)
-        if self._ended_s is not None:
-            down = max(0.0, started_s - self._ended_s)
-            self.down_s += down
-            self._pay("restart", arithmetic.gpu_seconds(down, len(headers)))
+        # A start that came to no step was a part of being down.
+        self._down_from = self._ended_s if self._ended_s is not None else self._down_from
         self._ended_s = None
         self.starts += 1
 
@@ -205,12 +208,17 @@ class Attribution:
         """A step of all ranks. `repeated`: it was done again later."""
         step = join_step(rows)
         for rank, row in rows.items():
-            self.ranks.setdefault(rank, RankRow(rank=rank)).add(row, rank == step.slowest)
+            of_rank = self.ranks.get(rank)
+            if of_rank is None:
+                of_rank = self.ranks[rank] = RankRow(rank=rank)
+            of_rank.add(row, rank == step.slowest)
             self.bytes += row.bytes
-            for path in (row.window or {}).get("paths", ()):
-                key = (str(path.get("device")), str(path.get("path")))
-                if key not in self._paths or self._paths[key]["p99_s"] < path.get("p99_s", 0.0):
-                    self._paths[key] = {**path, "rank": rank, "step": row.step}
+            if row.window is not None:
+                self._see(rank, row, row.window)
+        if self._down_from is not None:
+            down, self._down_from = max(0.0, step.started_s - self._down_from), None
+            self.down_s += down
+            self._pay("restart", arithmetic.gpu_seconds(down, step.ranks))
         if self._ended_s is not None:
             self.outside_s += max(0.0, step.started_s - self._ended_s)
         self._ended_s = step.started_s + step.wall_s
@@ -224,29 +232,37 @@ class Attribution:
         self._keep(step)
         return step
 
+    def _see(self, rank: int, row: WatchStep, window: dict[str, Any]) -> None:
+        for step in self._unseen.pop(rank, ()):
+            step.window = window
+        for path in window.get("paths", ()):
+            key = (str(path.get("device")), str(path.get("path")))
+            if key not in self._paths or self._paths[key]["p99_s"] < path.get("p99_s", 0.0):
+                self._paths[key] = {**path, "rank": rank, "step": row.step}
+
     def _pay(self, cause: str, gpu_s: float) -> None:
         self.spent_gpu_s[cause] += gpu_s
         self.total_gpu_s += gpu_s
 
     def _keep(self, step: JobStep) -> None:
-        entry = (step.lost_s, -self.steps, step)
-        if len(self._worst) < self._most_worst:
-            heapq.heappush(self._worst, entry)
-        elif self._worst:
-            heapq.heappushpop(self._worst, entry)
+        if len(self._worst) < self._most_worst or (self._worst and self._worst[0][0] < step.lost_s):
+            heapq.heappush(self._worst, (step.lost_s, -self.steps, step))
+            if len(self._worst) > self._most_worst:
+                heapq.heappop(self._worst)
+            if step.window is None:
+                kept = [each for each in self._unseen.get(step.slowest, ()) if any(each is w[2] for w in self._worst)]
+                self._unseen[step.slowest] = [*kept, step]
         if self.steps % self._every == 0:
             self._walls.append(step.wall_s)
             if len(self._walls) > MOST_KEPT:
                 self._walls, self._every = self._walls[::2], 2 * self._every
-        if self._series and self._series[-1][1] < self._bin:
-            first, count, spent = self._series.pop()
-        else:
-            first, count, spent = step.step, 0, {}
-        self._series.append((first, count + 1, _sum(spent, step.spent)))
+        if not self._series or self._series[-1].steps >= self._bin:
+            self._series.append(_Stretch(step.step))
+        self._series[-1].add(1, step.spent)
         if len(self._series) > BINS:
-            pairs = [self._series[i : i + 2] for i in range(0, len(self._series), 2)]
-            self._series = [_together(pair) for pair in pairs]
-            self._bin *= 2
+            for first, second in zip(self._series[::2], self._series[1::2], strict=False):
+                first.add(second.steps, second.spent)
+            self._series, self._bin = self._series[::2], 2 * self._bin
 
     def to_json(self, gpu_hour_price: float | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -279,19 +295,18 @@ class Attribution:
         return found
 
 
-#: First step, how many, seconds of all by cause.
-_Stretch = tuple[int, int, dict[str, float]]
+@dataclass
+class _Stretch:
+    """Of steps from `first` on: how many, seconds of all by cause."""
 
+    first: int
+    steps: int = 0
+    spent: dict[str, float] = field(default_factory=dict)
 
-def _together(pair: Sequence[_Stretch]) -> _Stretch:
-    spent: dict[str, float] = {}
-    for _, _, each in pair:
-        spent = _sum(spent, each)
-    return pair[0][0], sum(count for _, count, _ in pair), spent
-
-
-def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {cause: one.get(cause, 0.0) + other.get(cause, 0.0) for cause in {**one, **other}}
+    def add(self, steps: int, spent: Mapping[str, float]) -> None:
+        self.steps += steps
+        for cause, seconds in spent.items():
+            self.spent[cause] = self.spent.get(cause, 0.0) + seconds
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -319,7 +334,7 @@ def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep]
         later = [start.first_step for group in groups[number + 1 :] for start in group if start.first_step is not None]
         again = min(later, default=None)
         found.repeats_unknown |= number > 0 and any(start.counted for start in group)
-        found.begin([start.header for start in group], min(start.header.started_s for start in group))
+        found.begin(start.header for start in group)
         rows = heapq.merge(*map(_steps, group), key=lambda row: row[1].step)
         for step, of_step in groupby(rows, key=lambda row: row[1].step):
             repeated = again is not None and step >= again
@@ -415,11 +430,11 @@ def _lines(start: _Start) -> Iterator[tuple[int, bytes]]:
 
 
 def _steps(start: _Start) -> Iterator[tuple[int, WatchStep]]:
-    last = None
+    last, name = None, str(start.path)
     for place, line in _lines(start):
         if not line.strip():
             continue
-        where = f"{start.path}, byte {place - len(line)}"
+        where = f"{name}, byte {place - len(line)}"
         try:
             found = parse_line(_text(line), where)
         except UsageError:
@@ -467,7 +482,7 @@ def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
         if furthest >= 0:
             told = f"none beyond {max(ranks[behind])}" if ranks[behind] else "none"
             found.why_none = f"rank {behind} has written {told}, others up to {furthest}"
-    found.begin((headers[rank] for rank in ranks), 0.0)
+    found.begin(headers[rank] for rank in ranks)
     for number in sorted(numbers):
         found.add({rank: steps[number] for rank, steps in ranks.items()})
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,39 +26,43 @@ class Source:
         #: In the thread that trains.
         self.works = False
         self.helpers = host.Helpers()
-        self._shares: HelperShares | None = None
+        #: What they do, as was seen in the last wait in which they were looked at; None: there are none.
+        self.shares: HelperShares | None = None
+        #: A wait that begins now is one in which they are looked at; until it ends what they had done before.
+        self.look_at = math.inf
+        self.before: dict[str, Used] | None = None
+        self._since = 0.0
+        #: Tasks before its first batch of an epoch.
         self._tasks: set[str] | None = None
-        #: What helpers had done when the wait began, if they are looked at in this one; when they are next.
-        self._before: dict[str, Used] | None = None
-        self._since = self._look_at = 0.0
+        #: There were helpers; or the loader tells, as those of headrace do, which read ahead.
+        self._reads_ahead = self.teller is not None
         self._last: dict[str, Used] = {}
 
     def begin(self) -> None:
         """It begins: who comes from now on, until its first batch is there, helps it."""
-        self._tasks = host.tasks()
+        self._tasks, self.look_at = host.tasks(), 0.0
 
-    def waits(self) -> None:
+    def look(self) -> None:
         """A step begins to wait for a batch."""
-        if self._tasks is None and not (len(self.helpers) and time.perf_counter() >= self._look_at):
-            return
         # Those of an epoch before; who comes has done nothing yet.
-        self._before = self.helpers.read()
+        self.before = self.helpers.read()
         self._since = time.perf_counter()
 
-    def waited(self) -> HelperShares | None:
-        """The batch is there. What its helpers do, as was seen in this wait or one before; None: there are none."""
-        if self._before is not None:
-            now = time.perf_counter()
-            if self._tasks is not None:
-                self.helpers.add(host.tasks() - self._tasks)
-                self._tasks = None
-                self._before = dict.fromkeys(self.helpers.read(), (0.0, 0.0)) | self._before
-            started = time.thread_time()
-            self._shares = HelperShares.of(self._before, self.helpers.read(), now - self._since)
-            self._before = None
-            # It was read twice.
-            self._look_at = time.perf_counter() + 2 * (time.thread_time() - started) / host.COST
-        return self._shares if len(self.helpers) else None
+    def looked(self) -> None:
+        """The batch is there."""
+        wall_s = time.perf_counter() - self._since
+        before, self.before = self.before or {}, None
+        if self._tasks is not None:
+            self.helpers.add(host.tasks() - self._tasks)
+            self._tasks = None
+            before = dict.fromkeys(self.helpers.read(), (0.0, 0.0)) | before
+        started = time.thread_time()
+        after = self.helpers.read()
+        self.shares = HelperShares.of(before, after, wall_s) if after else None
+        self._reads_ahead |= bool(after)
+        # They were read twice.
+        cost_s = 2 * (time.thread_time() - started)
+        self.look_at = time.perf_counter() + cost_s / host.COST if after else math.inf
 
     def bytes_of(self, batch: Any) -> int:
         if callable(self.batch_bytes):
@@ -68,11 +73,12 @@ class Source:
         """Of its helpers, since it was asked before."""
         now, last = self.helpers.read(), self._last
         self._last = now
+        found: dict[str, Any] = {"reads_ahead": self._reads_ahead, "reads_apart": self.teller is not None}
         if not now:
-            return {"reads_ahead": self.teller is not None}
+            return found
         on_cpu, waiting = (sum(used[i] - last.get(name, (0.0, 0.0))[i] for name, used in now.items()) for i in (0, 1))
-        return {
-            "reads_ahead": True, "helpers": len(now), "helpers_cpu_s": round(on_cpu, 4),
+        return found | {
+            "helpers": len(now), "helpers_cpu_s": round(on_cpu, 4),
             "helpers_run_queue_s": round(waiting, 4),
         }  # fmt: skip
 
@@ -99,8 +105,7 @@ class WatchedLoader(Generic[Batch]):
         try:
             while True:
                 if count % self._per_step == 0:
-                    watch.begin_step()
-                    number = watch.step_number
+                    number = watch.begin_step()
                 with wait:
                     if iterator is None:
                         iterator = iter(self._batches)

@@ -109,10 +109,13 @@ def step_text(step: JobStep) -> str:
     parts = sorted(((seconds, cause) for cause, seconds in step.spent.items() if cause != "compute"), reverse=True)
     text = ", ".join(f"{cause} {format_seconds(seconds)}" for seconds, cause in parts[:3] if seconds > 0)
     window = step.window or {}
-    if parts and parts[0][1] == "fetch" and window.get("paths"):
-        text += f"; {path_text(window['paths'][0])}"
-    if parts and parts[0][1] in ("starved", "preparation", "other"):
-        text += "; " + ", ".join(_counters(window)) if _counters(window) else ""
+    besides: list[str] = []
+    if parts and parts[0][1] == "fetch":
+        besides = [path_text(path) for path in window.get("paths", ())[:1]]
+    elif parts and parts[0][1] in ("starved", "preparation", "other"):
+        besides = _counters(window)
+    if besides:
+        text += f"; in the {format_seconds(window.get('window_s', 0.0))} around it: {', '.join(besides)}"
     return text
 
 
