@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +20,7 @@ import pytest
 from headrace.errors import UsageError
 from headrace.measure import Watch
 from headrace.measure.watch import activity, notes
+from headrace.measure.watch import watch as watch_module
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.causes import WAIT
 from headrace.measure.watch.host import node_traffic, throttled
@@ -24,6 +28,7 @@ from headrace.measure.watch.join import attribute
 from headrace.measure.watch.replay import BEGIN, DELAY, END, Note, Replay
 from headrace.measure.watch.wait import HelperShares, split
 from tests.measure.watches import Gpu, Hands
+from tests.waiting import until
 
 
 def batches(clock: Hands, *waits: float) -> Iterator[int]:
@@ -121,14 +126,14 @@ def test_a_job_that_starts_again_says_where_it_goes_on(tmp_path: Path) -> None:
 
 def test_others_see_the_step_that_is_under_way_and_those_that_were() -> None:
     """A thread that asks while the one that trains stands still."""
-    clock = Hands()
+    clock, other = Hands(), ThreadPoolExecutor(1)
+    # Who is there before a loader begins is none of its helpers.
+    other.submit(threading.get_ident).result()
     seen: list[Any] = []
 
     def ask() -> None:
         assert watch.under_way() == watch._notes.peek()[0].under_way(clock.now), "the short way is the long one"
-        thread = threading.Thread(target=lambda: seen.append((watch.under_way(), watch.recent(2))))
-        thread.start()
-        thread.join()
+        seen.append(other.submit(lambda: (watch.under_way(), watch.recent(2))).result())
 
     def slowly() -> Iterator[int]:
         for number in range(3):
@@ -149,6 +154,7 @@ def test_others_see_the_step_that_is_under_way_and_those_that_were() -> None:
                 clock.pass_s(8)
                 ask()
     ask()
+    other.shutdown()
     nothing, nothing_yet, *steps, end = seen
     assert nothing == nothing_yet == (None, []) and end[0] is None
     waiting, computing = steps[2], steps[3]
@@ -269,6 +275,62 @@ def test_a_loader_that_tells_is_believed() -> None:
         {"fetch": 1.0, "preparation": 3.0},
     ]
     assert [step.bytes for step in watch.steps] == [1000] * 3
+
+
+def test_who_has_a_thread_reads_ahead_also_when_that_has_ended(tmp_path: Path) -> None:
+    clock = Hands()
+
+    def made(helped: bool) -> Iterator[int]:
+        if helped:
+            seen, done = threading.Event(), threading.Event()
+            thread = threading.Thread(target=lambda: (seen.set(), done.wait()))
+            thread.start()
+            seen.wait()
+        yield 0
+        if helped:
+            done.set()
+            thread.join()
+        yield 1
+
+    def ahead(batches: Any) -> Any:
+        with Watch(**clock.options) as watch:
+            for _ in watch.loader(batches):
+                clock.pass_s(0.1)
+        window = watch.steps[-1].window
+        assert window is not None
+        return window["reads_ahead"], window["reads_apart"]
+
+    assert ahead(made(helped=True)) == (True, False) and ahead(made(helped=False)) == (False, False)
+
+    class Telling(list[int]):
+        waited = (0.0, 0.0, 0)
+
+    assert ahead(Telling([1, 2])) == (True, True)
+
+
+def test_a_killed_rank_has_written_all_but_the_last_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "FLUSH_S", 0.01)
+    path = tmp_path / "rank-00000.jsonl"
+    if not (child := os.fork()):
+        try:
+            with Watch(tmp_path, device=None) as watch:
+                while True:
+                    watch.begin_step()
+                    time.sleep(0.001)
+        finally:
+            os._exit(1)
+    try:
+        until(lambda: path.exists() and len(path.read_bytes().splitlines()) > 20)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    before = attribute([path]).steps
+    with Watch(tmp_path, device=None) as watch:
+        watch.resume(before - 5)
+        for _ in range(10):
+            watch.begin_step()
+    found = attribute([path])
+    assert before >= 20 and (found.starts, found.repeated_steps, found.steps) == (2, 5, before + 10)
 
 
 def test_ones_own_loader_says_what_it_does() -> None:
@@ -399,6 +461,25 @@ def test_delay_between_two_askings_is_divided_by_time_off_the_cpu() -> None:
     assert early[0].spent == first.spent and early[1].spent == {"compute": 3, "other": 1}
 
 
+def test_what_short_waits_of_short_steps_did_is_known(tmp_path: Path) -> None:
+    """A thread that prepares in waits, and sleeps while the device computes."""
+    clock, cpu = Hands(), [0.0]
+    with Watch(**clock.options) as watch:
+        watch._notes.cpu_s = lambda: cpu[0]
+
+        def works() -> Iterator[int]:
+            for number in range(50):
+                clock.pass_s(0.00005)
+                cpu[0] += 0.00005
+                yield number
+
+        for _ in watch.loader(works()):
+            with watch.compute():
+                clock.pass_s(0.0001)
+    assert sum(step["preparation"] for step in list(watch.steps)[1:]) == pytest.approx(49 * 0.00005)
+    assert sum(step["blocked"] for step in list(watch.steps)[1:]) == pytest.approx(0, abs=1e-9)
+
+
 def test_a_step_of_very_many_parts_is_worked_out_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "MOST_NOTES", 5)
     clock = Hands()
@@ -508,6 +589,8 @@ def test_what_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     watch.close()
     with pytest.raises(UsageError, match="closed"):
         watch.begin_step()
+    with watch.compute():
+        assert watch.under_way() is None
     with pytest.raises(UsageError, match="device"):
         Watch(device="cuda")
     (tmp_path / "file").write_text("")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 #: Share of the time that looking at a loader's helpers may cost.
-COST = 0.001
+COST = 0.0003
 #: What the native host calls its thread; there is one a process.
 IO_THREAD = "headrace-host"
 #: Helpers of a loader that are looked at.

@@ -7,6 +7,7 @@ to 25 microseconds each on a busy machine). So all that notes mean is worked out
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import time
@@ -21,12 +22,13 @@ from headrace.measure.watch.causes import WAIT
 from headrace.measure.watch.device import ON_DEVICE, DeviceClock
 from headrace.measure.watch.host import RunQueue, own_queue
 from headrace.measure.watch.loader import Source
-from headrace.measure.watch.replay import BEGIN, DELAY, DROP, END, EXCHANGED, Note, Replay, Step
+from headrace.measure.watch.replay import BEGIN, DELAY, DROP, END, Note, Replay, Step
 
 #: The kernel is asked for the run queue delay at most so often: that takes tens of microseconds with cold caches.
 ASKED_S = 0.1
-#: Of a shorter wait it is of no account what the thread did in it.
+#: A wait is short below this, and below this share of the time from wait to wait: of no account what the thread did.
 SHORT_S = 0.0001
+SHORT_SHARE = 0.01
 #: Who uses so much CPU time in a wait prepares in the thread that trains.
 WORKS_S = 0.0005
 #: A step of more parts than this is worked out in the middle of it.
@@ -46,18 +48,17 @@ class Notes:
         self.owner: int | None = None
         #: Parts that are open, innermost last.
         self.stack: list[str] = []
-        #: Gradients that were ready last, and that were exchanged last: when, and the marks. Set by any thread.
-        self.ready: tuple[float, Any] | None = None
-        self.exchanged: tuple[float, Any] | None = None
         self._queue: RunQueue | None = None
-        self.ask_at = 0.0
+        self._delay_s = self.ask_at = 0.0
+        #: The same list all the time: parts hold its `append`.
+        self.notes: list[Note] = []
+        self.add = self.notes.append
         self._start()
 
     def _start(self) -> None:
-        self.notes: list[Note] = []
-        self.add = self.notes.append
-        #: For other threads, together: how things stood before these notes. Neither is changed but by `add`.
-        self.seen = (Replay(self.now(), self.cpu_s(), self.delay_s(), self.device is not None), self.notes)
+        #: How things stood before the notes that are there; while those are taken away, how they stand behind them.
+        self._before = Replay(self.now(), self.cpu_s(), self.delay_s(), self.device is not None)
+        self._behind: Replay | None = None
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -80,12 +81,11 @@ class Notes:
 
     def delay_s(self) -> float:
         """For how long the thread could have run and did not, since it began."""
-        return 0.0 if self._queue is None else self._queue.read()[1]
-
-    def sleeps(self, source: Source) -> int:
-        """How often the thread has let go of its CPU to wait for something, where a loader works in it; -1: not known,
-        and not asked for."""
-        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if source.works else -1
+        if self._queue is not None:
+            # It has ended, and a new thread has its identifier.
+            with contextlib.suppress(OSError):
+                self._delay_s = self._queue.read()[1]
+        return self._delay_s
 
     def close(self) -> None:
         if self._queue is not None:
@@ -112,30 +112,34 @@ class Notes:
             cause = self.stack.pop()
             self.note(None, (None, -1, None) if cause == WAIT else self.mark() if cause in ON_DEVICE else None)
 
-    def moment(self) -> tuple[float, Any]:
-        return self.now(), self.mark()
-
     def fold(self, into: deque[Step]) -> None:
         """What was noted is worked out, and forgotten. `into`: gets the steps that have ended in it."""
         if self.mine:
             self.ask()
-        before, notes = self.seen
-        after, fresh = before.copy(), list[Note]()
+        after, count = self._before.copy(), len(self.notes)
         # Who looks meanwhile sees them twice, but never not at all.
-        into.extend(after.run(notes))
-        self.seen = (after, fresh)
-        self.notes, self.add = fresh, fresh.append
+        into.extend(after.run(self.notes[:count]))
+        self._behind = after
+        del self.notes[:count]
+        self._before, self._behind = after, None
+
+    def _seen(self) -> tuple[Replay, list[Note]]:
+        """For any thread, and for what interrupts this one: they belong together, and are not changed."""
+        while (behind := self._behind) is None:
+            before, notes = self._before, self.notes.copy()
+            if self._behind is None and self._before is before:
+                return before, notes
+        return behind, []
 
     def peek(self) -> tuple[Replay, list[Step]]:
         """For any thread: how things stand, and the steps that have ended since they were worked out."""
-        before, notes = self.seen
+        before, notes = self._seen()
         after = before.copy()
-        return after, after.run(list(notes))
+        return after, after.run(notes)
 
     def glance(self) -> Replay:
         """As `peek`, for who asks often: the step that is open, and those before it not at all."""
-        before, notes = self.seen
-        notes = list(notes)
+        before, notes = self._seen()
         whats = [note[0] for note in notes]
         begin = first = len(whats) - 1 - whats[::-1].index(BEGIN) if BEGIN in whats else 0
         while first and whats[first] not in (END, DROP) and whats[first - 1] != BEGIN:
@@ -154,57 +158,58 @@ def _nothing() -> float:
 
 
 class Part:
-    """`with watch.compute():`; made once, for all of them are alike."""
+    """`with watch.compute():`; made once, for all of them are alike. What it needs it holds: each thing that has to be
+    looked for costs as much as the rest."""
 
-    __slots__ = ("_cause", "_device", "_notes", "_works")
+    __slots__ = ("_add", "_cause", "_cpu_s", "_device", "_list", "_notes", "_now", "_pop", "_push")
 
     def __init__(self, notes: Notes, cause: str) -> None:
         self._notes, self._cause = notes, cause
+        self._list, self._add, self._now = notes.notes, notes.add, notes.now
+        self._push, self._pop = notes.stack.append, notes.stack.pop
         self._device = notes.device if cause in ON_DEVICE else None
-        self._works = cause in ("fetch", "preparation")
+        self._cpu_s = notes.cpu_s if cause in ("fetch", "preparation") else None
 
     def __enter__(self) -> None:
-        notes = self._notes
-        if notes.owner != get_ident():
-            notes.own()
+        if self._notes.owner != get_ident():
+            self._notes.own()
         mark = None if self._device is None else self._device.mark()
-        notes.stack.append(self._cause)
-        notes.add((self._cause, notes.now(), notes.cpu_s() if self._works else None, mark))
+        self._push(self._cause)
+        self._add((self._cause, self._now(), None if self._cpu_s is None else self._cpu_s(), mark))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        notes = self._notes
-        at = notes.now()
-        if notes.exchanged is not None and self._cause == "compute":
-            if notes.ready is not None:
-                notes.add((EXCHANGED, at, None, (notes.ready, notes.exchanged)))
-            notes.ready = notes.exchanged = None
-        notes.stack.pop()
+        at = self._now()
+        self._pop()
         mark = None if self._device is None else self._device.mark()
-        notes.add((None, at, notes.cpu_s() if self._works else None, mark))
-        if len(notes.notes) > MOST_NOTES:
-            notes.full()
+        self._add((None, at, None if self._cpu_s is None else self._cpu_s(), mark))
+        if len(self._list) > MOST_NOTES:
+            self._notes.full()
 
 
 class Wait:
     """A wait for a batch of a loader."""
 
-    __slots__ = ("_at", "_cpu_s", "_notes", "_source")
+    __slots__ = ("_at", "_cpu_s", "_notes", "_short_s", "_source")
 
     def __init__(self, notes: Notes, source: Source) -> None:
         self._notes, self._source = notes, source
-        self._at = self._cpu_s = 0.0
+        self._at = self._cpu_s = self._short_s = 0.0
 
     def __enter__(self) -> None:
         notes, source = self._notes, self._source
         if notes.owner != get_ident():
             notes.own()
-        if notes.now() >= notes.ask_at:
+        at = notes.now()
+        if at >= notes.ask_at:
             notes.ask()
-        source.waits()
-        begun = (None if source.teller is None else source.teller.waited, notes.sleeps(source))
+        if at >= source.look_at:
+            source.look()
+        teller = source.teller
+        begun = (None if teller is None else teller.waited, _sleeps() if source.works else -1)
         notes.stack.append(WAIT)
+        self._short_s = min(SHORT_S, SHORT_SHARE * (at - self._at))
         self._cpu_s, self._at = notes.cpu_s(), notes.now()
         notes.add((WAIT, self._at, self._cpu_s, begun))
 
@@ -212,15 +217,21 @@ class Wait:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         notes, source, cpu_s = self._notes, self._source, None
-        at = notes.now()
-        sleeps = notes.sleeps(source)
-        if at - self._at > SHORT_S:
+        at, teller = notes.now(), source.teller
+        sleeps = _sleeps() if source.works else -1
+        if at - self._at > self._short_s:
             cpu_s = notes.cpu_s()
             source.works = cpu_s - self._cpu_s > WORKS_S
-        ended = (None if source.teller is None else source.teller.waited, sleeps, source.waited())
+        if source.before is not None:
+            source.looked()
         notes.stack.pop()
-        notes.add((None, at, cpu_s, ended))
+        notes.add((None, at, cpu_s, (None if teller is None else teller.waited, sleeps, source.shares)))
         if at >= notes.ask_at:
             notes.ask()
         if len(notes.notes) > MOST_NOTES:
             notes.full()
+
+
+def _sleeps() -> int:
+    """How often the thread has let go of its CPU to wait for something: asked for where a loader works in it."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

@@ -13,8 +13,9 @@ takes microseconds), and what else there is to say:
     DELAY       the kernel was asked         the thread's run queue delay since it began, seconds
     WINDOW      counters were taken          they
     RECAST      what was "other" was not     cause, seconds
-    EXCHANGED   gradients, in the part that  ready, exchanged: a moment and a mark each
-                ends here
+    READY, EXCHANGED   gradients, in the      a mark
+                part that computes; by any
+                thread, and so perhaps late
 
 Every second goes to the innermost part that is open, to "other" where a step is in none, and else to nobody. A thread
 waits for a CPU only while it is on none: the delay between two askings is divided by that, and is "starved". Where
@@ -32,7 +33,9 @@ from headrace.measure.watch.device import ON_DEVICE, DeviceStep
 from headrace.measure.watch.record import UnderWay
 from headrace.measure.watch.wait import HelperShares, split
 
-BEGIN, END, DROP, DELAY, WINDOW, RECAST, EXCHANGED = "begin", "end", "drop", "delay", "window", "recast", "exchanged"
+BEGIN, END, DROP, DELAY, WINDOW, RECAST = "begin", "end", "drop", "delay", "window", "recast"
+READY, EXCHANGED = "ready", "exchanged"
+_OF_GRADIENTS = (READY, EXCHANGED)
 
 Note = tuple[str | None, float, float | None, Any]
 #: Of the time between two readings of the CPU time: shares in which the thread was on its CPU, and waited for it.
@@ -94,6 +97,8 @@ class Replay:
         self._waits: list[_Wait] = []
         #: Of parts that the device carries out: since where the innermost one goes, and those around it.
         self._open: list[tuple[str, Any]] = []
+        #: Of the part that computes, when gradients were ready last and were exchanged last, and the marks.
+        self._gradients: dict[str, tuple[float, Any]] = {}
         self._ended: list[Step] = []
 
     def copy(self) -> Replay:
@@ -105,6 +110,7 @@ class Replay:
             made.step = replace(step, marks=marks)
         made.spent, made.stack, made._open = dict(self.spent), list(self.stack), list(self._open)
         made._waits = [replace(wait) for wait in self._waits]
+        made._gradients = dict(self._gradients)
         return made
 
     def run(self, notes: Sequence[Note]) -> list[Step]:
@@ -114,6 +120,9 @@ class Replay:
         on_cpu, late = next(intervals)
         last, stack = self.at, self.stack
         for what, at, cpu_s, more in notes:
+            if what in _OF_GRADIENTS:
+                self._gradients[what] = (at, more)
+                continue
             wall_s, last = at - last, at
             cause = stack[-1] if stack else "other" if self.step is not None else None
             if cause == WAIT:
@@ -146,8 +155,6 @@ class Replay:
                     step.window = more
             elif what == RECAST:
                 self._move("other", *more)
-            elif what == EXCHANGED:
-                self._exchanged(*more)
             else:
                 self._enter(what, more)
         return self._ended
@@ -197,7 +204,10 @@ class Replay:
         self.since = self.at
         if cause == WAIT:
             self._waited(self._waits.pop(), *more)
-        elif self.marked and cause in ON_DEVICE:
+            return
+        if cause == "compute" and self._gradients:
+            self._exchanged()
+        if self.marked and cause in ON_DEVICE:
             self._carried_out(*self._open.pop(), more)
             if self._open:
                 # The outer one goes on.
@@ -233,8 +243,12 @@ class Replay:
             self.spent[source] -= moved
             self.spent[cause] = self.spent.get(cause, 0.0) + moved
 
-    def _exchanged(self, ready: tuple[float, Any], exchanged: tuple[float, Any]) -> None:
+    def _exchanged(self) -> None:
         """What the part that computed, and ends here, has waited for gradients of others."""
+        ready, exchanged = self._gradients.get(READY), self._gradients.get(EXCHANGED)
+        self._gradients = {}
+        if ready is None or exchanged is None or exchanged[0] < ready[0]:
+            return
         self._move("compute", "collective", exchanged[0] - ready[0])
         if self._open:
             self._carried_out(*self._open[-1], ready[1])

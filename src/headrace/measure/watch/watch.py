@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ from headrace.measure.watch.loader import Source, WatchedLoader
 from headrace.measure.watch.notes import Notes, Part, Wait
 from headrace.measure.watch.paths import PathWindows
 from headrace.measure.watch.record import UnderWay, WatchHeader, WatchStep
-from headrace.measure.watch.replay import BEGIN, DROP, END, RECAST, WINDOW, Step
+from headrace.measure.watch.replay import BEGIN, DROP, END, EXCHANGED, READY, RECAST, WINDOW, Step
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -180,30 +181,35 @@ class Watch:
             raise UsageError("resume", expected=f"{self.next_step} or more, before the first step", found=str(step))
         self._next_number, self._numbered = step, True
 
-    def begin_step(self, number: int | None = None) -> None:
+    def begin_step(self, number: int | None = None) -> int:
         """The next step begins here, and the one before ends. By itself where `loader` is iterated over. `number`: of
-        the step; else one more than that of the last."""
-        self._own()
-        self._no_part()
+        the step; else one more than that of the last. Returns it."""
+        notes, open_one = self._notes, self._number
+        if notes.stack or self._closed or notes.owner != get_ident():
+            self._own()
+            self._no_part()
+        least = self._next_number if open_one is None else open_one + 1
         if number is None:
-            number = self.next_step
-        elif number < self.next_step:
-            raise UsageError("steps count up", expected=f"{self.next_step} or more", found=str(number))
+            number = least
+        elif number < least:
+            raise UsageError("steps count up", expected=f"{least} or more", found=str(number))
         else:
             self._numbered = True
-        self._begun |= self._number is not None
+        if open_one is not None:
+            self._begun = True
         now = self._now()
-        if now >= self._notes.ask_at:
-            self._notes.ask()
+        if now >= notes.ask_at:
+            notes.ask()
         due = now >= self._due
         if due:
             self._take_window()
-        counted = not self._begun and not self._numbered
+        counted = not (self._begun or self._numbered)
         size, self._bytes_open = self._bytes_open, 0
-        self._notes.note(BEGIN, (number, self._wall(), counted, size, self._notes.mark()))
         self._number = self._next_number = number
+        notes.add((BEGIN, self._now(), None, (number, self._wall(), counted, size, notes.mark())))
         if due:
             self._settle()
+        return number
 
     def end_step(self, *, drop: bool = False) -> None:
         """The step ends without another one. `drop`: it was none."""
@@ -270,11 +276,6 @@ class Watch:
     def in_step(self) -> bool:
         return self._number is not None
 
-    @property
-    def step_number(self) -> int | None:
-        """Of the step that is open."""
-        return self._number
-
     def now(self) -> float:
         """By the clock of this watch, seconds."""
         return self._now()
@@ -285,11 +286,11 @@ class Watch:
 
     def gradients_ready(self) -> None:
         """Called by any thread while the one that trains computes: from here on it may have nothing left to compute."""
-        self._notes.ready, self._notes.exchanged = self._notes.moment(), None
+        self._notes.note(READY, self._notes.mark())
 
     def gradients_exchanged(self) -> None:
         """Called by any thread: what was ready has been exchanged."""
-        self._notes.exchanged = self._notes.moment()
+        self._notes.note(EXCHANGED, self._notes.mark())
 
     # ---- what others ask -------------------------------------------------------------------------------------------
 
@@ -392,6 +393,8 @@ class Watch:
     def _settle(self, *, all_of_them: bool = False) -> None:
         """What was noted is worked out, and steps are finished, in order, as far as the device has come by."""
         self._notes.fold(self._pending)
+        if self._closed:
+            self._pending.clear()
         while self._pending:
             step = self._pending[0]
             if (
