@@ -4,9 +4,7 @@ Overhead: steps of 10 ms (a clock that is waited for), with a watch that writes 
 loader with a thread, and without; interleaved pairs. What a watched step takes longer is the watch. CPU time of the
 thread that trains is told beside it, which a busy machine changes less.
 
-Prediction: a loop that computes for C and reads ahead from storage of a rate, over a grid of both; for each compute
-time the three runs of the differential mode at one rate, and from them the utilisation at the others, told before they
-are measured.
+Prediction: `watch_prediction.py`. What was told, and when, stays in `build/watch-prediction.jsonl`.
 """
 
 from __future__ import annotations
@@ -23,10 +21,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved
-from headrace.measure import Watch, differential, synthetic
+from benchmarks.watch_prediction import grid
+from headrace.measure import Watch
 
 STEP_S = 0.010
 BATCH_BYTES = 1_000_000
+WRITTEN = Path("build") / "watch-prediction.jsonl"
 
 
 def _until(moment: float) -> None:
@@ -39,20 +39,16 @@ def _until(moment: float) -> None:
 
 
 class _Ahead:
-    """Batches by a thread that reads two ahead, from storage of `rate` bytes a second; None: at once."""
+    """Batches by a thread that is two ahead, at once."""
 
-    def __init__(self, count: int, rate: float | None = None) -> None:
-        self.count, self.rate = count, rate
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def __iter__(self) -> Iterator[int]:
         made: queue.Queue[int] = queue.Queue(2)
 
         def run() -> None:
-            due = time.perf_counter()
             for number in range(self.count):
-                if self.rate is not None:
-                    due = max(due + BATCH_BYTES / self.rate, time.perf_counter())
-                    time.sleep(max(0.0, due - time.perf_counter()))
                 made.put(number)
 
         thread = threading.Thread(target=run)
@@ -127,36 +123,24 @@ def overhead(quick: bool) -> Iterator[Figure]:
 
 def prediction(quick: bool) -> Iterator[Figure]:
     """The largest difference of predicted and measured utilisation, in points, over the grid."""
-    steps = 40 if quick else 100
-    computes = (0.005, 0.01) if quick else (0.005, 0.01, 0.02)
-    factors: Sequence[float] = (0.4, 0.7, 1.5) if quick else (0.3, 0.5, 0.7, 0.9, 1.2, 2.0)
-    errors: list[float] = []
-    inside = 0
-    for compute_s in computes:
-
-        def loop(watch: Watch, batches: Any, compute_s: float = compute_s) -> None:
-            for _ in watch.loader(batches, batch_bytes=BATCH_BYTES):
-                with watch.compute():
-                    _work(compute_s)
-
-        rate = BATCH_BYTES / compute_s
-        loaders = {"synthetic": synthetic(None, steps), "cached": _Ahead(steps), "storage": _Ahead(steps, rate / 2)}
-        found = differential(loop, loaders, device=None)
-        told = {factor: found.predict(rate * factor) for factor in factors}
-        for factor, predicted in told.items():
-            with Watch(device=None) as watch:
-                loop(watch, _Ahead(steps, rate * factor))
-            walls = [step.wall_s for step in watch.steps][3:]
-            measured = min(1.0, found.synthetic.mean_s / statistics.fmean(walls))
-            errors.append(abs(predicted.utilisation - measured) * 100)
-            inside += predicted.low - 0.005 <= measured <= predicted.high + 0.005
+    WRITTEN.parent.mkdir(parents=True, exist_ok=True)
+    WRITTEN.unlink(missing_ok=True)
+    points = list(grid(quick, WRITTEN))
+    for name in dict.fromkeys(point.loader for point in points):
+        errors = [point.error_points for point in points if point.loader == name]
+        yield Figure(
+            suite="watch", figure=f"prediction_{name}", value=max(errors), at_most=5.0, samples=errors,
+            unit=f"points of utilisation, the worst of {len(errors)}",
+        )  # fmt: skip
+    share = len([point for point in points if 0.3 <= point.measured <= 0.9]) / len(points)
     yield Figure(
-        suite="watch", figure="prediction", value=max(errors), unit="points of utilisation, the worst", at_most=5.0,
-        samples=errors,
+        suite="watch", figure="prediction_grid", value=share, at_least=0.5,
+        unit="of the grid between 30 and 90 % of utilisation",
     )  # fmt: skip
     yield Figure(
-        suite="watch", figure="prediction_inside", value=inside / len(errors), unit="of them inside what was told"
-    )
+        suite="watch", figure="prediction_inside", value=statistics.fmean(point.inside for point in points),
+        unit="of them inside what was told",
+    )  # fmt: skip
 
 
 FIGURES = {"overhead": overhead, "prediction": prediction}

@@ -18,6 +18,8 @@ _HEADER_BYTES = 8
 #: Capsules of this length carry data of some size: no heartbeat, no reservation.
 _LARGE_CAPSULE_BYTES = 12 << 10
 _PIECE_BYTES = 1 << 18
+#: With a rate: so much of what was lost by sleeping too long is made up for.
+_CREDIT_S = 0.01
 _CONNECT_TIMEOUT_S = 2.0
 
 
@@ -71,6 +73,7 @@ class Relay:
         self.held = threading.Event()
         self._behind = (host, behind)
         self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
         self._whole = True
         self._hold = self._over = False
         self._lock = threading.Lock()
@@ -192,7 +195,10 @@ class Relay:
                 self._close(end)
             return
         if self._bytes_per_s is not None:
-            time.sleep(len(piece) / self._bytes_per_s)
+            # A sleep that was too long is made up for by the next ones.
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now - _CREDIT_S) + len(piece) / self._bytes_per_s
+            time.sleep(max(0.0, self._free_at - now))
         end.peer.pending += piece
         if end.host and end.brings_data(piece) and self._hold:
             self.held.set()
