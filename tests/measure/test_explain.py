@@ -4,6 +4,7 @@ was not."""
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.measure.blackbox import DumpedDevice, dump_name, write_dump
 from headrace.measure.blackbox.dump import DumpUnreadable
 from headrace.measure.blackbox.evidence import clocks, gather
 from headrace.measure.blackbox.explain import explain
+from headrace.measure.blackbox.page import page
 from headrace.measure.blackbox.tell import facts, sentence
 from tests.measure.dumps import Rank, evidence
 from tests.measure.watches import header, step, write
@@ -214,8 +216,10 @@ def test_files_of_watches_do_where_there_is_no_dump(tmp_path: Path, capsys: pyte
     assert found["step"] == 3 and not found["stands_out"] and found["ranks_without_events"] == [0, 1]
     # A dump of one rank beside its file: events from there, counters from here.
     write_dump(tmp_path / dump_name(1), Rank(1, 2).usual().dump())
+    # One that it made before, of a later moment by a clock that was set meanwhile.
+    write_dump(tmp_path / "rank-00001.before-1.blackbox", Rank(1, 2).usual(30).dump())
     record = gather([tmp_path]).ranks[1]
-    assert record.dump is not None and record.steps[9].window is not None
+    assert record.dump is not None and len(record.dump.steps) == 8 and record.steps[9].window is not None
     # Of the second before a dump the file knows better what was what.
     assert record.steps[7].spent == {"fetch": 0.1, "compute": 1.0, "collective": 0.1} and not record.steps[7].rough
 
@@ -230,6 +234,8 @@ def test_what_is_no_evidence_is_one_clear_line(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.startswith("headrace: error: there is no such file")
     with pytest.raises(UsageError, match="no rank has recorded this step at step 99: expected one of 0 to 7"):
         explain(evidence(Rank().usual()), 99)
+    with pytest.raises(UsageError, match="too many ranks"):
+        evidence(Rank(0, 1 << 60).usual())
     with pytest.raises(UsageError, match="no step was recorded"):
         explain(evidence(Rank()))
 
@@ -245,3 +251,17 @@ def test_reads_that_waited_for_a_cpu_to_take_their_answers_are_no_storage(tmp_pa
     else:
         assert (found.main.cause, found.storage) == ("starved", "no")
         assert "while the thread that takes their answers lacked a CPU" in facts(found)["because"]
+
+
+def test_events_that_make_no_sense_are_no_traceback() -> None:
+    """A dump is whole where it can be read; what is in it may be anything."""
+    chance = random.Random(1)
+    for _ in range(15):
+        rank = Rank(0, 2).usual().step(hangs=(0, 1), cause="wait", wait=9.0)
+        for _ in range(20):
+            event = list(chance.choice(rank.events))
+            event[chance.choice([1, 2, 5, 6, 7])] = chance.choice([0, 77, 255])
+            rank.events.append(tuple(event))
+        told = evidence(rank)
+        found = explain(told)
+        assert sentence(found) and facts(found) and page(found, told)

@@ -185,11 +185,11 @@ def test_collectives_stand_beside_the_step(tmp_path: Path, capsys: pytest.Captur
     told = "all_reduce number 9 of default_pg (train.py:41): rank 0 waited; rank 1 had not come to it"
     assert told in text
     # Where a box puts them, they are found; one that is damaged is no reason to say nothing.
-    (folder / "nccl_trace_rank_0").rename(tmp_path / "rank-00000.flight-recorder")
-    (folder / "nccl_trace_rank_1").rename(tmp_path / "nccl-flight-recorder-1")
+    (folder / "nccl_trace_rank_0").rename(tmp_path / "flight-recorder-0")
+    (folder / "nccl_trace_rank_1").rename(tmp_path / "flight-recorder-1")
     assert main(["watch", "explain", str(tmp_path)]) == 0
     assert told in capsys.readouterr().out
-    (tmp_path / "nccl-flight-recorder-1").write_bytes(b"torn")
+    (tmp_path / "flight-recorder-1").write_bytes(b"torn")
     assert main(["watch", "explain", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert told not in text and "not a Flight Recorder dump at" in text

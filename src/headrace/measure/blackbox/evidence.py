@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure.blackbox.dump import Dump, read_dump
-from headrace.measure.blackbox.flight_recorder import FlightRecord, read_flight_recorder
+from headrace.measure.blackbox.flight_recorder import MOST_RANKS, FlightRecord, read_flight_recorder
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 from headrace.measure.watch.watch import FLUSH_S
 
@@ -139,11 +139,10 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
 
 
 def _flights_beside(paths: Sequence[Path]) -> tuple[list[FlightRecord], list[str]]:
-    """Of a rank that of the black box before that of PyTorch, which is of the first time-out."""
     found: dict[int, FlightRecord] = {}
     unread = []
     for folder in dict.fromkeys(path for path in paths if path.is_dir()):
-        for path in (*sorted(folder.glob("nccl-flight-recorder-*")), *sorted(folder.glob("rank-*.flight-recorder"))):
+        for path in sorted(folder.glob("flight-recorder-*")):
             try:
                 record = read_flight_recorder(path)
                 found[record.rank] = record
@@ -158,6 +157,8 @@ def together(
     """Ranks that a larger job had before are left out: the newest one says how many there are."""
     newest = max(records, key=lambda record: _last_moment(record))
     world = max(newest.world, 1)
+    if world > MOST_RANKS:
+        raise UsageError("a job of too many ranks", expected=f"at most {MOST_RANKS}", found=str(world))
     return Evidence(
         ranks={record.rank: record for record in records if record.rank < world}, world=world,
         flights=tuple(sorted((each for each in flights if each.rank < world), key=lambda each: each.rank)),
@@ -175,7 +176,9 @@ def _sorted(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.glob("rank-*.blackbox")), sorted(path.glob("rank-*.jsonl"))
+            # Those before the last one of a rank (`rank-00003.before-1.blackbox`) are taken where they are named.
+            last = sorted(each for each in path.glob("rank-*.blackbox") if each.name.count(".") == 1)
+            inside = last, sorted(path.glob("rank-*.jsonl"))
             if not any(inside):
                 raise UsageError(
                     "no rank has left anything here", where=str(path),
@@ -196,8 +199,7 @@ def _flights(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = [path]
         if path.is_dir():
-            names = sorted(path.iterdir())
-            inside = [each for each in names if each.name[-1:].isdigit() or each.suffix == ".flight-recorder"]
+            inside = [each for each in sorted(path.iterdir()) if each.name[-1:].isdigit()]
         if not inside:
             raise UsageError(
                 "no Flight Recorder dump is here", where=str(path), expected="files whose names end with the rank"

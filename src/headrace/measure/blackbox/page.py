@@ -123,7 +123,11 @@ def _within(dump: Dump, device: int, path: int, row: StepOfRank) -> Events:
     events = dump.events
     ended = np.where(events["ended_ns"] == 0, dump.dumped.monotonic_ns, events["ended_ns"])
     here = (events["device"] == device) & (events["path"] == path) & (events["path"] != NO_PATH)
-    here &= (events["kind"] <= EventKind.WAITING) & (ended > row.started_ns) & (events["started_ns"] < row.ended_ns)
+    here &= (
+        np.isin(events["kind"], [kind for kind in EventKind if kind.command])
+        & (ended > row.started_ns)
+        & (events["started_ns"] < row.ended_ns)
+    )
     found = events[here]
     if len(found) > MOST_SPANS:
         longest = np.argsort(-(ended[here] - found["started_ns"]), kind="stable")[:MOST_SPANS]
