@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,43 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.meeting import Meeting, Seat, meet, seat_of
+from headrace.bench.meeting import Meeting, meet, seat_of
 from headrace.bench.meeting.messages import HELLO_BYTES, MAGIC, Garbage, Inbox, encode
 from headrace.bench.meeting.seat import first_node
 from headrace.bench.meeting.tcp import TcpMeeting
 from headrace.errors import MeetingFailed, UsageError
 from headrace.testing.serve import free_port
+from tests.bench.crew import Crew, seat
 from tests.waiting import PATIENCE_S, until
-
-
-def seat(rank: int, world: int, run: str = "a") -> Seat:
-    return Seat(rank=rank, world=world, address="127.0.0.1", run=run, host=f"node{rank}")
-
-
-class Crew:
-    """Ranks as threads; each has its result, or its error."""
-
-    def __init__(self, work: Callable[[Meeting], Any], ranks: list[int], world: int, **how: Any) -> None:
-        self.results: dict[int, Any] = {}
-        self._threads = [
-            threading.Thread(target=self._run, args=(work, seat(rank, world), how), name=f"rank-{rank}")
-            for rank in ranks
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, work: Callable[[Meeting], Any], mine: Seat, how: dict[str, Any]) -> None:
-        try:
-            with meet(mine, **how) as meeting:
-                self.results[mine.rank] = work(meeting)
-        except Exception as error:
-            self.results[mine.rank] = error
-
-    def join(self) -> dict[int, Any]:
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive(), thread.name
-        return self.results
 
 
 @pytest.fixture(params=["port", "folder"])

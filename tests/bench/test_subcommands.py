@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.accidents.relay import Relay
-from headrace.bench.accelerators.run import run
+from headrace.bench.accelerators.run import Emulation, run
 from headrace.bench.accelerators.workloads import Workload
+from headrace.bench.meeting import Meeting
 from headrace.bench.patterns import sustained, sustained_write
 from headrace.bench.patterns.options import Options
 from headrace.bench.places import open_place
@@ -25,6 +26,7 @@ from headrace.cli import main
 from headrace.testing.serve import free_port
 from headrace.units import KIB, MIB
 from tests.bench.conftest import target
+from tests.bench.crew import Crew
 from tests.waiting import PATIENCE_S
 
 
@@ -105,6 +107,31 @@ def test_accelerators_of_a_place_are_fed_by_what_its_link_gives() -> None:
     assert found.best is None or found.best.rate <= 36e6
     assert found.host is not None and found.host.accelerators == found.found.fails_at
     assert found.outcome().figure("accelerators").value == found.found.largest
+
+
+def test_a_machine_that_cannot_emulate_so_fast_is_not_taken_for_slow_storage(namespace: str) -> None:
+    """Steps of half a millisecond, of which sleeping alone takes a tenth more."""
+    fast = Workload(name="fast", batch=1, sample_bytes=4 * KIB, compute_s=0.0005, au=0.99)
+    with open_place(namespace) as place:
+        found = run(place, fast, most=4, seconds=0.2, budget_s=60, data_bytes=MIB, tell=quiet)
+    assert found.host_limits and found.found.largest == 0
+    assert "It is not storage that ends it: without any reads AU of 1 is " in found.sentence
+
+
+def test_ranks_emulate_their_share_and_have_one_answer(namespace: str) -> None:
+    def work(meeting: Meeting) -> Emulation:
+        with open_place(namespace) as place:
+            return run(
+                place, SMALL, most=3, seconds=0.2, budget_s=60, start=3, data_bytes=8 * MIB, meeting=meeting, tell=quiet
+            )
+
+    found = Crew(work, [0, 1], 2, join_s=PATIENCE_S, port=free_port()).join()
+    assert all(isinstance(one, Emulation) for one in found.values()), found
+    assert found[0].found == found[1].found
+    for one in found.values():
+        assert one.ranks == 2 and all(len(trial.each) == trial.accelerators for trial in one.trials)
+        assert one.trials[0].accelerators == 3
+        assert any("not across nodes" in note for note in one.notes)
 
 
 def test_accelerators_as_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ class Emulation:
             text += f", read at {rate(self.best.rate)}"
         if self.host_limits and self.host is not None:
             text += (
-                f". It is not storage that ends it: without any reads {self.host.accelerators} come to "
+                f". It is not storage that ends it: without any reads AU of {self.host.accelerators} is "
                 f"{self.host.au:.1%} on this machine; take more processes or nodes"
             )
         return text

@@ -51,7 +51,8 @@ def judged(series: Series, seconds: float, least_bytes: int, what: str) -> Judge
     """Of the whole slots of a series, added up to ones that hold about `least_bytes`."""
     whole = list(series.bytes[: int(seconds / series.every_s)])
     mean = sum(whole) / len(whole) if whole else 0.0
-    fold = max(1, math.ceil(least_bytes / mean)) if mean else 1
+    # Never more than there are: a run that was short is told with its rate.
+    fold = min(max(1, math.ceil(least_bytes / mean)) if mean else 1, max(1, len(whole)))
     slots = [sum(whole[at : at + fold]) for at in range(0, len(whole) - fold + 1, fold)]
     return judge(slots, fold * series.every_s, what)
 
