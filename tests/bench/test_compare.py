@@ -62,6 +62,9 @@ def test_too_few_rounds_name_nobody() -> None:
     found = comparison(5, lambda number, path: outcome("random", 1e9 * (9 if path else 1)))
     assert found.sentence == "5 rounds cannot tell paths apart: that takes 6 for 1 kind of work and 2 paths"
     assert found.rows[0].ratios[0].faster is None
+    # Six are enough for one kind of work, and not for two: the chance to be wrong is that of the whole table.
+    two = comparison(6, *(lambda number, path: outcome("random", 1e9 * (9 if path else 1)) for _ in range(2)))
+    assert [row.ratios[0].faster for row in two.rows] == [None, None] and two.sentence.startswith("6 rounds cannot")
     assert [rounds_needed(*of) for of in ((1, 2), (2, 2), (3, 2), (3, 3), (8, 3))] == [6, 7, 7, 8, 10]
 
 
