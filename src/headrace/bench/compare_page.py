@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from html import escape
+
 from headrace.bench.compare import CHANCE, LETTERS, Comparison, Ratio, Row, times
 from headrace.measure.charts import Interval, intervals, legend
-from headrace.measure.report import Html, Page, badge
+from headrace.measure.report import Html, Page
 
 _STYLES = ("s0", "s1", "s2")
 
@@ -66,6 +68,7 @@ def _difference(row: Row) -> str:
 
 
 def _marked(row: Row, texts: list[str]) -> list[str | Html]:
-    told = [one.faster for one in row.ratios if one.faster is not None]
-    last: str | Html = texts[-1] if not told else badge(all(told), texts[-1])
-    return [*texts[:-1], last]
+    """Who differs is told in bold; faster of one is slower of another, so nothing of it is good or bad."""
+    if all(one.faster is None for one in row.ratios):
+        return [*texts]
+    return [*texts[:-1], Html(text=f"<b>{escape(texts[-1])}</b>")]
