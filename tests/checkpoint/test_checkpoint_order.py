@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from headrace.checkpoint import CheckpointId, Retention, delete_checkpoints, keep_last, latest, list_checkpoints
+from headrace.checkpoint import (
+    CheckpointId,
+    Retention,
+    delete_checkpoints,
+    is_manifest,
+    keep_last,
+    latest,
+    list_checkpoints,
+)
 from headrace.checkpoint.inspect import look
 from headrace.checkpoint.listing import latest_id
 from headrace.checkpoint.order import Found, back_from, find, line
 from headrace.checkpoint.retention import pin, unpin_above
+from headrace.cli import main
 from headrace.errors import CheckpointFailed, ChecksumMismatch, CopyFailed, ObjectExists
 from headrace.volume import Session, Volume
 from headrace.volume.copy import CopyOptions, copy_between, run
@@ -149,7 +158,7 @@ def test_a_copy_in_many_commits_keeps_the_order(
         sink._held.append((min(place for place, _ in sink._held), _Broken()))  # type: ignore[arg-type]
         return commit(sink)
 
-    options = CopyOptions(recursive=True, keep_going=True, existing="update", workers=4)
+    options = CopyOptions(recursive=True, keep_going=True, last=is_manifest, existing="update", workers=4)
     with Volume.open(uri, write=True) as other, other.session(run_id="copy") as copying:
         with monkeypatch.context() as broken, pytest.raises(CopyFailed, match="broken"):
             broken.setattr(ObjectSink, "commit", ends)
@@ -157,6 +166,20 @@ def test_a_copy_in_many_commits_keeps_the_order(
         assert steps_named(other) == committed[:1]
         copy_between(volume, copying, ["run"], "", options)
         assert steps_named(other) == committed
+
+
+def test_the_command_keeps_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PACK_FILES", 1)
+    ours, theirs = (f"file:{tmp_path}/{name}" for name in ("ours", "theirs"))
+    for uri in (ours, theirs):
+        Volume.create(f"{uri}?create=16MiB").close()
+    with Volume.open(ours, write=True) as volume, volume.session(run_id="test") as session:
+        for step in (10, 20, 15):
+            save_step(session, step)
+    copy = ["volume", "cp", "-r", "--keep-going", ":run", ":", "--volume", ours, "--to-volume", theirs]
+    assert main([*copy, "--jobs", "1"]) == 0
+    with Volume.open(theirs) as volume:
+        assert steps_named(volume) == [10, 20, 15]
 
 
 class _Broken:

@@ -2,7 +2,7 @@
 
 from headrace.checkpoint.listing import CheckpointInfo, latest, list_checkpoints, read_manifest
 from headrace.checkpoint.manifest import Manifest, ObjectEntry, Summary, TensorEntry
-from headrace.checkpoint.names import CheckpointId, parse_checkpoint_id
+from headrace.checkpoint.names import CheckpointId, is_manifest, parse_checkpoint_id
 from headrace.checkpoint.retention import Retention, delete_checkpoints, keep_last, pin, unpin
 from headrace.checkpoint.save import Save
 
@@ -16,6 +16,7 @@ __all__ = [
     "Summary",
     "TensorEntry",
     "delete_checkpoints",
+    "is_manifest",
     "keep_last",
     "latest",
     "list_checkpoints",

@@ -90,6 +90,11 @@ def parse_manifest_name(name: str) -> CheckpointId | None:
     return _parse_name(name, "manifest")
 
 
+def is_manifest(name: str) -> bool:
+    """For `CopyOptions.last`: a checkpoint is there when its manifest is, and the latest is the one committed last."""
+    return parse_manifest_name(name) is not None
+
+
 def parse_pin_name(name: str) -> CheckpointId | None:
     """The checkpoint whose pin this object is; None where it is no pin."""
     return _parse_name(name, "pin")

@@ -94,6 +94,7 @@ def cp(
     """
     from dataclasses import asdict
 
+    from headrace.checkpoint import is_manifest
     from headrace.cli.output import print_json
     from headrace.errors import CopyFailed, UsageError
     from headrace.volume.copy import CopyOptions, copy_between, copy_in, copy_out, plan_between, plan_in
@@ -116,6 +117,7 @@ def cp(
         existing=existing.value,
         follow_links=follow,
         keep_going=keep_going,
+        last=is_manifest,
         verify=verify,
         checksum_block_bytes=parse_size("--checksum-block", checksum_block),
         workers=jobs,

@@ -10,7 +10,7 @@ be copied (links, pipes, names that no object can have, what is there already) i
 * **Stopping at the first problem** (the default), a copy into a volume is one transaction: all of it, or nothing. Out
   of a volume, a file has its name when it is whole; what was whole before the problem stays.
 * **Going on** (`keep_going`): what can be copied is, in transactions of a pack of small files or one large file each;
-  manifests of checkpoints behind all else, in the order in which they were committed.
+  what the caller says is of use only with others (`last`) behind all else, in the order in which it was committed.
 
 Within one volume nothing is moved: the copies share the bytes of what they were copied from.
 

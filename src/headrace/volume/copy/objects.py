@@ -212,7 +212,7 @@ class ObjectSink:
         """`first`: of the items in it."""
         if transaction is self._shared:
             return
-        if comes_last(first):
+        if comes_last(first, self.options):
             with self._lock:
                 self._held.append((place_of(first), transaction))
             return

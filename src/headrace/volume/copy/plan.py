@@ -45,6 +45,9 @@ class CopyOptions:
     follow_links: bool = False
     #: Copy what can be copied, and name the rest; else the first problem ends it.
     keep_going: bool = False
+    #: With `keep_going`: targets of which this is true are committed behind all else, in the order in which their
+    #: sources were: what says what is in others, and is of use only with them. None: there is nothing of that kind.
+    last: Callable[[str], bool] | None = None
     #: Read back what was written, and compare it with its source.
     verify: bool = False
     #: Of new objects: bytes with one checksum. Small files packed together have 4 KiB.
@@ -99,15 +102,14 @@ class Item(NamedTuple):
     what: Any
 
 
-def comes_last(item: Item) -> bool:
-    """It says what is in others, and is of use only with them: the manifest of a checkpoint."""
-    return item.target.rpartition("/")[2] == "manifest"
+def comes_last(item: Item, options: CopyOptions) -> bool:
+    return options.keep_going and options.last is not None and options.last(item.target)
 
 
-def in_order(items: Sequence[Item]) -> list[Item]:
+def in_order(items: Sequence[Item], options: CopyOptions) -> list[Item]:
     """As they are copied. What comes last is in the order in which it was committed, where it is of a volume."""
-    last = [item for item in items if comes_last(item)]
-    return [item for item in items if not comes_last(item)] + sorted(last, key=place_of)
+    last = [item for item in items if comes_last(item, options)]
+    return [item for item in items if not comes_last(item, options)] + sorted(last, key=place_of)
 
 
 def place_of(item: Item) -> tuple[int, str]:

@@ -355,19 +355,19 @@ class _Pack(NamedTuple):
     offsets: list[int]
 
 
-def _tasks(items: Sequence[Item], apart: bool) -> Iterator[_Pack | _Piece]:
-    """Packs as they come; large files in between. `apart`: what comes last does so, and not in a pack with others."""
+def _tasks(items: Sequence[Item], options: CopyOptions) -> Iterator[_Pack | _Piece]:
+    """Packs as they come; large files in between. What comes last is not in a pack with others."""
     pack: list[Item] = []
     offsets: list[int] = []
     end = 0
-    for item in in_order(items) if apart else items:
+    for item in in_order(items, options):
         if item.length > PACKED_BYTES:
             large = _Large(item, -(-item.length // PIECE_BYTES))
             for offset in range(0, item.length, PIECE_BYTES):
                 yield _Piece(large, offset)
             continue
         full = end + item.length > PIECE_BYTES or len(pack) == PACK_FILES
-        if pack and (full or (apart and comes_last(item) != comes_last(pack[0]))):
+        if pack and (full or comes_last(item, options) != comes_last(pack[0], options)):
             yield _Pack(pack, offsets)
             pack, offsets, end = [], [], 0
         pack.append(item)
@@ -382,7 +382,7 @@ class _Copy:
         self._plan = plan
         self._source = source
         self._sink = sink
-        self._tasks = _tasks(plan.items, plan.options.keep_going)
+        self._tasks = _tasks(plan.items, plan.options)
         self._lock = threading.Lock()
         self._open: set[_Large] = set()
         self.stopping = threading.Event()
