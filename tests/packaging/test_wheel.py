@@ -57,13 +57,14 @@ def wheel(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def fresh_python(place: Path, wheel: Path) -> Path:
     """The Python of a new environment with nothing in it but the wheel and what it asks for."""
-    run(sys.executable, "-m", "venv", place / "env")
+    run(sys.executable, "-m", "venv", "--without-pip", place / "env")
     python = place / "env/bin/python"
     settings = {
         key: value for key, value in os.environ.items() if not key.startswith(("VIRTUAL_ENV", "PYTHON", "CARGO"))
     }
     without_compiler = {**settings, "PATH": str(python.parent)}
-    run(python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", wheel, env=without_compiler)
+    install = ["install", "--quiet", "--no-compile", "--only-binary", ":all:", wheel]
+    run(sys.executable, "-m", "pip", "--python", python, *install, env=without_compiler)
     return python
 
 
