@@ -17,7 +17,7 @@ DOCUMENTS = sorted(
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("benchmarks/*.md"),
-        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("examples/**/*.md"),
     ]
 )
 NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]

@@ -49,14 +49,17 @@ def run_parts(lab: Path, parts: Mapping[str, Part], share: Path, timeout_s: floa
     return {name: printed.get(name, f"it did not begin\n{output}") for name in parts}
 
 
-def run_in_guest(lab: Path, part: Part, share: Path, *, timeout_s: float, machine: bool = False) -> str:
+def run_in_guest(
+    lab: Path, part: Part, share: Path, *, timeout_s: float, machine: bool = False, options: Sequence[str] = ()
+) -> str:
     """All that the script printed.
 
-    `machine`: the guest sees all of this machine's files, to read, and its `machine_python` is this very Python."""
+    `options`: more words for `linux-lab run`. `machine`: the guest sees all of this machine's files, to read, and its
+    `machine_python` is this very Python."""
     env = dict(part.env)
     if machine:
         env |= {"MACHINE_PYTHON": sys.executable, "MACHINE_PATH": ":".join(filter(None, sys.path))}
-    options = ["--share", "/:ro"] if machine else []
+    options = [*options, *(["--share", "/:ro"] if machine else [])]
     return _run(lab, part.script, share, env=env, outside=part.outside, timeout_s=timeout_s, options=options)
 
 

@@ -25,6 +25,7 @@ cd /sys/kernel/tracing/events/nvmet/nvmet_req_complete
 # Commands that the kernel's target answers with Reservation Conflict, with Do Not Retry and More, and without.
 echo 'status == 0x83 || status == 0x2083 || status == 0x4083 || status == 0x6083' > filter && echo 1 > enable || exit 1
 cd /
+(. "/share2$SETUP") || echo "no NFS"  # for a case of its own
 machine_python "$CASES"
 echo "---- kernel messages"; dmesg | tail -40
 echo FINISHED

@@ -1,5 +1,5 @@
 """headrace on block devices of a real kernel: over NVMe/TCP to our target, over NVMe/RDMA (soft RoCE) to the kernel's
-own, through device-mapper, and with failures.
+own, through device-mapper, and with failures; and training over the kernel's NFS and over its target.
 
 One guest runs all cases (`kernel_block_cases.py`), with the Python that runs these tests; each case is one test here.
 """
@@ -16,13 +16,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.nfs_cure.judge import disagreements, judge, too_busy
+from examples.nfs_cure.picture import page, text
+from examples.nfs_cure.run import make_setting, measured_of
+from examples.nfs_cure.world import World
 from headrace.device import ReservationType, open_device
 from headrace.errors import ReservationConflict
 from headrace.testing.serve import ServeProcess, free_port, serving
 from headrace.volume import Volume
 from tests.interop.guest import Part, check_case, run_in_guest
 
-pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.rig, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NQN = "nqn.2024-01.lab:headrace-block"
 VOLATILE_NQN = "nqn.2024-01.lab:headrace-volatile"
@@ -30,6 +34,8 @@ RDMA_NQN = "nqn.2024-01.lab:nvmet-rdma"
 SCRIPT = Path(__file__).with_name("kernel_block.sh")
 CASES_FILE = Path(__file__).with_name("kernel_block_cases.py")
 CASES = re.findall(r"^@case\ndef (\w+)", CASES_FILE.read_text(), re.M)
+#: Of `examples/nfs_cure`.
+WORLD = World()
 #: As in the cases.
 KEY, OTHER = 0x1234, 0x5678
 DATA = np.random.default_rng(42).integers(0, 256, 3 << 20, np.uint8)
@@ -61,10 +67,16 @@ class _Volatile:
 
 
 @pytest.fixture(scope="module")
-def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("share")
+
+
+@pytest.fixture(scope="module")
+def guest_output(lab: Path, share: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("media")
     image = folder / "namespace.img"
     volatile = _Volatile(folder / "volatile.img")
+    cure = make_setting(WORLD, folder)
     with serving(NQN, f"{image}:64MiB") as target, open_device(target.uri(), hostid=uuid.uuid4()) as device:
 
         def at(offset: int, length: int) -> bytes:
@@ -129,7 +141,8 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
         part = Part(
             SCRIPT,
-            env={
+            env=cure.env
+            | {
                 "PORT": target.port,
                 "NQN": NQN,
                 "RDMA_NQN": RDMA_NQN,
@@ -152,7 +165,7 @@ def guest_output(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 "lose-cache": volatile.lose,
             },
         )
-        output = run_in_guest(lab, part, tmp_path_factory.mktemp("share"), timeout_s=600, machine=True)
+        output = run_in_guest(lab, part, share, timeout_s=900, machine=True, options=cure.words)
         volatile.close()
         assert target.process.poll() is None, f"the target died\n{target.output()}\n{output}"
     sys.stdout.write(output)
@@ -168,3 +181,13 @@ def test_the_script_ran_to_its_end(guest_output: str) -> None:
     # Refused and failed writes are errors in its log, so that only a fault of the kernel's is looked for.
     assert guest_output.rstrip().endswith("FINISHED")
     assert "Call Trace" not in guest_output
+
+
+def test_watch_bench_and_plan_agree_on_nfs_and_its_cure(guest_output: str, share: Path) -> None:
+    """`examples/nfs_cure`, with few steps: images over NFS are held up by storage, over NVMe/TCP not; text is not."""
+    rows = judge(WORLD, measured_of(guest_output), share / "watch")
+    if busy := too_busy(rows):
+        pytest.skip(busy)
+    found = disagreements(rows)
+    assert not found, "\n".join([*found, text(rows)])
+    assert "not the problem" in page(rows, WORLD, found)
