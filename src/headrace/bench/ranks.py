@@ -39,13 +39,13 @@ class Done:
 
 
 class Ranks:
-    """A context manager; `count` processes of this interpreter."""
+    """A context manager; `count` processes of this interpreter. An error of one ends all of them."""
 
     def __init__(self, count: int) -> None:
         self._processes = Processes()
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
         self._children: list[Child] = []
-        #: By `time.monotonic`: what is under way then is given up.
+        #: By `time.monotonic`: a save or restore that is under way then is given up.
         self.deadline: float | None = None
         try:
             for rank in range(count):
@@ -80,20 +80,27 @@ class Ranks:
 
     def _work(self, verb: str, shards: Sequence[Sequence[int]], moved: Callable[[int], None]) -> Done:
         begun = time.perf_counter()
-        said = self._ask([{"do": verb, "shards": [*mine]} for mine in shards], moved)
+        said = self._ask([{"do": verb, "shards": [*mine]} for mine in shards], moved, self.deadline)
         return Done(
             seconds=time.perf_counter() - begun,
             each_s=[float(one["seconds"]) for one in said],
             proofs=[str(proof) for one in said for proof in one.get("proofs", ())],
         )
 
-    def _ask(self, requests: Sequence[dict[str, Any]], moved: Callable[[int], None]) -> list[dict[str, Any]]:
-        for child, request in zip(self._children, requests, strict=True):
-            child.tell(json.dumps(request))
-        return self._answers(self._children, moved, SILENCE_S)
+    def _ask(
+        self, requests: Sequence[dict[str, Any]], moved: Callable[[int], None], deadline: float | None = None
+    ) -> list[dict[str, Any]]:
+        try:
+            for child, request in zip(self._children, requests, strict=True):
+                child.tell(json.dumps(request))
+            return self._answers(self._children, moved, SILENCE_S, deadline)
+        except BaseException:
+            # The others may be in the middle of it: their answers would be taken for those to the next question.
+            self.close()
+            raise
 
     def _answers(
-        self, children: Sequence[Child], moved: Callable[[int], None], silence_s: float
+        self, children: Sequence[Child], moved: Callable[[int], None], silence_s: float, deadline: float | None = None
     ) -> list[dict[str, Any]]:
         """One of each, as they come. The first error ends it for all; what says nothing for too long does, too."""
         waiting = dict(enumerate(children))
@@ -101,16 +108,16 @@ class Ranks:
         so_far = [0] * len(children)
         heard_s = time.monotonic()
         while waiting:
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
+                raise DeviceTimeout(
+                    "the time of the run is up in the middle of a save or restore",
+                    found=f"{sum(so_far)} bytes moved",
+                    next_step="give less to save (--save), or more time (--limit)",
+                )  # fmt: skip
             talking = [rank for rank, child in waiting.items() if child.talks()]
             if not talking:
-                now = time.monotonic()
                 left = heard_s + silence_s - now
-                if self.deadline is not None and now > self.deadline:
-                    raise DeviceTimeout(
-                        "the time of the run is up in the middle of a save or restore",
-                        found=f"{sum(so_far)} bytes moved",
-                        next_step="give less to save (--save), or more time (--limit)",
-                    )  # fmt: skip
                 if left <= 0:
                     name = ", ".join(child.name for child in waiting.values())
                     raise DeviceTimeout(

@@ -20,7 +20,7 @@ from headrace.bench.patterns import checkpoint, ingest, latency, load, mixed, ra
 from headrace.bench.patterns.options import Options
 from headrace.bench.places.protocol import Place, Tell
 from headrace.bench.ranks import Ranks
-from headrace.errors import UsageError
+from headrace.errors import DeviceTimeout, UsageError
 from headrace.units import GIB, MIB, format_bytes, format_seconds
 
 READING = ("sequential", "random", "latency", "load")
@@ -233,7 +233,14 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
                 return _RUN[pattern](place, options, show)
 
             if meeting is None:
-                found[index].append(once())
+                try:
+                    found[index].append(once())
+                except DeviceTimeout:
+                    # In the middle of a save: what came before it is worth to be told.
+                    if time.monotonic() < end or not any(found.values()):
+                        raise
+                    stopped = f"stopped in the middle of round {step + 1} of {total}: the time was up (--limit)"
+                    break
             else:
                 # The first one waits for the ranks that still write what is read.
                 asked = {"round": step, "pattern": work.pattern, "options": asdict(options)}
