@@ -425,6 +425,18 @@ def test_the_first_save_measures_and_later_ones_have_until_the_next(
         assert report.pacing.hurried_bytes > 0, "it was waited for"
 
 
+def test_a_save_right_behind_a_restore_is_the_latest(uris: list[str]) -> None:
+    """So a restart finds what a job has gone back to, though it has not taken a step."""
+    job = Job(1)
+    with Checkpointer(uris, "run") as checkpointer:
+        for step in (1, 2):
+            job.steps(1)
+            checkpointer.save(step, **job.parts, wait=True)
+        assert checkpointer.restore(1, **job.parts) == 1 and checkpointer.latest() == 2
+        checkpointer.save(1, wait=True)
+        assert checkpointer.latest() == 1
+
+
 def test_a_signal_is_noted_and_its_handler_is_put_back(uris: list[str]) -> None:
     job, before = Job(1), signal.getsignal(signal.SIGUSR1)
     with Checkpointer(uris, "run", preemption=Preemption(signals=(signal.SIGUSR1,), grace_s=60.0)) as checkpointer:
