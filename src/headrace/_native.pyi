@@ -108,22 +108,27 @@ def open_nvme_tcp(
     connect_timeout_s: float,
     io_timeout_s: float,
     loss_timeout_s: float,
+    events: int = ...,
 ) -> Device:
     """`uuid`, `nguid`: in place of `nsid`. `inflight_bytes`: of reads on this node; None adapts, 0 is off.
     `io_timeout_s`: deadline of one command while connected. `loss_timeout_s`: how long I/O waits for a lost target to
     come back (reconnecting all the while; infinity: for ever) before it fails with DeviceGone; from then on every call
-    fails at once until it is back."""
+    fails at once until it is back. `events`: of the ring of what it did, 32 bytes each; 0: none."""
 
-def open_block(path: str, *, block_bytes: int | None, read_only: bool, io_engine: str) -> Device:
+def open_block(path: str, *, block_bytes: int | None, read_only: bool, io_engine: str, events: int = ...) -> Device:
     """A block device of the kernel; `block_bytes`: None is what it says itself. `io_engine`: as for a file."""
 
-def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str) -> Device:
+def open_file(path: str, *, block_bytes: int, read_only: bool, io_engine: str, events: int = ...) -> Device:
     """An existing file. `io_engine`: "auto", "io_uring" or "pread"."""
 
 def create_file(path: str, size_bytes: int) -> None:
     """A new sparse file; an existing one is an error."""
 
-def open_memory(size_bytes: int, *, block_bytes: int) -> Device: ...
+def open_memory(size_bytes: int, *, block_bytes: int, events: int = ...) -> Device: ...
+def events(device: Device) -> tuple[bytearray, int, int, str] | None:
+    """`headrace.device.events.EVENT`; how many there were, and of them are not here; why it is not known what is under
+    way. None: this device records nothing."""
+
 def flush(devices: Sequence[Device]) -> None:
     """All at once; raises the first error when every flush has ended."""
 

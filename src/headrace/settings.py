@@ -6,6 +6,7 @@
 | `HEADRACE_HOSTID` | the identifier of this host, a UUID (`hostid`) | `/etc/nvme/hostid`, else made for this process |
 | `HEADRACE_VOLUME` | members of the volume, commas between, for commands and `headrace://` paths given none | none |
 | `XDG_CONFIG_HOME` | where a user's `headrace/providers/*.toml` are (`headrace plan`, `providers`) | `~/.config` |
+| `HEADRACE_EVENTS` | events that each open device keeps for the black box, 32 bytes each; 0: none | 65536 |
 | `HEADRACE_INFLIGHT` | reads under way on this node, of all targets together: `auto`, at most a size, `off` | `auto` |
 
 One device may be opened as another host: `headrace.device.open_device(..., hostnqn=..., hostid=...)`.
@@ -26,6 +27,7 @@ from headrace.units import parse_bytes
 
 HOSTNQN = "HEADRACE_HOSTNQN"
 HOSTID = "HEADRACE_HOSTID"
+EVENTS = "HEADRACE_EVENTS"
 INFLIGHT = "HEADRACE_INFLIGHT"
 VOLUME = "HEADRACE_VOLUME"
 
@@ -120,6 +122,16 @@ def inflight_bytes() -> int | None:
     if not size:
         raise UsageError("not a cap", where=INFLIGHT, expected="auto, off, or a size like 64MiB", found=repr(text))
     return size
+
+
+def kept_events() -> int | None:
+    """Events in the ring of each device, 0: no ring; None: what the native engine has by itself."""
+    text = os.environ.get(EVENTS) or None
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) > 1 << 24:
+        raise UsageError("not a number of events", where=EVENTS, expected="0 to 16777216", found=repr(text))
+    return int(text)
 
 
 def volume_addresses() -> str | None:

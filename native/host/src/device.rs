@@ -10,7 +10,9 @@ use crate::paths::PathInfo;
 use crate::reactor::{Message, Reactor};
 use crate::shared::{Latch, Shared};
 use crate::work::reject;
-use headrace_transfer::{BlockDevice, DeviceInfo, ErrorKind, IoError, Request};
+use headrace_transfer::{
+    BlockDevice, DeviceInfo, ErrorKind, Event, IoError, Recorded, Recorder, Request, Ring,
+};
 use headrace_wire::reservation::ReservationType;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -39,12 +41,14 @@ impl NvmeTcpDevice {
         options.check()?;
         let deadline = Instant::now() + options.connect_timeout;
         let reactor = Reactor::current()?;
-        let shared = Arc::new(Shared::new(options));
+        let recorder = Recorder::new(options.events);
+        let shared = Arc::new(Shared::new(options, recorder.as_ref().map(Recorder::ring)));
         let reply = Arc::new(Latch::new());
         let core = reactor.next_core();
         let opened = Core::new(
             core,
             shared.clone(),
+            recorder,
             Arc::downgrade(&reactor),
             deadline,
             reply.clone(),
@@ -159,11 +163,24 @@ impl NvmeTcpDevice {
         })
     }
 
+    pub(crate) fn ring(&self) -> Option<&Ring> {
+        self.shared.ring.as_deref()
+    }
+
     /// `false`: this is not the process that the I/O thread runs in.
     pub(crate) fn ask_under_way(&self, bytes: std::ops::Range<u64>, reply: crate::under_way::Reply) -> bool {
         let ours = self.reactor.is_ours();
         if ours {
             self.reactor.send(Message::UnderWay(self.core, bytes, reply));
+        }
+        ours
+    }
+
+    /// As `ask_under_way`.
+    pub(crate) fn ask_events(&self, reply: Arc<Latch<(Vec<Event>, u64)>>) -> bool {
+        let ours = self.reactor.is_ours();
+        if ours {
+            self.reactor.send(Message::Events(self.core, reply));
         }
         ours
     }
@@ -194,6 +211,10 @@ impl BlockDevice for NvmeTcpDevice {
 
     fn submit(&self, requests: Vec<Request>) {
         self.submit_as(TrafficClass::Feed, requests);
+    }
+
+    fn events(&self) -> Option<Recorded> {
+        self.recorded()
     }
 
     fn describe(&self) -> serde_json::Value {

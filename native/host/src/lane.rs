@@ -1,7 +1,7 @@
 //! Traffic classes: views of one device whose commands never queue behind each other's.
 
 use crate::device::NvmeTcpDevice;
-use headrace_transfer::{BlockDevice, DeviceInfo, Request};
+use headrace_transfer::{BlockDevice, DeviceInfo, Recorded, Request};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +67,10 @@ impl BlockDevice for NvmeTcpLane {
 
     fn submit(&self, requests: Vec<Request>) {
         self.device.submit_as(self.class, requests);
+    }
+
+    fn events(&self) -> Option<Recorded> {
+        self.device.events()
     }
 
     fn describe(&self) -> serde_json::Value {

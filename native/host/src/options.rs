@@ -2,6 +2,7 @@
 
 use crate::facts::hex;
 use crate::flow::Inflight;
+use headrace_transfer::events::{EVENTS_DEFAULT, EVENTS_MAX};
 use headrace_transfer::{ErrorKind, IoError};
 use headrace_wire::{command::NSID_ALL, NQN_MAX};
 use std::net::IpAddr;
@@ -157,6 +158,8 @@ pub struct HostOptions {
     pub io_timeout: Duration,
     /// How long I/O waits while no path is usable before it fails; `None`: for ever.
     pub loss_timeout: Option<Duration>,
+    /// Of the ring that says what the device did lately, 32 bytes each; 0: none.
+    pub events: usize,
 }
 
 /// What a caller who names only portals and names gets.
@@ -183,6 +186,7 @@ impl Default for HostOptions {
             connect_timeout: Duration::from_secs(10),
             io_timeout: Duration::from_secs(30),
             loss_timeout: Some(Duration::from_secs(60)),
+            events: EVENTS_DEFAULT,
         }
     }
 }
@@ -289,6 +293,9 @@ impl HostOptions {
                 "at most 49 days",
                 format!("{:?}", self.keep_alive),
             ));
+        }
+        if self.events > EVENTS_MAX {
+            return Err(usage("events", "at most 16777216", self.events));
         }
         check_time("reconcile", self.reconcile)?;
         check_time("connect_timeout", self.connect_timeout)?;

@@ -19,7 +19,7 @@ use crate::passthrough::Call;
 use crate::shared::Latch;
 use crate::under_way;
 use crate::work::reject;
-use headrace_transfer::{ErrorKind, IoError, Request};
+use headrace_transfer::{ErrorKind, Event, IoError, Request};
 use headrace_wire::reservation::ReservationType;
 use mio::{Events, Poll, Registry, Token, Waker};
 use std::cell::RefCell;
@@ -80,6 +80,8 @@ pub(crate) enum Message {
         Arc<Latch<Result<(), IoError>>>,
     ),
     UnderWay(usize, Range<u64>, under_way::Reply),
+    /// What is under way, and how many events there are.
+    Events(usize, Arc<Latch<(Vec<Event>, u64)>>),
     Close(usize, Instant, Arc<Latch<()>>),
     Stop,
 }
@@ -100,6 +102,8 @@ impl Message {
             Message::Call(_, call) => call.fail(gone()),
             Message::Guard(_, _, reply) => reply.set(Err(gone())),
             Message::UnderWay(_, _, reply) => reply.set(Err(gone())),
+            // Nothing is under way.
+            Message::Events(_, reply) => reply.set((Vec::new(), u64::MAX)),
             Message::Wake(_) | Message::Reconnect(_) | Message::Stop => {}
         }
     }
@@ -417,6 +421,13 @@ impl Thread {
                 reply.set(match self.cores.get_mut(&id) {
                     Some(entry) => Ok(entry.core.under_way(&bytes, Instant::now())),
                     None => Err(closed("")),
+                });
+                None
+            }
+            Message::Events(id, reply) => {
+                reply.set(match self.cores.get_mut(&id) {
+                    Some(entry) => (entry.core.events_under_way(), entry.core.recorded()),
+                    None => (Vec::new(), u64::MAX),
                 });
                 None
             }

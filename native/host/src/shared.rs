@@ -7,6 +7,7 @@ use crate::guard::GuardStatus;
 use crate::lane::TrafficClass;
 use crate::options::HostOptions;
 use crate::paths::{PathInfo, PathShared};
+use headrace_transfer::Ring;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -56,12 +57,14 @@ pub(crate) struct Shared {
     losses: AtomicU64,
     status: Mutex<Status>,
     ghosts: Mutex<Ghosts>,
+    /// What the device did lately; the I/O thread writes.
+    pub ring: Option<Arc<Ring>>,
     /// Of the I/O thread, once it has the device.
     pub flow: OnceLock<Arc<Mutex<Report>>>,
 }
 
 impl Shared {
-    pub fn new(options: HostOptions) -> Self {
+    pub fn new(options: HostOptions, ring: Option<Arc<Ring>>) -> Self {
         let place = options.address();
         Shared {
             place,
@@ -74,6 +77,7 @@ impl Shared {
                 ..Default::default()
             }),
             ghosts: Mutex::default(),
+            ring,
             flow: OnceLock::new(),
         }
     }

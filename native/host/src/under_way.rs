@@ -7,13 +7,16 @@ use crate::life::Core;
 use crate::options::Portal;
 use crate::shared::Latch;
 use crate::work::Part;
-use headrace_transfer::IoError;
+use headrace_transfer::events::NO_PATH;
+use headrace_transfer::{Event, EventKind, IoError, Recorded};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Commands in one answer; the oldest.
 const MOST: usize = 256;
+/// The same, of events.
+const MOST_EVENTS: usize = 4096;
 /// For the I/O thread, which never blocks.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -58,7 +61,9 @@ impl Core {
         let block = u64::from(self.block_bytes());
         let touches = |each: &UnderWay| each.offset < bytes.end && bytes.start < each.offset + each.length;
         let mut found = Vec::new();
-        self.each_association(|portal, association| {
+        let options = self.options();
+        self.each_association(|at, association| {
+            let portal = &options.portals[at];
             found.extend(
                 association
                     .parts()
@@ -92,6 +97,29 @@ impl Core {
         found.truncate(MOST);
         found
     }
+
+    /// All that is under way or waits, as events without an end, the oldest [`MOST_EVENTS`] first.
+    pub fn events_under_way(&mut self) -> Vec<Event> {
+        let block = u64::from(self.block_bytes());
+        let mut sent = Vec::new();
+        self.each_association(|_, association| {
+            let parts = association.parts();
+            sent.extend(parts.filter_map(|part| part.event(block, None, None)));
+        });
+        let waiting = self.works().iter().flat_map(|work| work.waiting_ranges());
+        sent.extend(waiting.filter_map(|range| {
+            Some(Event {
+                offset: range.slba.saturating_mul(block),
+                bytes: range.blocks.saturating_mul(block).try_into().unwrap_or(u32::MAX),
+                path: NO_PATH,
+                retries: range.sent.try_into().unwrap_or(u8::MAX),
+                ..Event::new(EventKind::Waiting, range.since?, None)
+            })
+        }));
+        sent.sort_by_key(|each| each.started_ns);
+        sent.truncate(MOST_EVENTS);
+        sent
+    }
 }
 
 impl NvmeTcpDevice {
@@ -102,5 +130,30 @@ impl NvmeTcpDevice {
             return Err(forked(self.place()));
         }
         self.wait_for(&reply, PATIENCE, Duration::ZERO)
+    }
+
+    /// The ring, and what is under way. Only for the latter the I/O thread is asked, which never blocks; where it does not
+    /// answer all the same, that is said, and the ring is read without it.
+    pub(crate) fn recorded(&self) -> Option<Recorded> {
+        let ring = self.ring()?;
+        let reply = Arc::new(Latch::new());
+        if !self.ask_events(reply.clone()) {
+            return Some(Recorded {
+                trouble: forked(self.place()).to_string(),
+                ..Recorded::default()
+            });
+        }
+        let Some((under_way, until)) = reply.wait(PATIENCE) else {
+            return Some(Recorded {
+                trouble: format!(
+                    "the I/O thread has not answered for {PATIENCE:?}: what is under way is not known"
+                ),
+                ..ring.read(u64::MAX)
+            });
+        };
+        // What ended behind the answer is in it.
+        let mut found = ring.read(until);
+        found.events.extend(under_way);
+        Some(found)
     }
 }

@@ -171,6 +171,7 @@ struct Progress {
     flush_due: bool,
     /// To do something with the data as they come, or go: the sink does, and a read is long enough.
     watched: bool,
+    since: Instant,
     under_way: u32,
     error: Option<IoError>,
 }
@@ -313,7 +314,7 @@ impl Work {
     }
 
     /// Take a request, or end it at once.
-    pub fn accept(&mut self, request: Request, facts: &Facts, place: &str) -> Option<Ended> {
+    pub fn accept(&mut self, request: Request, facts: &Facts, place: &str, now: Instant) -> Option<Ended> {
         let length = match &request.op {
             Op::Read { into } => into.len() as u64,
             Op::Write { from, .. } => from.len() as u64,
@@ -360,6 +361,7 @@ impl Work {
             blocks: length / block,
             cut: 0,
             flush_due: flush,
+            since: now,
             under_way: 0,
             error: None,
         });

@@ -7,6 +7,7 @@ mod crc32c;
 mod device;
 mod discover;
 mod errors;
+mod events;
 mod flush;
 mod memory;
 mod open_block;
@@ -36,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(open_memory::open_memory, module)?)?;
     module.add_function(wrap_pyfunction!(open_nvme_tcp::open_nvme_tcp, module)?)?;
     module.add_function(wrap_pyfunction!(discover::discover, module)?)?;
+    module.add_function(wrap_pyfunction!(events::events, module)?)?;
     module.add_function(wrap_pyfunction!(flush::flush, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_read, module)?)?;
     module.add_function(wrap_pyfunction!(submit::submit_write, module)?)?;

@@ -3,6 +3,7 @@
 use crate::device::{opened, Device};
 use crate::errors;
 use headrace_media::{Engine, FileMedia};
+use headrace_transfer::events::EVENTS_DEFAULT;
 use headrace_transfer::{ErrorKind, IoError, MediaDevice};
 use pyo3::prelude::*;
 use std::path::Path;
@@ -26,6 +27,7 @@ fn open(
     block_bytes: u32,
     read_only: bool,
     io_engine: &str,
+    events: usize,
 ) -> Result<std::sync::Arc<MediaDevice>, IoError> {
     let media =
         FileMedia::open(Path::new(path), block_bytes, read_only, engine(io_engine)?).map_err(|error| {
@@ -51,19 +53,20 @@ fn open(
                 .next(format!("open it as block:{path}")),
         );
     }
-    MediaDevice::start(Box::new(media), "file", path, WORKERS)
+    MediaDevice::start(Box::new(media), "file", path, WORKERS, events)
 }
 
 #[pyfunction]
-#[pyo3(signature = (path, *, block_bytes, read_only, io_engine))]
+#[pyo3(signature = (path, *, block_bytes, read_only, io_engine, events = EVENTS_DEFAULT))]
 pub fn open_file(
     py: Python<'_>,
     path: &str,
     block_bytes: u32,
     read_only: bool,
     io_engine: &str,
+    events: usize,
 ) -> PyResult<Device> {
-    let result = py.detach(|| open(path, block_bytes, read_only, io_engine));
+    let result = py.detach(|| open(path, block_bytes, read_only, io_engine, events));
     opened(py, result)
 }
 

@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::errors;
 use crate::wait::{interruptible, seconds};
 use headrace_host::{HostOptions, Inflight, NamespaceKey, NvmeTcpDevice, Policy, Portal, Route};
+use headrace_transfer::events::EVENTS_DEFAULT;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub fn route(host_traddr: Option<&str>, host_iface: Option<String>, tos: Option<
 #[pyfunction]
 #[pyo3(signature = (portals, subsysnqn, nsid, *, uuid, nguid, hostnqn, hostid, header_digest, data_digest, queues, depth,
                     policy, host_traddr, host_iface, tos, hpda, maxr2t, poll_us, inflight_bytes,
-                    keep_alive_s, connect_timeout_s, io_timeout_s, loss_timeout_s))]
+                    keep_alive_s, connect_timeout_s, io_timeout_s, loss_timeout_s, events = EVENTS_DEFAULT))]
 #[allow(clippy::too_many_arguments)]
 pub fn open_nvme_tcp(
     py: Python<'_>,
@@ -65,6 +66,7 @@ pub fn open_nvme_tcp(
     connect_timeout_s: f64,
     io_timeout_s: f64,
     loss_timeout_s: f64,
+    events: usize,
 ) -> PyResult<Device> {
     let namespace = match (uuid, nguid) {
         (Some(uuid), _) => NamespaceKey::Uuid(id("uuid", uuid)?),
@@ -100,6 +102,7 @@ pub fn open_nvme_tcp(
         loss_timeout: (loss_timeout_s != f64::INFINITY)
             .then(|| seconds("loss_timeout_s", loss_timeout_s))
             .transpose()?,
+        events,
         ..Default::default()
     };
     let result = interruptible(py, move || NvmeTcpDevice::open(options))?;

@@ -1,6 +1,6 @@
 //! The one interface to anything that stores blocks.
 
-use crate::{Buffer, IoError};
+use crate::{Buffer, IoError, Recorded};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +79,11 @@ pub trait BlockDevice: Send + Sync {
     /// sink by the device's own deadline, whatever happens. Requests that cannot be queued complete with an error.
     /// Unaligned or out-of-range requests complete with `ErrorKind::Usage`.
     fn submit(&self, requests: Vec<Request>);
+
+    /// What it did lately and has under way; `None`: it records nothing. It does not wait for I/O.
+    fn events(&self) -> Option<Recorded> {
+        None
+    }
 
     /// One JSON object: transport, engine, address, digests, queues, depth, state, associations_lost, counters.
     fn describe(&self) -> serde_json::Value;

@@ -3,6 +3,7 @@
 //! * [`buffer`]: memory that stays alive until the last command on it ended (unsafe lives here, and where it is asked for bytes)
 //! * [`device`]: the [`BlockDevice`] trait; NVMe/TCP hosts and local media both implement it
 //! * [`error`]: what can go wrong, and whose fault it was
+//! * [`events`]: what a device did lately, in a ring
 //! * [`single`]: one request and its waiter
 //! * [`segment`], [`piece`], [`engine`], `verify`: a batch's rows, how they are cut into requests, how these move, and what is checked as they come
 //! * [`stripes`], [`ranges`], [`pages`]: byte ranges of what is dealt out over devices, as batches; their checksums from tables
@@ -16,6 +17,7 @@ pub mod checksum;
 pub mod device;
 pub mod engine;
 pub mod error;
+pub mod events;
 pub mod local;
 pub mod pages;
 pub mod piece;
@@ -30,6 +32,7 @@ pub use checksum::ChecksumSpec;
 pub use device::{BlockDevice, DeviceInfo, Op, Request, Sink};
 pub use engine::{submit_read, submit_write, Plan, Transfer};
 pub use error::{ErrorKind, IoError};
+pub use events::{Event, EventKind, Recorded, Recorder, Ring};
 pub use local::MediaDevice;
 pub use pages::PageCache;
 pub use ranges::{submit_ranges, Source};

@@ -4,7 +4,11 @@
 //! kernel either answers or hangs the thread, and no code of ours can call such a thread back, nor the memory that it reads
 //! into. How long the oldest call has been under way is in `describe`.
 
-use crate::{BlockDevice, Buffer, DeviceInfo, ErrorKind, IoError, Op, Request};
+use crate::events::{monotonic_ns, status, NO_PATH};
+use crate::{
+    BlockDevice, Buffer, DeviceInfo, ErrorKind, Event, EventKind, IoError, Op, Recorded, Recorder, Request,
+    Ring,
+};
 use headrace_media::{Fault, FaultKind, Media};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +18,15 @@ use std::time::{Duration, Instant};
 
 /// Requests may be of any length; this is only a hint for whoever cuts.
 const MAX_TRANSFER_BYTES: u64 = 1 << 20;
+/// Requests that wait, in one answer of `events`: the oldest.
+const UNDER_WAY_MAX: usize = 4096;
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Request>,
-    /// When each call that is under way began; the order is by worker and means nothing.
-    running: Vec<Option<Instant>>,
+    /// With the moment at which each was handed over.
+    waiting: VecDeque<(Instant, Request)>,
+    /// Each call that is under way; the order is by worker and means nothing.
+    running: Vec<Option<Event>>,
     closed: bool,
 }
 
@@ -48,6 +55,23 @@ struct Inner {
     /// Signalled when something was queued, and when a worker went idle or the queue was closed.
     changed: Condvar,
     counters: Counters,
+    recorder: Option<Mutex<Recorder>>,
+    ring: Option<Arc<Ring>>,
+}
+
+/// What is asked for, as an event that began at `at`.
+fn event(request: &Request, at: Instant) -> Event {
+    let (kind, length) = match &request.op {
+        Op::Read { into } => (EventKind::Read, into.len() as u64),
+        Op::Write { from, .. } => (EventKind::Write, from.len() as u64),
+        Op::Flush => (EventKind::Flush, 0),
+        Op::Deallocate { length } => (EventKind::Other, *length),
+    };
+    Event {
+        offset: request.offset,
+        bytes: length.try_into().unwrap_or(u32::MAX),
+        ..Event::new(kind, at, None)
+    }
 }
 
 impl IoError {
@@ -74,18 +98,20 @@ pub struct MediaDevice {
 
 impl MediaDevice {
     /// `transport`: "file", "block" or "memory"; `address`: what a person would call it. `workers`: how many media calls may be
-    /// under way at a time.
+    /// under way at a time. `events`: of its ring; 0: none.
     pub fn start(
         media: Box<dyn Media>,
         transport: &'static str,
         address: impl Into<String>,
         workers: usize,
+        events: usize,
     ) -> Result<Arc<Self>, IoError> {
         let workers = workers.max(1);
         let queue = Queue {
             running: vec![None; workers],
             ..Queue::default()
         };
+        let recorder = Recorder::new(events);
         let inner = Arc::new(Inner {
             media,
             transport,
@@ -93,6 +119,8 @@ impl MediaDevice {
             queue: Mutex::new(queue),
             changed: Condvar::new(),
             counters: Counters::default(),
+            ring: recorder.as_ref().map(Recorder::ring),
+            recorder: recorder.map(Mutex::new),
         });
         let device = MediaDevice {
             inner: inner.clone(),
@@ -126,14 +154,15 @@ impl Inner {
     fn work(&self, number: usize) {
         let mut queue = self.queue();
         loop {
-            let Some(request) = queue.waiting.pop_front() else {
+            let Some((_, request)) = queue.waiting.pop_front() else {
                 if queue.closed {
                     return;
                 }
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            queue.running[number] = Some(Instant::now());
+            let begun = event(&request, Instant::now());
+            queue.running[number] = Some(begun);
             drop(queue);
             let Request {
                 op,
@@ -145,6 +174,7 @@ impl Inner {
             if result.is_err() {
                 self.counters.errors.fetch_add(1, Ordering::Relaxed);
             }
+            self.record(begun, result.is_ok());
             sink.complete(token, result);
             drop(sink);
             queue = self.queue();
@@ -153,6 +183,19 @@ impl Inner {
                 self.changed.notify_all();
             }
         }
+    }
+
+    fn record(&self, begun: Event, success: bool) {
+        let Some(recorder) = &self.recorder else { return };
+        let event = Event {
+            ended_ns: monotonic_ns(Instant::now()),
+            status: if success { 0 } else { status::FAILED },
+            ..begun
+        };
+        recorder
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .record(&event);
     }
 
     /// Do it, and let go of the buffer.
@@ -262,7 +305,10 @@ impl BlockDevice for MediaDevice {
             let mut queue = self.inner.queue();
             if !queue.closed {
                 let count = requests.len().min(queue.running.len());
-                queue.waiting.extend(requests);
+                let now = Instant::now();
+                queue
+                    .waiting
+                    .extend(requests.into_iter().map(|request| (now, request)));
                 drop(queue);
                 // As many as there is work for. Who else waits on it is `close`, and then nothing is queued any more.
                 for _ in 0..count {
@@ -278,13 +324,41 @@ impl BlockDevice for MediaDevice {
         }
     }
 
+    fn events(&self) -> Option<Recorded> {
+        let ring = self.inner.ring.as_ref()?;
+        let (mut running, waiting) = {
+            let queue = self.inner.queue();
+            let waiting = queue.waiting.iter().take(UNDER_WAY_MAX);
+            let waiting = waiting.map(|(since, request)| Event {
+                kind: EventKind::Waiting,
+                path: NO_PATH,
+                ..event(request, *since)
+            });
+            let running = queue.running.iter().flatten().copied();
+            (running.collect::<Vec<_>>(), waiting.collect::<Vec<_>>())
+        };
+        let mut found = ring.read(u64::MAX);
+        // A call is recorded a moment before it is forgotten.
+        let same = |a: &Event, b: &Event| {
+            (a.started_ns, a.offset, a.kind as u8) == (b.started_ns, b.offset, b.kind as u8)
+        };
+        running.retain(|begun| !found.events.iter().any(|each| same(each, begun)));
+        running.sort_by_key(|each| each.started_ns);
+        found.events.extend(running);
+        found.events.extend(waiting);
+        Some(found)
+    }
+
     fn describe(&self) -> serde_json::Value {
         let inner = &self.inner;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &inner.counters;
         let (closed, oldest) = {
             let queue = inner.queue();
-            (queue.closed, queue.running.iter().flatten().min().copied())
+            (
+                queue.closed,
+                queue.running.iter().flatten().map(|each| each.started_ns).min(),
+            )
         };
         serde_json::json!({
             "transport": inner.transport,
@@ -293,7 +367,7 @@ impl BlockDevice for MediaDevice {
             "writes_through": inner.media.writes_through(),
             "address": inner.address,
             "state": if closed { "closed" } else { "open" },
-            "oldest_call_s": oldest.map(|begun| begun.elapsed().as_secs_f64()),
+            "oldest_call_s": oldest.map(|begun| monotonic_ns(Instant::now()).saturating_sub(begun) as f64 / 1e9),
             "associations_lost": 0,
             "counters": {
                 "reads": count(&counters.reads),
@@ -312,7 +386,7 @@ impl BlockDevice for MediaDevice {
         let mut workers = self.workers();
         // The last reference may be let go by a completion, on a worker: that one cannot wait for itself.
         let on_worker = workers.iter().any(|worker| worker.thread().id() == me);
-        let rest: Vec<Request> = {
+        let rest: Vec<(Instant, Request)> = {
             let mut queue = self.inner.queue();
             queue.closed = true;
             self.inner.changed.notify_all();
@@ -330,7 +404,7 @@ impl BlockDevice for MediaDevice {
             }
             queue.waiting.drain(..).collect()
         };
-        for request in rest {
+        for (_, request) in rest {
             let Request { op, token, sink, .. } = request;
             drop(op);
             sink.complete(token, Err(self.inner.closed()));

@@ -1,13 +1,15 @@
 //! `MediaDevice`: the contract of a device, over memory.
 
-use headrace_media::MemoryMedia;
-use headrace_transfer::{submit_one, BlockDevice, Buffer, ErrorKind, IoError, MediaDevice, Op, Pending};
-use std::sync::Arc;
-use std::time::Duration;
+use headrace_media::{Media, MemoryMedia};
+use headrace_transfer::{
+    submit_one, BlockDevice, Buffer, ErrorKind, Event, EventKind, IoError, MediaDevice, Op, Pending,
+};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 fn device() -> Arc<MediaDevice> {
     let media = MemoryMedia::new(1 << 20, 4096).unwrap();
-    MediaDevice::start(Box::new(media), "memory", "mem:test", 3).unwrap()
+    MediaDevice::start(Box::new(media), "memory", "mem:test", 3, 1024).unwrap()
 }
 
 fn end(pending: &Pending) -> Result<(), IoError> {
@@ -98,4 +100,84 @@ fn the_last_reference_may_go_on_a_worker() {
     receiver
         .recv_timeout(Duration::from_secs(20))
         .expect("no worker waits for itself");
+}
+
+/// Memory whose reads wait for a lock, and fail then.
+struct Hangs(MemoryMedia, &'static Mutex<()>);
+
+impl Media for Hangs {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn block_bytes(&self) -> u32 {
+        self.0.block_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn volatile_cache(&self) -> bool {
+        false
+    }
+
+    fn engine(&self) -> &'static str {
+        "hangs"
+    }
+
+    fn read(&self, _offset: u64, _into: &mut [u8]) -> std::io::Result<()> {
+        drop(self.1.lock());
+        Err(std::io::Error::other("broken"))
+    }
+
+    fn write(&self, offset: u64, from: &[u8], fua: bool) -> std::io::Result<()> {
+        self.0.write(offset, from, fua)
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+
+    fn deallocate(&self, offset: u64, length: u64) -> std::io::Result<()> {
+        self.0.deallocate(offset, length)
+    }
+}
+
+#[test]
+fn what_hangs_and_what_waits_behind_it_are_events_without_an_end() {
+    static GATE: Mutex<()> = Mutex::new(());
+    let media = Hangs(MemoryMedia::new(1 << 20, 4096).unwrap(), &GATE);
+    let device = MediaDevice::start(Box::new(media), "memory", "mem:test", 1, 1024).unwrap();
+    let gate = GATE.lock().unwrap();
+    let read = |offset| {
+        let into = Buffer::zeroed(4096);
+        submit_one(device.as_ref(), Op::Read { into }, offset)
+    };
+    let pending = [read(4096), read(8192)];
+    let told = || device.events().unwrap().events;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while told().first().is_none_or(|event| event.kind != EventKind::Read) {
+        assert!(Instant::now() < deadline, "{:?}", told());
+        std::thread::yield_now();
+    }
+    let shown = |event: &Event| (event.kind, event.offset, event.status, event.ended_ns > 0);
+    let open: Vec<_> = told().iter().map(shown).collect();
+    assert_eq!(
+        open,
+        [
+            (EventKind::Read, 4096, 0, false),
+            (EventKind::Waiting, 8192, 0, false)
+        ]
+    );
+    drop(gate);
+    pending.iter().for_each(|each| drop(end(each).unwrap_err()));
+    let ended: Vec<_> = told().iter().map(shown).collect();
+    assert_eq!(
+        ended,
+        [
+            (EventKind::Read, 4096, 0x8005, true),
+            (EventKind::Read, 8192, 0x8005, true)
+        ]
+    );
 }

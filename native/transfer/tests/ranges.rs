@@ -53,7 +53,7 @@ fn world() -> World {
     let devices: Vec<Arc<dyn BlockDevice>> = (0..2)
         .map(|_| {
             let media = MemoryMedia::new(1 << 20, BLOCK as u32).unwrap();
-            MediaDevice::start(Box::new(media), "memory", "mem:test", 2).unwrap() as Arc<dyn BlockDevice>
+            MediaDevice::start(Box::new(media), "memory", "mem:test", 2, 0).unwrap() as Arc<dyn BlockDevice>
         })
         .collect();
     let data: Vec<u8> = (0..LENGTH as u64)

@@ -15,10 +15,11 @@ from headrace.device.address import (
 )
 from headrace.device.batch import Batch
 from headrace.device.beat import Beat, start_beat
+from headrace.device.events import EVENT, EventKind, EventPath, EventRecord, Events, status_text
 from headrace.device.flush import flush_all
 from headrace.device.kernel_reservations import KernelReservations
 from headrace.device.lock import FileLock, lock_file
-from headrace.device.native import NativeDevice
+from headrace.device.native import NativeDevice, open_devices
 from headrace.device.open import lanes, open_device
 from headrace.device.paths import PathInfo, PathLatency, TrafficClass, UnderWay, UnsettledRange
 from headrace.device.protocol import BlockDevice, Buffer
@@ -36,6 +37,7 @@ from headrace.device.transfer import Transfer, read_batch, submit_read, submit_w
 from headrace.device.waiting import describe_wait, paths_of, troubled_paths
 
 __all__ = [
+    "EVENT",
     "AdminResult",
     "Batch",
     "Beat",
@@ -43,6 +45,10 @@ __all__ = [
     "BlockDevice",
     "Buffer",
     "ChecksumPages",
+    "EventKind",
+    "EventPath",
+    "EventRecord",
+    "Events",
     "FileAddress",
     "FileLock",
     "KernelReservations",
@@ -71,10 +77,12 @@ __all__ = [
     "make_source",
     "new_key",
     "open_device",
+    "open_devices",
     "parse_address",
     "paths_of",
     "read_batch",
     "start_beat",
+    "status_text",
     "submit_ranges",
     "submit_read",
     "submit_write",

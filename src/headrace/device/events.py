@@ -94,6 +94,21 @@ class EventPath:
     target: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class EventRecord:
+    """All that a device has to say."""
+
+    #: `EVENT`: in the order in which they ended, then those under way, the oldest first.
+    events: Events
+    #: Since the device was opened, and how many of these are not here: older than the ring is long.
+    recorded: int
+    lost: int
+    #: What `path` counts.
+    paths: tuple[EventPath, ...]
+    #: Why it is not known what is under way; empty where it is.
+    trouble: str
+
+
 def no_events(uri: str) -> UsageError:
     """A device that has no ring says so."""
     return UsageError(

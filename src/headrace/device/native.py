@@ -8,34 +8,36 @@ import threading
 import time
 from contextlib import suppress
 from copy import copy
-from pathlib import Path
 from typing import Any, get_args
 from uuid import UUID
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from headrace import _native
 from headrace.device.address import (
     Address,
     BlockAddress,
-    FileAddress,
     MemoryAddress,
     NvmeTcpAddress,
     parse_address,
 )
-from headrace.device.kernel import about, users_of
+from headrace.device.events import EVENT, EventPath, EventRecord, Events, no_events
+from headrace.device.kernel import about
 from headrace.device.kernel_reservations import KernelReservations
+from headrace.device.native_open import open_native
 from headrace.device.paths import PathInfo, TrafficClass, UnderWay, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reservations import TIMEOUT_S, AdminResult, Reservations, ReservationType
 from headrace.errors import (
     ConnectRefused,
     DeviceClosed,
-    DeviceError,
     DeviceGone,
     DeviceTimeout,
     ReservationConflict,
     UsageError,
 )
-from headrace.settings import HostIdentity, host_identity, inflight_bytes
+from headrace.settings import HostIdentity, host_identity
 
 #: How long `close` lets queued requests end.
 CLOSE_TIMEOUT_S = 5.0
@@ -44,6 +46,15 @@ CLOSE_TIMEOUT_S = 5.0
 #: between two attempts. The death of a target may be noticed by one connection before the other.
 _REFUSALS = 3
 _RETRY_S = 0.2
+
+#: Every device that this process has open, and some that are closed.
+_devices: WeakValueDictionary[int, NativeDevice] = WeakValueDictionary()
+
+
+def open_devices() -> list[NativeDevice]:
+    """Those that are open in this process now; not its views (`lane`). For any thread."""
+    found = (reference() for reference in _devices.valuerefs())
+    return [device for device in found if device is not None and device.is_open]
 
 
 class NativeDevice:
@@ -69,10 +80,16 @@ class NativeDevice:
         self._reservations: Reservations | None = None
         self._guard: tuple[int, ReservationType] | None = None
         self._fence: ReservationConflict | None = None
-        self._handle: _native.Device | None = _open(address, read_only, identity)
+        self._handle: _native.Device | None = open_native(address, read_only, identity)
         self._pid = os.getpid()
+        _devices[id(self)] = self
 
     # ---- the native side ----
+
+    @property
+    def is_open(self) -> bool:
+        """In this process, without opening it."""
+        return self._handle is not None and self._pid == os.getpid() and not self._closed
 
     @property
     def handle(self) -> _native.Device:
@@ -94,12 +111,13 @@ class NativeDevice:
             if self._handle is None:
                 if isinstance(self._address, MemoryAddress):
                     raise DeviceClosed("a mem: device belongs to the process that opened it", where=self.uri)
-                handle = _open(self._address, self._opened_read_only, self._identity)
+                handle = open_native(self._address, self._opened_read_only, self._identity)
                 if self._guard is not None:
                     # Not passed: then it is fenced, which its writes will say; reads go on.
                     with suppress(ReservationConflict):
                         self._ask(handle, *self._guard)
                 self._handle = handle
+                _devices[id(self)] = self
             return self._handle
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,6 +178,29 @@ class NativeDevice:
         self.check_writable()
         self.check_fence()
         self.handle.deallocate(offset, length)
+
+    def events(self) -> Events:
+        return self.event_record().events
+
+    def event_record(self) -> EventRecord:
+        """`events`, and what goes with them. Waits for no I/O; at most 2 s for the I/O thread, which never blocks."""
+        found = _native.events(self.handle)
+        if found is None:
+            raise no_events(self.uri)
+        data, recorded, lost, trouble = found
+        return EventRecord(
+            events=np.frombuffer(data, EVENT), recorded=recorded, lost=lost, paths=self.events_paths(), trouble=trouble
+        )
+
+    def events_paths(self) -> tuple[EventPath, ...]:
+        """What `path` of an event counts."""
+        address = self._address
+        if not isinstance(address, NvmeTcpAddress):
+            place = address.uri if isinstance(address, MemoryAddress) else str(address.path)
+            return (EventPath(name=place, address=place, target=""),)
+        return tuple(
+            EventPath(name=path.portal, address=path.address, target=address.subsysnqn) for path in self.paths()
+        )
 
     def close(self) -> None:
         """Let queued requests end (at most 5 s), then fail the rest with `DeviceClosed`. Again: does nothing."""
@@ -498,85 +539,6 @@ def _later(
     device._lock = threading.Lock()
     device._handle = None
     device._pid = os.getpid()
-    return device
-
-
-def _open(address: Address, read_only: bool, identity: HostIdentity | None) -> _native.Device:
-    if isinstance(address, MemoryAddress):
-        if read_only:
-            raise UsageError(
-                "a new mem: device holds nothing to read", where=address.uri, next_step="open it without read_only"
-            )
-        return _native.open_memory(address.size_bytes, block_bytes=address.block_bytes)
-    if isinstance(address, FileAddress):
-        return _open_file(address, read_only)
-    if isinstance(address, BlockAddress):
-        return _open_block(address, read_only)
-    identity = identity or host_identity()
-    options = address.options
-    return _native.open_nvme_tcp(
-        list(address.portals),
-        address.subsysnqn,
-        options.nsid,
-        uuid=options.uuid.bytes if options.uuid else None,
-        nguid=bytes.fromhex(options.nguid) if options.nguid else None,
-        hostnqn=identity.hostnqn,
-        hostid=identity.hostid.bytes,
-        header_digest=options.header_digest,
-        data_digest=options.data_digest,
-        queues=options.queues,
-        depth=options.depth,
-        policy=options.policy,
-        host_traddr=options.host_traddr,
-        host_iface=options.host_iface,
-        tos=options.tos,
-        hpda=options.hpda,
-        maxr2t=options.maxr2t,
-        poll_us=options.poll_us,
-        inflight_bytes=inflight_bytes(),
-        keep_alive_s=options.keep_alive_s,
-        connect_timeout_s=options.connect_timeout_s,
-        io_timeout_s=options.io_timeout_s,
-        loss_timeout_s=options.loss_timeout_s,
-    )
-
-
-def _open_block(address: BlockAddress, read_only: bool) -> _native.Device:
-    if not read_only and (users := users_of(address.path)):
-        # The kernel refuses these too, without a name.
-        raise UsageError(
-            "the block device is in use on this machine",
-            where=address.path,
-            expected="one that nobody has claimed",
-            found=", ".join(users),
-            next_step="open it read_only, or free it first",
-        )
-    return _native.open_block(
-        address.path, block_bytes=address.block_bytes, read_only=read_only, io_engine=address.engine
-    )
-
-
-def _open_file(address: FileAddress, read_only: bool) -> _native.Device:
-    create = address.create_bytes
-    if create is not None:
-        if read_only:
-            raise UsageError("create and read_only exclude each other", where=address.path)
-        if not Path(address.path).exists():
-            try:
-                _native.create_file(address.path, create)
-            except DeviceError:
-                # Somebody else may have made it meanwhile; if it has the right size, that is what was asked for.
-                if not Path(address.path).exists():
-                    raise
-    device = _native.open_file(
-        address.path, block_bytes=address.block_bytes, read_only=read_only, io_engine=address.engine
-    )
-    if create is not None and device.size_bytes != create:
-        found = device.size_bytes
-        device.close()
-        raise UsageError(
-            "the file exists with another size", where=address.path, expected=f"{create} bytes", found=f"{found} bytes"
-        )
     return device
 
 

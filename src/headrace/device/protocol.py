@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from headrace.device.events import Events
 
 #: Anything with the buffer protocol, C-contiguous; writable where it is read into.
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
@@ -52,6 +55,10 @@ class BlockDevice(Protocol):
         """Tell the device that the bytes are not needed; what a read then gives is undefined."""
 
     def close(self) -> None: ...
+
+    def events(self) -> Events:
+        """What it did lately, of `headrace.device.events.EVENT`: in the order in which it ended; then what is under
+        way. `UsageError`: this device records nothing."""
 
     def describe(self) -> dict[str, Any]:
         """The path in use, for people and machines: transport, engine, digests, queues, counters."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.device.events import Events, no_events
 from headrace.device.protocol import BlockDevice, Buffer
 from headrace.device.reference import as_bytes
 from headrace.errors import DeviceClosed, DeviceError, UsageError
@@ -69,6 +70,9 @@ class MemoryDevice:
 
     def loss_count(self) -> int:
         return self._losses
+
+    def events(self) -> Events:
+        raise no_events(self.uri)
 
     def read_into(self, offset: int, buffer: Buffer) -> None:
         view = as_bytes(buffer)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from uuid import UUID
 
+from headrace.device.events import Events, no_events
 from headrace.device.paths import TrafficClass, UnsettledRange
 from headrace.device.protocol import Buffer
 from headrace.device.reference import as_bytes
@@ -141,6 +142,9 @@ class HostDevice:
 
     def loss_count(self) -> int:
         return self._losses
+
+    def events(self) -> Events:
+        raise no_events(self.uri)
 
     def read_into(self, offset: int, buffer: Buffer) -> None:
         view = as_bytes(buffer)

@@ -2,7 +2,7 @@
 //!
 //! * [`path`]: the life of one path
 //! * [`dispatch`]: which path takes the next command; [`pace`]: which are slow
-//! * [`outcome`]: what answers, and the lack of them, mean
+//! * [`outcome`]: what answers, and the lack of them, mean; [`record`]: what is kept of them
 //! * [`own`]: commands that are no parts of requests, and the guard of writes
 //! * [`ending`]: deadlines, failing, the orderly close
 //!
@@ -52,19 +52,21 @@ mod outcome;
 mod own;
 mod pace;
 mod path;
+mod record;
 
 use crate::association::{Association, Failure, Step, Tag};
 use crate::errors::{closed, no_path};
 use crate::facts::Facts;
 use crate::flow::Governor;
 use crate::lane::LANES;
+use crate::options::HostOptions;
 use crate::paths::PathState;
 use crate::queue::Completion;
 use crate::reactor::{first_token, path_of, Reactor, Turn};
 use crate::resolve::{ask, literal, unknown};
 use crate::shared::{Latch, Shared};
 use crate::work::{reject, Ended, Work};
-use headrace_transfer::{DeviceInfo, ErrorKind, IoError, Op, Request};
+use headrace_transfer::{DeviceInfo, ErrorKind, EventKind, IoError, Op, Recorder, Request};
 use own::Own;
 use path::{Path, Phase};
 use std::hash::{BuildHasher, Hasher};
@@ -118,6 +120,7 @@ pub(crate) struct Core {
     over: bool,
     next_path: usize,
     completed: Vec<Completion<Tag>>,
+    recorder: Option<Recorder>,
     own: Own,
     random: u64,
 }
@@ -126,6 +129,7 @@ impl Core {
     pub fn new(
         id: usize,
         shared: Arc<Shared>,
+        recorder: Option<Recorder>,
         reactor: Weak<Reactor>,
         deadline: Instant,
         reply: Arc<Latch<Result<DeviceInfo, IoError>>>,
@@ -148,6 +152,7 @@ impl Core {
             over: false,
             next_path: 0,
             completed: Vec::new(),
+            recorder,
             own: Own::default(),
             random: std::collections::hash_map::RandomState::new()
                 .build_hasher()
@@ -170,12 +175,16 @@ impl Core {
         &self.works
     }
 
-    /// Of every path that has one.
-    pub fn each_association(&mut self, mut look: impl FnMut(&crate::options::Portal, &Association)) {
+    pub fn options(&self) -> Arc<HostOptions> {
+        self.shared.options.clone()
+    }
+
+    /// Of every path that has one, by its index.
+    pub fn each_association(&mut self, mut look: impl FnMut(usize, &Association)) {
         for path in &mut self.paths {
-            let portal = path.portal().clone();
+            let at = path.index;
             if let Some(association) = path.association() {
-                look(&portal, association);
+                look(at, association);
             }
         }
     }
@@ -192,6 +201,7 @@ impl Core {
     }
 
     pub fn submit(&mut self, lane: usize, requests: Vec<Request>) {
+        let now = Instant::now();
         for request in requests {
             let error = match self.refusal(matches!(request.op, Op::Read { .. })) {
                 Some(error) => Some(error.clone()),
@@ -200,7 +210,7 @@ impl Core {
             };
             let ended = match error {
                 Some(error) => Some(reject(request, error)),
-                None => self.works[lane].accept(request, &self.facts, &self.shared.place),
+                None => self.works[lane].accept(request, &self.facts, &self.shared.place, now),
             };
             if let Some(ended) = ended {
                 ended.report();
@@ -284,6 +294,7 @@ impl Core {
         let opening = self.opening.as_ref().map(|opening| opening.deadline);
         let path = &mut self.paths[at];
         path.attempt_until = opening.unwrap_or(turn.now + timeout);
+        path.begun = turn.now;
         if path.addresses.is_empty() {
             let portal = path.portal().clone();
             if let Some(address) = literal(&portal) {
@@ -390,6 +401,7 @@ impl Core {
         let random = self.random();
         let why = failure.error.to_string();
         self.shared.status().last_error = why.clone();
+        self.record_path(at, EventKind::NotConnected, turn.now);
         let path = &mut self.paths[at];
         if failure.permanent {
             path.refuse(failure.error);
@@ -454,6 +466,7 @@ impl Core {
         let path = &mut self.paths[at];
         let back = path.generation > 0;
         path.became_ready(association, turn.now, !back);
+        self.record_path(at, EventKind::Connected, turn.now);
         self.look(turn.now);
         if let Some(opening) = self.opening.take() {
             self.shared.status().state = "connected";

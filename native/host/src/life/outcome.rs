@@ -2,6 +2,7 @@
 
 use super::dispatch::changes;
 use super::path::Phase;
+use super::record::code;
 use super::Core;
 use crate::association::{ana_state, is_path_related, is_transient, Association, Failure, Tag};
 use crate::errors::{command_broken, command_failed};
@@ -10,7 +11,8 @@ use crate::queue::{Data, End};
 use crate::reactor::Turn;
 use crate::shared::count;
 use crate::work::{Ended, Part, Verb};
-use headrace_transfer::{ErrorKind, IoError};
+use headrace_transfer::events::status;
+use headrace_transfer::{ErrorKind, EventKind, IoError};
 use headrace_wire::Status;
 use std::time::{Duration, Instant};
 
@@ -110,6 +112,7 @@ impl Core {
         if let (Some(trip), End::Answer(_)) = (part.trip, &end) {
             self.answered(at, part.verb, now.saturating_duration_since(trip.sent_at), now);
         }
+        self.record(&part, None, code(&end), now);
         let (counters, options) = (&self.shared.paths[at].counters, &*self.shared.options);
         let bytes = part.blocks * u64::from(self.facts.block_bytes);
         let path = &mut self.paths[at];
@@ -248,6 +251,11 @@ impl Core {
         }
         // Whoever sees that the counter moved finds what it left behind.
         self.haunt(at, &parts, self.shared.losses() + 1, turn.now);
+        for (part, _, overdue) in &parts {
+            let status = if *overdue { status::OVERDUE } else { status::LOST };
+            self.record(part, None, status, turn.now);
+        }
+        self.record_path(at, EventKind::PathLost, turn.now);
         self.shared.lost(at);
         self.shared.status().last_error = error.to_string();
         let now = turn.now;

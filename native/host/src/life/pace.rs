@@ -27,6 +27,8 @@ use crate::queue::End;
 use crate::reactor::Turn;
 use crate::shared::count;
 use crate::work::{Ended, Verb};
+use headrace_transfer::events::status;
+use headrace_transfer::EventKind;
 use std::time::{Duration, Instant};
 
 /// A latency that is older than this says nothing about now.
@@ -144,7 +146,8 @@ impl Core {
         let others = self.quickest_other(at, now);
         let path = &mut self.paths[at];
         path.pace.answered(took, others, now);
-        path.tell_pace();
+        let told = path.tell_pace();
+        self.record_pace(at, told, now);
     }
 
     /// Where a command has waited for too long.
@@ -163,7 +166,8 @@ impl Core {
             path.pace.look_at = now + LOOK;
             if let Some(sent) = oldest {
                 path.pace.looked(now.saturating_duration_since(sent), others, now);
-                path.tell_pace();
+                let told = path.tell_pace();
+                self.record_pace(at, told, now);
             }
         }
     }
@@ -200,6 +204,9 @@ impl Core {
             let found = association.recall(before);
             count(&self.shared.paths[at].counters.resends, found.len() as u64);
             recalled.extend(found);
+        }
+        for (part, _) in &recalled {
+            self.record(part, Some(EventKind::Recalled), status::TAKEN_BACK, now);
         }
         for (part, _) in &mut recalled {
             part.tries.recalls = part.tries.recalls.saturating_add(1);

@@ -73,6 +73,8 @@ pub(super) struct Path {
     pub asked: Option<Answer>,
     pub attempt: usize,
     pub attempt_until: Instant,
+    /// When this attempt, or the last one, began.
+    pub begun: Instant,
     /// While the device opens: addresses that were not tried yet, and why this path cannot be had.
     pub addresses_left: usize,
     pub hopeless: Option<IoError>,
@@ -111,6 +113,7 @@ impl Path {
             asked: None,
             attempt: 0,
             attempt_until: deadline,
+            begun: now,
             addresses_left: 0,
             hopeless: None,
             backoff: BACKOFF_MIN,
@@ -260,15 +263,17 @@ impl Path {
         }
     }
 
-    /// Whether it is slow: where that changed.
-    pub fn tell_pace(&self) {
+    /// Whether it is slow, where that changed.
+    pub fn tell_pace(&self) -> Option<bool> {
         let public = self.public();
         let slow = self.pace.is_slow();
         // Only this thread writes: no locked instruction for each command.
-        if public.slow.load(Ordering::Relaxed) != slow {
+        let changed = public.slow.load(Ordering::Relaxed) != slow;
+        if changed {
             public.slow.store(slow, Ordering::Relaxed);
             count(&public.slow_times, u64::from(slow));
         }
+        changed.then_some(slow)
     }
 
     /// Do without the queues that the controller did not let the last association have.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.device import BlockDevice
+from headrace.device.events import Events, no_events
 from headrace.device.protocol import Buffer
 from headrace.errors import MemberMissing
 from headrace.volume.data.extents import I64
@@ -39,6 +40,9 @@ class AbsentMember:
 
     def loss_count(self) -> int:
         return 0
+
+    def events(self) -> Events:
+        raise no_events(self.uri)
 
     def read_into(self, offset: int, buffer: Buffer) -> None:
         raise self.missing("a member of the volume is missing")
