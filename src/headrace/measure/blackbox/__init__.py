@@ -1,5 +1,6 @@
 """The black box of a rank: what its devices did lately and what training was at, kept for when it goes wrong."""
 
+from headrace.measure.blackbox.box import BlackBox, DumpFailed
 from headrace.measure.blackbox.dump import (
     Clocks,
     Dump,
@@ -12,8 +13,10 @@ from headrace.measure.blackbox.dump import (
 )
 
 __all__ = [
+    "BlackBox",
     "Clocks",
     "Dump",
+    "DumpFailed",
     "DumpedDevice",
     "DumpedPath",
     "DumpedStep",

@@ -38,6 +38,7 @@ from headrace.errors import UsageError
 from headrace.measure.watch.activity import SmActivity
 from headrace.measure.watch.causes import CAUSES
 from headrace.measure.watch.device import DeviceClock
+from headrace.measure.watch.failures import Telling
 from headrace.measure.watch.host import HostCounters, IoThread
 from headrace.measure.watch.lines import Lines
 from headrace.measure.watch.loader import Source, WatchedLoader
@@ -264,6 +265,12 @@ class Watch:
     def preparation(self) -> Any:
         """In a loader of one's own, in the thread that trains: it decodes."""
         return self._contexts["preparation"]
+
+    def tell_failures(self, listener: Callable[[str, BaseException], None]) -> None:
+        """`listener("collective", error)` from now on, when an exception leaves `collective`; in the thread that
+        trains, which waits for it."""
+        telling: Any = Telling(self._contexts["collective"], "collective", listener)
+        self._contexts["collective"] = telling
 
     # ---- for those who watch a loop from outside -------------------------------------------------------------------
 

@@ -1,0 +1,141 @@
+"""SIGTERM and SIGUSR2 for a black box: seen by a thread even while the main thread sits in C code, and passed on.
+
+The interpreter's own handler, which runs at once on whatever thread the kernel chose, writes the number of the signal
+to a socket (`signal.set_wakeup_fd`) and does no more. A thread of the box reads it. Handlers in Python run in the main
+thread, when that is back in the interpreter; it may never be. So:
+
+* what was to be done on the signal before the box came, is done behind the dump: a handler in Python by the main
+  thread, as it always was, after it has waited for the dump, but not for long;
+* where the signal was to end the process, the box's thread ends it by the signal itself, as the kernel would have.
+
+A child of a fork has the handlers, and would write to its parent's socket: it lets go of it first of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+#: How long a signal is held up for a dump. Schedulers give 30 s and more before they kill.
+GRACE_S = 10.0
+_open: weakref.WeakSet[Signals] = weakref.WeakSet()
+
+
+class Signals:
+    """Of one box. Made and closed by the main thread; elsewhere it does nothing, and `why_not` says so."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self.why_not = ""
+        self._numbers = numbers
+        self._before: dict[int, Any] = {}
+        self._handled = {number: threading.Event() for number in numbers}
+        self._process = os.getpid()
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+        self._wakeup_before = -1
+        self._closed = False
+        if threading.current_thread() is not threading.main_thread():
+            self.why_not = "signals are the main thread's, and the box was made by another one"
+            return
+        for number in numbers:
+            before = signal.getsignal(number)
+            if before is None or before is signal.SIG_IGN:
+                # It is C code's, or was to be ignored, as under nohup.
+                continue
+            self._before[number] = before
+            signal.signal(number, self._handle)
+        self._wakeup_before = signal.set_wakeup_fd(self._far.fileno(), warn_on_full_buffer=False)
+        _open.add(self)
+
+    # ---- the box's thread ----
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Signals of ours that came; empty when the time has passed, or `wake` was called."""
+        select.select([self._near], [], [], timeout_s)
+        try:
+            data = self._near.recv(4096)
+        except BlockingIOError:
+            return []
+        if self._wakeup_before >= 0 and (others := data.replace(b"\0", b"")):
+            with contextlib.suppress(OSError):
+                os.write(self._wakeup_before, others)
+        return [number for number in dict.fromkeys(data) if number in self._before]
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._far.send(b"\0")
+
+    def done(self, number: int) -> None:
+        """The dump for it is made, or was given up: what the signal was to do is done now."""
+        self._handled[number].set()
+        if number == signal.SIGTERM and self._before.get(number) is signal.SIG_DFL:
+            _end_by(number)
+
+    # ---- the main thread ----
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        before = self._before.get(number)
+        if self._process == os.getpid() and not self._closed and number == signal.SIGTERM:
+            self._handled[number].wait(GRACE_S)
+            self._handled[number].clear()
+        if callable(before):
+            before(number, frame)
+        elif number == signal.SIGTERM:
+            _end_by(number)
+
+    def close(self) -> None:
+        """Handlers are as before, but where somebody has put another one since. Again: does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        if self._process != os.getpid():
+            return
+        for number, before in self._before.items():
+            # Bound methods are equal, not the same.
+            if signal.getsignal(number) == self._handle:
+                with contextlib.suppress(ValueError):
+                    signal.signal(number, before)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        try:
+            found = signal.set_wakeup_fd(-1)
+            # Or it is somebody else's by now.
+            signal.set_wakeup_fd(self._wakeup_before if found == self._far.fileno() else found)
+        except ValueError:
+            # Not by the main thread. What the interpreter may write to stays open; nobody reads it.
+            return
+        for end in (self._near, self._far):
+            end.close()
+
+    def forked(self) -> None:
+        """In the child: not a word to the parent's thread."""
+        self._let_go()
+
+
+def _forked() -> None:
+    for signals in list(_open):
+        signals.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _end_by(number: int) -> None:
+    """As if no handler had been there. Python lets only the main thread say that, and that may be in C code."""
+    libc: Any = ctypes.CDLL(None)
+    set_handler: Callable[[int, Any], Any] = libc.signal
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    set_handler(number, None)
+    os.kill(os.getpid(), number)
