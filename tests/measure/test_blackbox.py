@@ -38,8 +38,8 @@ def watch() -> Iterator[Watch]:
 
 def dumps(folder: Path) -> list[Dump]:
     """The last one first."""
-    found = sorted(folder.glob(f"{dump_name(3)}*"))
-    return [read_dump(path) for path in found]
+    found = [folder / dump_name(3), *sorted(folder.glob("rank-00003.before-*.blackbox"))]
+    return [read_dump(path) for path in found if path.exists()]
 
 
 def wait_for(folder: Path, why: str) -> Dump:
@@ -91,7 +91,7 @@ def test_earlier_dumps_stay_and_are_bounded_in_number(tmp_path: Path) -> None:
             box.dump(str(number))
     assert [dump.detail for dump in dumps(tmp_path)] == ["4", "3", "2"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "rank-00003.blackbox", "rank-00003.blackbox.1", "rank-00003.blackbox.2"
+        "rank-00003.before-1.blackbox", "rank-00003.before-2.blackbox", "rank-00003.blackbox"
     ]  # fmt: skip
 
 
@@ -197,6 +197,13 @@ def test_signals_are_heard_and_passed_on_and_given_back(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             until(lambda: len(heard) == 2)
         assert signal.getsignal(signal.SIGTERM) is mine and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+        assert signal.set_wakeup_fd(woken) == -1
+        first, second = BlackBox(tmp_path / "a", rank=3), BlackBox(tmp_path / "b", rank=3)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        wait_for(tmp_path / "a", "request")
+        wait_for(tmp_path / "b", "request")
+        first.close()
+        second.close()
         assert signal.set_wakeup_fd(woken) == -1
         with BlackBox(tmp_path, rank=3) as box:
             # Somebody who comes later has the last word.

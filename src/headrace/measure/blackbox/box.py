@@ -5,8 +5,8 @@
 
 A dump is made on SIGTERM; when a step takes far too long; when a collective fails or times out; when an exception
 leaves the `with`; and on request: SIGUSR2, `box.dump()`, or `touch FOLDER/dump-now`, which all ranks see. Files are
-those of `headrace.measure.blackbox.dump`; earlier ones stay beside the last as `rank-00003.blackbox.1` and so on, as
-many as `kept`.
+those of `headrace.measure.blackbox.dump`; earlier ones stay beside the last as `rank-00003.before-1.blackbox` and so
+on, as many as `kept`.
 
 Two threads. One keeps time and hears signals, and never touches a file. The other one writes; if the file system hangs,
 so does it, and nothing else.
@@ -55,7 +55,7 @@ _QUIET_S, _MOST_QUIET_S = 30.0, 3600.0
 #: What one rank asks of the others is not done twice.
 _RECENT_S = 30.0
 _DUMP_TIMEOUT_S = 60.0
-DUMP_NOW = "dump-now"
+DUMP_NOW, RECORDER = "dump-now", "flight-recorder-"
 #: Long by nature.
 _LONG = ("checkpoint", "restart")
 
@@ -87,8 +87,8 @@ class BlackBox:
         watchdog_times: and one that takes so many times the median of the last ones, and more than a second; but for
             steps in a checkpoint or restart. None: it is not compared.
         kept: files of a rank.
-        flight_recorder: PyTorch's, where it records, is written beside each dump, as `rank-00003.flight-recorder`; and
-            a dump is made when PyTorch writes its own on a time-out, into the same folder where it was told no other.
+        flight_recorder: PyTorch's, where it records, is written beside each dump, as `flight-recorder-3`; and a dump is
+            made when PyTorch writes it on a time-out of NCCL, to the same place where it was told no other.
     """
 
     def __init__(
@@ -173,9 +173,10 @@ class _Core:
         self._request_file = folder / DUMP_NOW
         self._seen = {self._request_file: _sign(self._request_file)}
         self._flight_recorder = flight_recorder
+        self._recorders_file = folder / f"{RECORDER}{rank}"
         if flight_recorder:
-            self._recorders_file = _recorders_file(folder, rank)
-            self._seen[self._recorders_file] = _sign(self._recorders_file)
+            pytorchs = _pytorchs_file(self._recorders_file, rank)
+            self._seen[pytorchs] = _sign(pytorchs)
         self._told: tuple[int, float] | None = None
         self._quiet_until, self._quiet_s = 0.0, _QUIET_S
         self._dumped_at = -_RECENT_S
@@ -320,23 +321,27 @@ class _Core:
 
             trace = flight_recorder_trace()
             if trace:
-                beside = self.path.with_suffix(".flight-recorder")
-                temporary = beside.with_name(f".{beside.name}.{os.getpid()}.tmp")
-                temporary.write_bytes(trace)
-                temporary.replace(beside)
+                self._put(self._recorders_file, trace)
 
     def _make_room(self) -> None:
         """The last dump is the one before, from now on; the oldest of too many is gone."""
-        older = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, self._kept))]
+        stem = self.path.stem
+        before = (self.path.with_name(f"{stem}.before-{number}.blackbox") for number in range(1, self._kept))
+        older = [self.path, *before]
         for newer, place in reversed(list(itertools.pairwise(older))):
             with suppress(FileNotFoundError):
                 _keep_too(newer, place) if newer is self.path else newer.replace(place)
 
     def _call_others(self, asked: _Asked) -> None:
-        temporary = self._request_file.with_name(f".{DUMP_NOW}.{self._rank}.tmp")
-        temporary.write_text(f"rank {self._rank}: {asked.why}: {asked.detail}"[:600])
-        temporary.replace(self._request_file)
-        self._seen[self._request_file] = _sign(self._request_file)
+        self._put(self._request_file, f"rank {self._rank}: {asked.why}: {asked.detail}"[:600].encode())
+
+    def _put(self, place: Path, data: bytes) -> None:
+        """A whole file, of which this box is not told."""
+        temporary = place.with_name(f".{place.name}.{self._rank}.tmp")
+        temporary.write_bytes(data)
+        temporary.replace(place)
+        if place in self._seen:
+            self._seen[place] = _sign(place)
 
     def _look_at_folder(self) -> None:
         for file, before in self._seen.items():
@@ -374,13 +379,13 @@ def _sign(file: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _recorders_file(folder: Path, rank: int) -> Path:
+def _pytorchs_file(ours: Path, rank: int) -> Path:
     """Which PyTorch writes on a time-out: beside ours, where nobody has said otherwise."""
     # In the order in which it looks.
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     prefix = next((os.environ[name] for name in names if os.environ.get(name)), None)
     if prefix is None:
-        prefix = os.environ[names[0]] = os.environ[names[1]] = str(folder.absolute() / "nccl-flight-recorder-")
+        prefix = os.environ[names[0]] = os.environ[names[1]] = str(ours.absolute().with_name(RECORDER))
     return Path(f"{prefix}{rank}")
 
 

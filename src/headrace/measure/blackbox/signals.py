@@ -109,10 +109,14 @@ class Signals:
         self._let_go()
 
     def _let_go(self) -> None:
+        for other in list(_open):
+            if other._wakeup_before == self._far.fileno():
+                other._wakeup_before = self._wakeup_before
         try:
             found = signal.set_wakeup_fd(-1)
             # Or it is somebody else's by now.
-            signal.set_wakeup_fd(self._wakeup_before if found == self._far.fileno() else found)
+            with contextlib.suppress(OSError):
+                signal.set_wakeup_fd(self._wakeup_before if found == self._far.fileno() else found)
         except ValueError:
             # Not by the main thread. What the interpreter may write to stays open; nobody reads it.
             return
