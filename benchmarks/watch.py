@@ -4,6 +4,8 @@ Overhead: steps of 10 ms (a clock that is waited for), with a watch that writes 
 loader with a thread, and without; interleaved pairs. What a watched step takes longer is the watch. CPU time of the
 thread that trains is told beside it, which a busy machine changes less.
 
+Ring: `watch_ring.py`, what it costs that every device keeps what it did.
+
 Prediction: `watch_prediction.py`. What was told, and when, stays in `build/watch-prediction.jsonl`.
 """
 
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 from benchmarks.figures import Figure
 from benchmarks.pairs import interleaved
 from benchmarks.watch_prediction import grid
+from benchmarks.watch_ring import ring
 from headrace.measure import Watch
 
 STEP_S = 0.010
@@ -143,7 +146,7 @@ def prediction(quick: bool) -> Iterator[Figure]:
     )  # fmt: skip
 
 
-FIGURES = {"overhead": overhead, "prediction": prediction}
+FIGURES = {"overhead": overhead, "ring": ring, "prediction": prediction}
 
 
 def run(quick: bool = False, only: Sequence[str] = ()) -> Iterator[Figure]:
