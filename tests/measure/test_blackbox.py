@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import pytest
 
@@ -83,6 +84,23 @@ def test_devices_that_cannot_tell_say_why_and_what_is_too_much_is_cut(
     told, silent = dump.devices
     assert (told.recorded, told.lost) == (5, 3) and "records no events" in silent.why_not
     assert dump.under_way is None and dump.steps == () and dump.world == 1
+
+
+def test_a_watch_that_fails_costs_its_steps_and_no_more(tmp_path: Path) -> None:
+    class Broken:
+        rank, world = 3, 1
+
+        def under_way(self) -> None:
+            raise RuntimeError("changed while it was looked at")
+
+        def tell_failures(self, listener: object) -> None: ...
+
+    with open_device("mem:1MiB") as device, BlackBox(tmp_path, watch=cast(Any, Broken()), devices=[device]) as box:
+        device.read_into(0, bytearray(BLOCK))
+        until(lambda: box._core.looks > 1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        dump = wait_for(tmp_path, "request")
+    assert dump.detail.startswith("SIGUSR2 (without steps: RuntimeError(") and len(dump.events) == 1
 
 
 def test_earlier_dumps_stay_and_are_bounded_in_number(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ pub struct Recorder {
 }
 
 impl Ring {
+    /// A power of two.
     pub fn capacity(&self) -> u64 {
         (self.segments.len() * SEGMENT) as u64
     }
@@ -183,7 +184,7 @@ impl Ring {
         let from = recorded.saturating_sub(self.capacity());
         let mut events = Vec::with_capacity((recorded - from) as usize);
         for number in from..recorded {
-            let at = (number % self.capacity()) as usize;
+            let at = (number & (self.capacity() - 1)) as usize;
             let Some(segment) = self.segments[at / SEGMENT].get() else {
                 break;
             };
@@ -234,7 +235,7 @@ impl Recorder {
 
     pub fn record(&mut self, event: &Event) {
         let ring = &*self.ring;
-        let at = (self.next % ring.capacity()) as usize;
+        let at = (self.next & (ring.capacity() - 1)) as usize;
         let segment =
             ring.segments[at / SEGMENT].get_or_init(|| (0..SEGMENT).map(|_| Slot::default()).collect());
         let slot = &segment[at % SEGMENT];

@@ -55,6 +55,8 @@ _QUIET_S, _MOST_QUIET_S = 30.0, 3600.0
 #: What one rank asks of the others is not done twice.
 _RECENT_S = 30.0
 _DUMP_TIMEOUT_S = 60.0
+#: Dumps that wait for one that hangs.
+_MOST_WAITING = 8
 DUMP_NOW, RECORDER = "dump-now", "flight-recorder-"
 #: Long by nature.
 _LONG = ("checkpoint", "restart")
@@ -234,8 +236,12 @@ class _Core:
     def _ask(self, why: str, detail: str) -> _Asked:
         asked = _Asked(why, detail)
         with self._changed:
-            self._queue.append(asked)
-            self._changed.notify_all()
+            if len(self._queue) < _MOST_WAITING:
+                self._queue.append(asked)
+                self._changed.notify_all()
+            else:
+                asked.error = "too many dumps are waiting already"
+                asked.over.set()
         return asked
 
     # ---- the one that keeps time -----------------------------------------------------------------------------------
@@ -248,11 +254,18 @@ class _Core:
                 else:
                     self._ask("request", signal.Signals(number).name)
                 self.signals.done(number)
-            self._look_at_step()
+            try:
+                self._look_at_step()
+            except Exception as error:
+                # Signals are to be heard all the same.
+                self._watchdog_s = self._watchdog_times = None
+                _log.warning("headrace: the black box at %s has no watchdog any more: %r", self.path, error)
             self.looks += 1
 
     def _look_at_step(self) -> None:
-        step = self._watch.under_way() if self._watch is not None else None
+        if self._watch is None or (self._watchdog_s is None and self._watchdog_times is None):
+            return
+        step = self._watch.under_way()
         if step is None or (step.step, step.begun) == self._told or time.monotonic() < self._quiet_until:
             return
         took = step.now - step.begun

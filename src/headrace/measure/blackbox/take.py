@@ -61,9 +61,14 @@ def take(
     devices: Iterable[BlockDevice],
 ) -> Dump:
     """Of this moment. Devices that cannot tell say why, in the dump."""
-    # Where training is comes first: it may go on meanwhile.
-    open_step = watch.under_way() if watch is not None else None
-    steps = watch.recent(MOST_STEPS) if watch is not None else []
+    open_step, steps = None, []
+    try:
+        # Where training is comes first: it may go on meanwhile.
+        open_step = watch.under_way() if watch is not None else None
+        steps = watch.recent(MOST_STEPS) if watch is not None else []
+    except Exception as error:
+        # Half a dump is better than none.
+        detail += f" (without steps: {error!r})"
     now = clocks()
     told = [_device(device) for device in list(devices)[:MOST_DEVICES]]
     shown, events = _bounded(told)
@@ -93,8 +98,9 @@ def _device(device: BlockDevice) -> tuple[DumpedDevice, Events | None]:
             uri=device.uri, paths=paths, recorded=record.recorded, lost=record.lost, why_not=record.trouble
         )
         return told, record.events
-    except HeadraceError as error:
-        return DumpedDevice(uri=device.uri, why_not=str(error)), None
+    except Exception as error:
+        why_not = str(error) if isinstance(error, HeadraceError) else repr(error)
+        return DumpedDevice(uri=device.uri, why_not=why_not), None
 
 
 def _bounded(told: Sequence[tuple[DumpedDevice, Events | None]]) -> tuple[list[DumpedDevice], Events]:
