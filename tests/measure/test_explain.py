@@ -204,7 +204,8 @@ def test_files_of_watches_do_where_there_is_no_dump(tmp_path: Path, capsys: pyte
             step(9, 1010.0, {"window_s": 3.0, "paths": [path]} if rank else None, compute=1.0,
                  fetch=3.0 if rank else 0.1, collective=0.1 if rank else 3.0)
         )  # fmt: skip
-        write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2), *lines])
+        # It has started again, and done nothing yet.
+        write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2), *lines, header(rank, 2, 1020.0)])
     assert main(["watch", "explain", str(tmp_path), "--gpu-hour-price", "2"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(

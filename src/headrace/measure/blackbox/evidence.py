@@ -245,8 +245,9 @@ def _so_far(dump: Dump) -> dict[str, float]:
 
 
 def of_watch(path: Path) -> RankRecord | None:
-    """Of its last start. None: it has written no step."""
+    """Of its last start that has done a step. None: there is none."""
     header: WatchHeader | None = None
+    newest: WatchHeader | None = None
     last: deque[WatchStep] = deque(maxlen=KEPT_LAST)
     longest: list[tuple[float, int, WatchStep]] = []
     place = 0
@@ -256,15 +257,17 @@ def of_watch(path: Path) -> RankRecord | None:
             try:
                 found = parse_line(line.decode("utf-8", errors="replace"), f"{path}, byte {place - len(line)}")
             except UsageError:
-                if header is None and place == len(line) and line.endswith(b"\n"):
+                if newest is None and place == len(line) and line.endswith(b"\n"):
                     raise
                 # Torn by a kill.
                 continue
             if isinstance(found, WatchHeader):
-                header = found
-                last.clear()
-                longest.clear()
-            elif header is not None:
+                newest = found
+            elif newest is not None:
+                if header is not newest:
+                    header = newest
+                    last.clear()
+                    longest.clear()
                 last.append(found)
                 entry = (found.wall_s, -found.step, found)
                 (heapq.heappush if len(longest) < KEPT_LONGEST else heapq.heappushpop)(longest, entry)
