@@ -169,6 +169,11 @@ def test_a_file_asks_all_ranks_and_ranks_do_not_ask_each_other_in_circles(
         box._core.failed("", ValueError("broken"))
         assert wait_for(tmp_path, "exception").detail == "ValueError: broken"
         assert request.read_text() == "rank 3: exception: ValueError: broken"
+        until(lambda: other._core._seen[request] == module._sign(request))
+        # One after the other: had it been asked, that one would have come before this one.
+        other.dump()
+        assert len(list(tmp_path.glob("rank-00001.*blackbox"))) == 2
+        first = read_dump(other.path).dumped
         monkeypatch.setattr(other._core, "_dumped_at", -1e9)
         ask("rank 3: exception: again")
         until(lambda: read_dump(other.path).dumped != first)
