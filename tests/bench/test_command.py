@@ -95,8 +95,9 @@ def test_devices_are_read_and_asked_for_before_they_are_written(
         (("--scratch",), "--scratch"),
         (("--size", "9EiB"), "--size"),
         (("--size", "900TiB"), "too little space"),
-        (("--html", "/no/such/folder/a.html"), "no such folder"),
-        (("--html", "/"), "may be written"),
+        (("--html", "/no/such/folder/a.html"), "no folder"),
+        (("--html", "/"), "a folder"),
+        (("--html", "/dev/null"), "a device"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line_before_any_work(

@@ -17,6 +17,8 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
+
 #: How caches are brought before a round.
 DROPPED, DIRECT, WARM = "dropped", "direct", "warm"
 CACHES = (DROPPED, DIRECT, WARM)
@@ -55,7 +57,7 @@ def resident(paths: Sequence[str]) -> float | None:
         try:
             if not os.access(path, os.W_OK):
                 return None
-            found = _pages(path)
+            found = _pages(path, _ASKED_BYTES - total)
         except OSError:
             return None
         held += found[0]
@@ -63,28 +65,26 @@ def resident(paths: Sequence[str]) -> float | None:
     return held / total if total else None
 
 
-def _pages(path: str) -> tuple[int, int]:
-    """Bytes in memory, and in all."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def _pages(path: str, most: int) -> tuple[int, int]:
+    """Bytes in memory, and in all, of the first `most`."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     try:
-        length = os.fstat(file).st_size
+        length = min(os.fstat(file).st_size, most)
         if not length:
             return 0, 0
-        # Written to by nobody: ctypes takes the address of memory only that may be.
-        with mmap.mmap(file, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
-            count = -(-length // _PAGE)
-            answer = (ctypes.c_ubyte * count)()
-            anchor = ctypes.c_char.from_buffer(mapped)
+        with mmap.mmap(file, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as mapped:
+            answer = np.zeros(-(-length // _PAGE), np.uint8)
+            anchor = np.frombuffer(mapped, np.uint8)
             try:
                 libc = ctypes.CDLL(None, use_errno=True)
                 failed = libc.mincore(
-                    ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(length), ctypes.byref(answer)
+                    ctypes.c_void_p(anchor.ctypes.data), ctypes.c_size_t(length), ctypes.c_void_p(answer.ctypes.data)
                 )
             finally:
                 del anchor
             if failed:
                 raise OSError(ctypes.get_errno(), "mincore")
-            return sum(byte & 1 for byte in bytes(answer)) * _PAGE, count * _PAGE
+            return int(np.count_nonzero(answer & 1)) * _PAGE, len(answer) * _PAGE
     finally:
         os.close(file)
 

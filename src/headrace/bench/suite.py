@@ -171,7 +171,7 @@ def budget_of(place: Place, suite: SuiteOptions) -> Budget:
     ingested = {work: math.prod(ingest.files_of(work.options)) for work in works if work.pattern == "ingest"}
     room = max([saved, *ingested.values()])
     lines = list(place.plan(suite.size_bytes if reads else 0, room))
-    written = suite.size_bytes if reads and place.why_read_only is None else 0
+    written = suite.size_bytes if reads and place.makes else 0
     read, seconds = 0, 0.0
     once = suite.size_bytes if place.keeps and suite.cache == DROPPED else READ_MOST
     for work in works:
@@ -205,7 +205,16 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
     total = len(works) * budget.rounds
     stopped = ""
     if any(work.pattern not in ("ingest", "checkpoint") for work in works):
-        place.prepare(suite.size_bytes, tell=lambda fraction, text: tell(0.0, text))
+
+        def preparing(fraction: float, text: str) -> None:
+            if time.monotonic() >= end:
+                raise DeviceTimeout(
+                    "the time of the run is up before what is read was written", where=place.name, found=text,
+                    next_step="give less of it (--size), or more time (--limit)",
+                )  # fmt: skip
+            tell(0.0, text)
+
+        place.prepare(suite.size_bytes, tell=preparing)
     ranks = Ranks(suite.ranks) if any(work.pattern in _WITH_RANKS for work in works) else None
     try:
         if ranks is not None:
@@ -220,7 +229,10 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
             # Other samples in each round: what a server or a drive kept of the last one is not what is asked for.
             options = replace(work.options, seed=suite.seed * MOST_ROUNDS + step // len(works))
 
-            def show(fraction: float, text: str, step: int = step) -> None:
+            def show(fraction: float, text: str, step: int = step, load: bool = work.pattern == "load") -> None:
+                # A load has no seconds of its own: all others end soon after them.
+                if load and meeting is None and time.monotonic() >= end:
+                    raise DeviceTimeout("the time of the run is up in the middle of a load", where=place.name)
                 tell((step + fraction) / total, f"{step + 1} of {total}, {text}")
 
             def once(pattern: str = work.pattern, options: Options = options, show: Tell = show) -> Outcome:
@@ -236,7 +248,7 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
                 try:
                     found[index].append(once())
                 except DeviceTimeout:
-                    # In the middle of a save: what came before it is worth to be told.
+                    # In the middle of a save or a load: what came before it is worth to be told.
                     if time.monotonic() < end or not any(found.values()):
                         raise
                     stopped = f"stopped in the middle of round {step + 1} of {total}: the time was up (--limit)"

@@ -21,6 +21,8 @@ def check_page(page: Path | None) -> None:
         if page.is_dir() or not folder.is_dir():
             found = "a folder" if page.is_dir() else f"no folder {folder}"
             raise UsageError("--html", where=str(page), expected="a file in a folder that is there", found=found)
+        if page.exists() and not page.is_file():
+            raise UsageError("--html", where=str(page), expected="a file", found="a device, a pipe or a socket")
         if not os.access(page if page.exists() else folder, os.W_OK):
             raise UsageError("--html", where=str(page), expected="a file that may be written", found="no right to")
     except (OSError, ValueError) as error:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from headrace.bench.figures import Latencies, Series
 from headrace.bench.meter import Meter, latencies_of_all, series_of
 from headrace.bench.patterns.options import Options
@@ -27,6 +29,8 @@ PATIENCE_S = 90.0
 _END_S = 10.0
 #: How often a paced flow looks whether its oldest batch has come.
 _LOOK_S = 0.0005
+#: Batches that never came of which a latency is taken, at most.
+_LATE_MOST = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +213,18 @@ class Flows:
                 else:
                     left = turn - now if len(under_way) < batches else _LOOK_S
                     self._stop.wait(min(left, _LOOK_S) if under_way else left)
+            self._late_ones([due for _, _, due in under_way], turn, meter)
         finally:
             _drain([pending for pending, _, _ in under_way])
+
+    def _late_ones(self, under_way: Sequence[float], turn: float, meter: Meter) -> None:
+        """What was due and has not come when the time is up: it takes so long at least. Else a feed that gets nothing
+        at all would be one that was never late."""
+        now = time.perf_counter()
+        count = min(_LATE_MOST, max(0, int((now - turn) / self._pace_s)))
+        for due in [*under_way, *np.linspace(turn, now, count, endpoint=False).tolist()]:
+            if now - due > self._pace_s:
+                meter.count(0, now - due, 0)
 
     def _read_alone(self, reader: Reader, work: Iterator[Ranges], meter: Meter) -> None:
         for ranges in work:

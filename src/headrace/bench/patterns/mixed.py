@@ -66,8 +66,9 @@ def run(place: Place, options: Options, tell: Tell, ranks: Ranks | None = None) 
                 ranks, room, files,
                 lambda moved: tell(moved / total, f"feeding while saving: {format_bytes(moved)} of it saved"),
             )  # fmt: skip
+            # Until the save was over, not until the last batch came: a feed that gets nothing more keeps less.
+            seconds = time.perf_counter() - begun
             fed = flows.end()
-            seconds = max(time.perf_counter() - begun, fed.seconds)
         except BaseException:
             ranks.close()
             flows.abandon()
@@ -75,7 +76,7 @@ def run(place: Place, options: Options, tell: Tell, ranks: Ranks | None = None) 
         ranks.leave()
     figures = [
         Figure(
-            name="feed kept", value=min(1.0, fed.bytes / fed.seconds / wanted) if fed.seconds else 0.0, unit=SHARE,
+            name="feed kept", value=min(1.0, fed.bytes / seconds / wanted), unit=SHARE,
             note=f"of {format_bytes(wanted)}/s, half of what it reaches alone",
         ),
         *_latency("batch p99 alone", quiet),

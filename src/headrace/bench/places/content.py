@@ -7,6 +7,7 @@ no two are equal; what compares less than whole blocks might.
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import numpy as np
@@ -25,18 +26,22 @@ def number_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
+@functools.cache
+def _random() -> U8:
+    """The same in every process, and in every run; of all writers of a process."""
+    return np.random.default_rng(7).integers(0, 256, CHUNK, np.uint8)
+
+
 class Content:
     """Chunks of files. Each has memory of its own, so one is used by one thread."""
 
     def __init__(self) -> None:
-        # The same in every process, and in every run.
-        self._random = np.random.default_rng(7).integers(0, 256, CHUNK, np.uint8)
         self._stamps = np.arange(CHUNK // BLOCK, dtype=np.uint64)
 
     def chunk(self) -> U8:
         """Memory that `stamp` makes a chunk of; aligned for O_DIRECT."""
         memory = aligned(CHUNK)
-        memory[:] = self._random
+        memory[:] = _random()
         return memory
 
     def stamp(self, memory: U8, file: int, offset: int) -> None:

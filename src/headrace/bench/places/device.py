@@ -7,13 +7,17 @@ as they are.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 
+from headrace.bench import cache as caches
 from headrace.bench.cache import DIRECT, DROPPED, WARM
+from headrace.bench.places import mounts
 from headrace.bench.places.content import CHUNK
 from headrace.bench.places.device_io import DeviceReader, DeviceRoom, DeviceWriter
 from headrace.bench.places.filling import write_all
@@ -46,8 +50,11 @@ class DevicePlace:
                 expected="a path that others reach, too",
             )
         self.kind = _KINDS.get(type(address), "namespace")
-        self.keeps = isinstance(address, FileAddress)
-        self._scratch = scratch
+        #: A file, whose bytes the page cache of this machine may have.
+        self._path = address.path if isinstance(address, FileAddress) else ""
+        self.keeps = bool(self._path)
+        self._through = _through(address.path) if isinstance(address, BlockAddress) else ""
+        self._scratch = self.makes = scratch
         self._device = open_device(uri, read_only=not scratch)
         try:
             self.size_bytes = self._device.size_bytes
@@ -114,6 +121,8 @@ class DevicePlace:
         used = _used(self._device, self._end, total)
         if used:
             lines.append(f"{used} of {_LOOKS} places there are not zero: somebody's data, or an earlier run's")
+        else:
+            lines.append(f"{_LOOKS} places there, by chance, are zero: it looks empty")
         return lines
 
     def _check_scratch(self, length: int) -> None:
@@ -143,6 +152,8 @@ class DevicePlace:
         self._items = [Item("scratch", shard.length_bytes)]
 
     def forget(self, cache: str) -> str:
+        if self._path and cache == DROPPED:
+            caches.drop([self._path])
         if cache == WARM and not self._warm:
             self._warm = True
             if not self._scratch:
@@ -158,9 +169,16 @@ class DevicePlace:
         return self._state(cache)
 
     def _state(self, cache: str) -> str:
+        if self._path:
+            mount = mounts.mount_of(self._path)
+            memory = mount.kind in caches.MEMORY
+            # Whatever was asked for: files as devices are read through it.
+            how = WARM if cache == WARM else DROPPED
+            left = None if memory else caches.resident([self._path])
+            return caches.state(how, left=left, memory=memory, remote=mount.remote)
         said = "read once before; " if cache == WARM else ""
-        if self.kind == "file as a device":
-            return said + "through the page cache of this machine"
+        if self._through:
+            return f"{said}through the page cache of this machine: {self._through}, and it cannot be dropped from here"
         where = "the target and its drives have" if self.kind == "namespace" else "the drive has"
         return f"{said}no cache on this machine; what {where} in memory cannot be controlled from here"
 
@@ -183,8 +201,10 @@ class DevicePlace:
     def close(self) -> None:
         try:
             if self._written_to > _MARGIN:
-                # Nobody needs it any more; where the device cannot be told so, it stays written.
+                # Nobody needs it any more; where the device cannot be told so, it stays written. So it does where
+                # somebody has made something of the device meanwhile.
                 with suppress(HeadraceError):
+                    self._refuse()
                     self._device.deallocate(_MARGIN, self._written_to - _MARGIN)
         finally:
             self._device.close()
@@ -207,9 +227,27 @@ class DevicePlace:
             )  # fmt: skip
 
     def _take(self, length: int) -> int:
+        if self._written_to == _MARGIN:
+            # It was long ago that this was looked at, where somebody was asked whether it may be.
+            self._refuse()
         at, self._end = self._end, self._end + length
         self._written_to = max(self._written_to, self._end)
         return at
+
+
+def _through(path: str) -> str:
+    """What of this kernel keeps bytes behind a block device; "": nothing that is known."""
+    try:
+        number = os.stat(path).st_rdev  # noqa: PTH116
+        place = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+        # Of a partition, its disk.
+        disk = place.parent if (place / "partition").exists() else place
+        if (disk / "loop").is_dir():
+            direct = (disk / "loop/dio").read_text().strip() == "1"
+            return "" if direct else f"{disk.name} is a file's (losetup --direct-io=on reads past it)"
+    except OSError:
+        return ""
+    return f"{disk.name} is memory" if disk.name.startswith(("ram", "zram")) else ""
 
 
 def _holds(device: NativeDevice) -> str | None:

@@ -61,6 +61,7 @@ class FolderPlace:
         if not self._file and not stat.S_ISDIR(found.st_mode):
             raise UsageError("neither a folder nor a file", where=name)
         self._existing = existing or self._file
+        self.makes = not self._existing
         self.mount = mounts.mount_of(self._path)
         self.why_read_only = self._why_read_only()
         self.durable = "fsync of each file, then of its folder"
@@ -96,6 +97,10 @@ class FolderPlace:
         if self._existing and read_bytes:
             count, found = self._look(read_bytes)
             lines.append(f"reads {format_bytes(found)} of {count} files that are there; none is changed")
+            if self._holes() > caches.LITTLE:
+                lines.append(
+                    f"{self._holes():.0%} of that lies on no medium: holes, or compressed; read faster than data"
+                )
         written = room_bytes + (0 if self._existing else read_bytes)
         if written:
             self._check_room(written)
@@ -184,6 +189,15 @@ class FolderPlace:
         if not self._items:
             raise UsageError("no files to be read are there", where=self.name, next_step="leave out --existing")
         return len(self._items), sum(item.length_bytes for item in self._items)
+
+    def _holes(self) -> float:
+        """The share of what is read for which the file system has no space."""
+        held = total = 0
+        for path, item in zip(self._paths, self._items, strict=True):
+            with suppress(OSError):
+                held += min(item.length_bytes, os.stat(path).st_blocks * 512)  # noqa: PTH116
+                total += item.length_bytes
+        return 1 - held / total if total else 0.0
 
     def _found(self) -> Iterator[tuple[str, int]]:
         """Regular files that may be read, and their lengths; links are not followed."""

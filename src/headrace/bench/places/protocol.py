@@ -121,6 +121,8 @@ class Place(Protocol):
     size_bytes: int
     #: None: it may be written to; else why not, for an error.
     why_read_only: str | None
+    #: What is read is written first; else it is there.
+    makes: bool
     #: In words: when a write counts as done here.
     durable: str
     #: What was read once comes from this machine's page cache the next time.

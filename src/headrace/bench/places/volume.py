@@ -40,7 +40,8 @@ class VolumePlace:
     def __init__(self, name: str, uris: Sequence[str], *, scratch: bool = False, unfenced: bool = False) -> None:
         self.name = name
         self._uris = [*uris]
-        self._scratch, self._unfenced = scratch, unfenced
+        self._scratch = self.makes = scratch
+        self._unfenced = unfenced
         self._prefix = f"{PREFIX}{secrets.token_hex(4)}/"
         self._volume = Volume.open(self._uris, write=scratch)
         self._session: Session | None = None

@@ -13,6 +13,9 @@ from headrace.bench.places.protocol import U8, Ranges, Shard
 from headrace.errors import HeadraceError
 from headrace.volume import Grant, ObjectInfo, Parts, Receipt, Ticket, Transaction, Volume, VolumeTransfer
 
+#: Of one writer, as an unpaced one has it.
+_UNDER_WAY = 4 * CHUNK
+
 
 class VolumePending:
     def __init__(self, moves: Sequence[VolumeTransfer], pool: Pool, buffer: U8, total_bytes: int) -> None:
@@ -103,6 +106,19 @@ class VolumeRoom:
         return self._state
 
 
+class _Told:
+    """Of a write, how far it is; no slower than without. An object may be large, and who waits must hear of it."""
+
+    def __init__(self, seen: Callable[[int], None]) -> None:
+        self._seen = seen
+
+    def take(self, under_way_bytes: int) -> int:
+        return CHUNK if under_way_bytes < _UNDER_WAY else 0
+
+    def answered(self, length_bytes: int, seconds: float) -> None:
+        self._seen(length_bytes)
+
+
 class VolumeWriter:
     """From `VolumeRoom.for_writer`. What is read again is verified by the volume's own checksums."""
 
@@ -119,9 +135,9 @@ class VolumeWriter:
             # The same memory again and again: checksums tell the blocks apart.
             starts = [*range(0, grant.length_bytes, CHUNK)]
             pieces = [self._memory[: min(CHUNK, grant.length_bytes - start)] for start in starts]
-            receipt = self._volume.write_grant(grant, Parts(pieces, starts, grant.length_bytes))
-            proofs.append(receipt.to_json())
-            seen(grant.length_bytes)
+            parts = Parts(pieces, starts, grant.length_bytes)
+            parts.pace = _Told(seen)
+            proofs.append(self._volume.write_grant(grant, parts).to_json())
         return proofs
 
     def restore(self, shards: Sequence[int], seen: Callable[[int], None]) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.bench.together import MEET, MEET_PORT, meeting_of
+from headrace.cli.output import check_page
 from headrace.cli.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -135,21 +136,6 @@ def run(
     if html is not None:
         html.write_text(build(result).html(), encoding="utf-8")
         print(f"page: {html}", file=sys.stderr)
-
-
-def check_page(html: Path | None) -> None:
-    """UsageError where the page could not be written: known before the work, not after it."""
-    import os
-
-    from headrace.errors import UsageError
-
-    if html is None:
-        return
-    folder = html.absolute().parent
-    if not folder.is_dir():
-        raise UsageError("--html", where=str(html), expected="a file in a folder that is there", found="no such folder")
-    if html.is_dir() or not os.access(html if html.exists() else folder, os.W_OK):
-        raise UsageError("--html", where=str(html), expected="a file that may be written")
 
 
 def _numbers(text: str) -> list[int]:

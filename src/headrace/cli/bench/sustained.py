@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.bench.run import check_page
 from headrace.cli.bench.together import alone
+from headrace.cli.output import check_page
 from headrace.cli.sizes import parse_size
 
 
