@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from headrace.bench.places import open_place
 from headrace.bench.suite import SuiteOptions, budget_of, run_suite
 from headrace.cli import main
+from headrace.errors import DeviceTimeout
 from headrace.units import MIB
 from tests.waiting import until
 
@@ -127,6 +129,19 @@ def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
         result = run_suite(place, suite, budget_of(place, suite), lambda fraction, text: None)
     assert "of 100 rounds" in result.stopped and 1 <= result.seconds < 30
     assert 1 <= len(result.outcomes) <= 2
+
+
+def test_time_that_is_up_while_data_are_written_is_an_error(folder: Path) -> None:
+    suite = SuiteOptions(patterns=["latency"], flows=[1], size_bytes=2 * MIB)
+    with open_place(str(folder)) as place, pytest.raises(DeviceTimeout, match="before what is read was written"):
+        run_suite(place, suite, replace(budget_of(place, suite), limit_s=0.0), lambda fraction, text: None)
+    (folder / "a").write_bytes(bytes(MIB))
+    with open_place(str(folder), existing=True) as place:
+        budget = replace(budget_of(place, suite), limit_s=0.0)
+        assert budget.write_bytes == 0
+        with pytest.raises(DeviceTimeout, match="before the first round"):
+            run_suite(place, suite, budget, lambda fraction, text: None)
+    assert [path.name for path in folder.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from headrace.bench.figures import Outcome, together
 from headrace.bench.patterns import checkpoint, ingest, latency, load, mixed, random, sequential
+from headrace.bench.patterns.flows import Flows
 from headrace.bench.patterns.options import Options
 from headrace.bench.patterns.samples import Grid, by_chance, in_order
 from headrace.bench.places import Item, Place, open_place
@@ -90,6 +93,50 @@ def test_what_is_read_twice_would_be_memory(folder: Path) -> None:
         assert once.bytes == 2 * MIB and "twice" in once.notes[0]
         again = sequential.run(place, Options(seconds=0.3, cache="warm"), quiet)
         assert again.bytes > 2 * MIB and not again.notes and "read once before" in again.cache
+
+
+class _Starved:
+    """Reads that never come."""
+
+    bytes = 1
+    name = "starved"
+    items = (Item("a", MIB),)
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+
+    def reader(self, **_: object) -> _Starved:
+        return self
+
+    def start(self, ranges: object) -> _Starved:
+        self.started.set()
+        return self
+
+    def done(self) -> bool:
+        return False
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Given up at the end."""
+
+    def close(self) -> None: ...
+
+
+def test_a_feed_that_gets_nothing_is_late() -> None:
+    """Of what never comes nothing can be timed: it would be a feed without one late batch."""
+    place, options = _Starved(), Options(flows=1, depth=2, seconds=0.1)
+    grid = Grid(place, 4 * KIB)  # type: ignore[arg-type]
+    flows = Flows(
+        place,  # type: ignore[arg-type]
+        options,
+        lambda flow: by_chance(grid, options, flow, 1, again=True),
+        pace_s=0.01,
+    )
+    flows.start()
+    assert place.started.wait(60)
+    time.sleep(0.2)
+    fed = flows.end()
+    assert fed.bytes == 0 and fed.latencies is not None
+    assert fed.latencies.max >= 0.15 and fed.latencies.count >= 10
 
 
 class _Lengths:

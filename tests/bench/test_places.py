@@ -108,6 +108,8 @@ def test_what_is_restored_is_what_was_saved(request: pytest.FixtureRequest, kind
             try:
                 room.commit(writer.save([0, 1], moved.append))
                 assert sum(moved) == 9 * MIB + 77 + 10 * BLOCK + 5
+                # A large shard is told of on the way: silence would be taken for a path that hangs.
+                assert len(moved) > len(shards)
                 room.forget()
                 assert writer.restore([1, 0], moved.append) == sum(moved) / 2
                 if kind != "volume":
@@ -159,6 +161,49 @@ def test_devices_that_hold_something_are_not_overwritten(namespace: str) -> None
     # Reading is no harm.
     with open_place(namespace) as place:
         assert "precious" in place.plan(MIB, 0)[0]
+
+
+def test_a_device_that_becomes_somebodys_is_left(namespace: str) -> None:
+    """While it is asked whether it may be overwritten; and while it is measured: what it holds is not given back."""
+    superblock = np.zeros(BLOCK, np.uint8)
+    superblock[0x438:0x43A] = np.frombuffer(b"\x53\xef", np.uint8)
+    data = np.ones(BLOCK, np.uint8)
+    with open_device(namespace) as device:
+        with open_place(namespace, scratch=True) as place:
+            device.write(MIB, data)
+            device.write(0, superblock)
+            with pytest.raises(UsageError, match="ext4"):
+                place.prepare(MIB, tell=quiet)
+        device.write(0, np.zeros(BLOCK, np.uint8))
+        with open_place(namespace, scratch=True) as place:
+            place.prepare(MIB, tell=quiet)
+            device.write(MIB, data)
+            device.write(0, superblock)
+        found = np.zeros(BLOCK, np.uint8)
+        device.read_into(MIB, found)
+        assert (found == data).all()
+
+
+def test_bytes_of_another_save_are_not_taken_for_its_own(namespace: str) -> None:
+    with open_place(namespace, scratch=True) as place:
+        for restored in (False, True):
+            with place.room([Shard("a", MIB)]) as room:
+                writer = open_writer(room.for_writer())
+                try:
+                    if not restored:
+                        writer.save([0], lambda count: None)
+                        continue
+                    with pytest.raises(ChecksumMismatch):
+                        writer.restore([0], lambda count: None)
+                finally:
+                    writer.close()
+
+
+def test_holes_are_told(folder: Path) -> None:
+    (folder / "data").write_bytes(os.urandom(MIB))
+    os.truncate(folder / "data", 4 * MIB)
+    with open_place(str(folder), existing=True) as place:
+        assert any("75% of that lies on no medium" in line for line in place.plan(8 * MIB, 0))
 
 
 def test_it_says_what_it_overwrites(namespace: str) -> None:

@@ -260,6 +260,11 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
     finally:
         if ranks is not None:
             ranks.close()
+    if not any(found.values()):
+        raise DeviceTimeout(
+            "the time was up before the first round", where=place.name,
+            next_step="give more time (--limit), or less to write and read (--size)",
+        )  # fmt: skip
     return Result(
         path=place.name, kind=place.kind, facts=dict(place.describe()), started_s=started_s,
         seconds=time.monotonic() - begun, budget=budget.lines,

@@ -120,7 +120,8 @@ class Flows:
         self._join()
         if self._errors:
             raise self._errors[0]
-        meters = self._meters if any(meter.bytes for meter in self._meters) else self._late
+        some = any(meter.bytes for meter in self._meters) or not any(meter.bytes for meter in self._late)
+        meters = self._meters if some else self._late
         return Measured(
             bytes=sum(meter.bytes for meter in meters),
             requests=sum(meter.requests for meter in meters),

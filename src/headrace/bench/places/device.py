@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -194,7 +195,10 @@ class DevicePlace:
         for length in lengths:
             offsets.append(self._take(length))
         try:
-            yield DeviceRoom(self._device.uri, shards, offsets, self._state(DIRECT))
+            # Of this room alone: bytes of an earlier one, or of another run on this device, are not taken for its own.
+            salt = secrets.token_hex(4)
+            named = [Shard(f"{salt}/{shard.name}", shard.length_bytes) for shard in shards]
+            yield DeviceRoom(self._device.uri, named, offsets, self._state(DIRECT))
         finally:
             self._end = before
 

@@ -18,7 +18,7 @@ from headrace.bench.places.filling import write_all
 from headrace.bench.places.protocol import Item, Shard, Tell
 from headrace.bench.places.volume_io import VolumeReader, VolumeRoom, VolumeWriter
 from headrace.device import NativeDevice
-from headrace.errors import UsageError
+from headrace.errors import DeviceError, HeadraceError, UsageError
 from headrace.units import format_bytes
 from headrace.volume import ObjectInfo, Session, Volume
 from headrace.volume.data.absent import present
@@ -174,7 +174,14 @@ class VolumePlace:
     def close(self) -> None:
         try:
             if self._wrote:
-                self._delete()
+                try:
+                    self._delete()
+                except HeadraceError as error:
+                    raise DeviceError(
+                        f"what was written could not be deleted: {error.what}", where=self.name,
+                        found=f"objects below {self._prefix}",
+                        next_step=f"when it can be reached, delete them: headrace volume rm --prefix {self._prefix}",
+                    ) from error  # fmt: skip
         finally:
             self._volume.close()
 
