@@ -199,6 +199,20 @@ def test_bytes_of_another_save_are_not_taken_for_its_own(namespace: str) -> None
                     writer.close()
 
 
+def test_a_file_as_a_device_is_not_restored_from_memory(folder: Path) -> None:
+    (folder / "image").touch()
+    os.truncate(folder / "image", 16 * MIB)
+    with open_place(f"file:{folder / 'image'}", scratch=True) as place, place.room([Shard("a", MIB)]) as room:
+        writer = open_writer(room.for_writer())
+        try:
+            writer.save([0], lambda count: None)
+            room.forget()
+            assert _in_memory(folder) or cache.resident([str(folder / "image")]) == 0.0
+            assert "in memory" in room.state() or "dropped (0.0% was left)" in room.state()
+        finally:
+            writer.close()
+
+
 def test_holes_are_told(folder: Path) -> None:
     (folder / "data").write_bytes(os.urandom(MIB))
     os.truncate(folder / "data", 4 * MIB)

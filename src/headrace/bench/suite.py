@@ -24,7 +24,6 @@ from headrace.errors import DeviceTimeout, UsageError
 from headrace.units import GIB, MIB, format_bytes, format_seconds
 
 READING = ("sequential", "random", "latency", "load")
-WRITING = ("ingest", "checkpoint", "mixed")
 PATTERNS = ("ingest", "sequential", "random", "latency", "load", "checkpoint", "mixed")
 _RUN = {
     "ingest": ingest.run, "sequential": sequential.run, "random": random.run, "latency": latency.run, "load": load.run,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.bench import cache as caches
-from headrace.bench.cache import DIRECT, DROPPED, WARM
+from headrace.bench.cache import DROPPED, WARM
 from headrace.bench.places import mounts
 from headrace.bench.places.content import CHUNK
 from headrace.bench.places.device_io import DeviceReader, DeviceRoom, DeviceWriter
@@ -153,7 +153,7 @@ class DevicePlace:
         self._items = [Item("scratch", shard.length_bytes)]
 
     def forget(self, cache: str) -> str:
-        if self._path and cache == DROPPED:
+        if self._path and cache != WARM:
             caches.drop([self._path])
         if cache == WARM and not self._warm:
             self._warm = True
@@ -198,7 +198,9 @@ class DevicePlace:
             # Of this room alone: bytes of an earlier one, or of another run on this device, are not taken for its own.
             salt = secrets.token_hex(4)
             named = [Shard(f"{salt}/{shard.name}", shard.length_bytes) for shard in shards]
-            yield DeviceRoom(self._device.uri, named, offsets, self._state(DIRECT))
+            yield DeviceRoom(
+                self._device.uri, named, offsets, lambda: self._state(WARM) if cache == WARM else self.forget(cache)
+            )
         finally:
             self._end = before
 

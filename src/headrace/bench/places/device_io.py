@@ -67,9 +67,10 @@ class DeviceReader:
 class DeviceRoom:
     """Shards at places of a device."""
 
-    def __init__(self, uri: str, shards: Sequence[Shard], offsets: Sequence[int], state: str) -> None:
+    def __init__(self, uri: str, shards: Sequence[Shard], offsets: Sequence[int], forget: Callable[[], str]) -> None:
         self.shards = shards
-        self._uri, self._offsets, self._state = uri, offsets, state
+        self._uri, self._offsets, self._forget = uri, offsets, forget
+        self._state = ""
 
     def for_writer(self) -> dict[str, Any]:
         return {"kind": "device", "uri": self._uri, "shards": [*self.shards], "offsets": [*self._offsets]}
@@ -78,7 +79,8 @@ class DeviceRoom:
         """Nobody but this run knows of it."""
 
     def forget(self) -> None:
-        """This machine keeps nothing of it."""
+        """A file has a page cache here; all others have none."""
+        self._state = self._forget()
 
     def state(self) -> str:
         return self._state
