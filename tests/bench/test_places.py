@@ -220,6 +220,27 @@ def test_holes_are_told(folder: Path) -> None:
         assert any("75% of that lies on no medium" in line for line in place.plan(8 * MIB, 0))
 
 
+@pytest.mark.parametrize(
+    ("magic", "offset", "name"),
+    [
+        # A young pool, whose first uberblock is not the first of the ring; and what is at the end alone.
+        (b"\x0c\xb1\xba\x00\x00\x00\x00\x00", (128 << 10) + 4 * 4096, "ZFS"),
+        (b"\x0c\xb1\xba\x00\x00\x00\x00\x00", 4 * MIB - (128 << 10) + 1024, "ZFS"),
+        (b"\xfc\x4e\x2b\xa9", 4 * MIB - (64 << 10), "md 0.90"),
+        (b"\xfc\x4e\x2b\xa9", 4 * MIB - 8192, "md 0.90 or 1.0"),
+        (b"EFI PART", 4 * MIB - 512, "GPT"),
+        (b"\x83\x74\x02\x6b", 4 * MIB - 4096 + 60, "DRBD"),
+    ],
+)
+def test_what_a_device_may_hold_is_recognised(folder: Path, magic: bytes, offset: int, name: str) -> None:
+    with (folder / "image").open("wb") as file:
+        file.truncate(4 * MIB)
+        file.seek(offset)
+        file.write(magic)
+    with pytest.raises(UsageError, match=name):
+        open_place(f"file:{folder / 'image'}", scratch=True)
+
+
 def test_it_says_what_it_overwrites(namespace: str) -> None:
     with open_device(namespace) as device:
         device.write(MIB, np.ones(8 * MIB, np.uint8))
