@@ -147,6 +147,10 @@ def test_a_worst_step_has_the_counters_of_the_stretch_that_it_is_in(tmp_path: Pa
     )
     assert [(each.step, each.slowest, each.window) for each in found.worst] == [(3, 0, quick), (14, 0, slow)]
     assert "in the 1.0 s around it: path 10.0.0.1:4420 to" in step_text(found.worst[1])
+    # A start that was killed before its counters came has not those of the next one.
+    lines = [header(0, 1), step(0, fetch=9.0), header(0, 1, 2000.0), step(1, 2001.0, window=slow, fetch=1.0)]
+    again = attribute([write(tmp_path / "again.jsonl", lines)])
+    assert [(each.step, each.window) for each in again.worst] == [(0, None), (1, slow)]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class RunQueue:
 
     def __init__(self, path: str = "/proc/thread-self/schedstat") -> None:
         """`OSError`: there is no such task, or the kernel does not tell."""
+        self._file = -1
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.read()
@@ -39,8 +40,12 @@ class RunQueue:
         return int(on_cpu) * 1e-9, int(waited) * 1e-9
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._file)
+        """Again: does nothing."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    __del__ = close
 
 
 def own_queue() -> RunQueue | None:

@@ -202,6 +202,8 @@ class Attribution:
         # A start that came to no step was a part of being down.
         self._down_from = self._ended_s if self._ended_s is not None else self._down_from
         self._ended_s = None
+        # What comes now says nothing of steps before.
+        self._unseen.clear()
         self.starts += 1
 
     def add(self, rows: dict[int, WatchStep], *, repeated: bool = False) -> JobStep:

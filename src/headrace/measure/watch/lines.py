@@ -29,13 +29,17 @@ class Lines:
         except OSError as error:
             raise UsageError("a watch cannot write here", where=str(path), found=error.strerror) from None
 
+    @property
+    def own(self) -> bool:
+        """Not what a fork has copied, which is the parent's to write."""
+        return self._process == os.getpid()
+
     def add(self, line: str) -> None:
         if self._file >= 0:
             self._lines.append(line)
 
     def flush(self) -> None:
-        # What a fork has copied is the parent's to write.
-        if self._file < 0 or self._process != os.getpid() or not self._lines:
+        if self._file < 0 or not self.own or not self._lines:
             return
         data = "".join(f"{line}\n" for line in self._lines).encode()
         self._lines.clear()

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from headrace.measure.watch.watch import Watch
 
 Batch = TypeVar("Batch")
+#: A wait is long from so many times on what looking at helpers costs.
+_LONG = 50
 
 
 class Source:
@@ -32,11 +34,19 @@ class Source:
         self.look_at = math.inf
         self.before: dict[str, Used] | None = None
         self._since = 0.0
+        #: When it was last read what they had done, and what; a wait of less is not worth another reading.
+        self._seen: tuple[float, dict[str, Used]] = (0.0, {})
+        self._long_s = math.inf
         #: Tasks before its first batch of an epoch.
         self._tasks: set[str] | None = None
         #: There were helpers; or the loader tells, as those of headrace do, which read ahead.
         self._reads_ahead = self.teller is not None
         self._last: dict[str, Used] = {}
+
+    @property
+    def devices(self) -> list[Any]:
+        """Of a loader of headrace: what it reads from."""
+        return list(getattr(self.teller, "devices", None) or ())
 
     def begin(self) -> None:
         """It begins: who comes from now on, until its first batch is there, helps it."""
@@ -48,8 +58,8 @@ class Source:
         self.before = self.helpers.read()
         self._since = time.perf_counter()
 
-    def looked(self) -> None:
-        """The batch is there."""
+    def looked(self) -> HelperShares | None:
+        """The batch is there: what they did."""
         wall_s = time.perf_counter() - self._since
         before, self.before = self.before or {}, None
         if self._tasks is not None:
@@ -61,8 +71,23 @@ class Source:
         self.shares = HelperShares.of(before, after, wall_s) if after else None
         self._reads_ahead |= bool(after)
         # They were read twice.
-        cost_s = 2 * (time.thread_time() - started)
-        self.look_at = time.perf_counter() + cost_s / host.COST if after else math.inf
+        cost_s, now = 2 * (time.thread_time() - started), time.perf_counter()
+        self.look_at = now + cost_s / host.COST if after else math.inf
+        self._seen, self._long_s = (now, after), _LONG * cost_s if after else math.inf
+        return self.shares
+
+    def shares_in(self, wall_s: float) -> HelperShares | None:
+        """In a wait that has ended and in which they were not looked at: as in the last one, but for one that was most
+        of the time since. A stall says nothing of other waits, and they nothing of it."""
+        if wall_s <= self._long_s:
+            return self.shares
+        now = time.perf_counter()
+        since, before = self._seen
+        if 2 * wall_s < now - since:
+            return self.shares
+        after = self.helpers.read()
+        self._seen = now, after
+        return HelperShares.of(before, after, now - since)
 
     def bytes_of(self, batch: Any) -> int:
         if callable(self.batch_bytes):
@@ -72,7 +97,7 @@ class Source:
     def counters(self) -> dict[str, Any]:
         """Of its helpers, since it was asked before."""
         now, last = self.helpers.read(), self._last
-        self._last = now
+        self._last, self._seen = now, (time.perf_counter(), now)
         found: dict[str, Any] = {"reads_ahead": self._reads_ahead, "reads_apart": self.teller is not None}
         if not now:
             return found

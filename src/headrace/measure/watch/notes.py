@@ -161,12 +161,12 @@ class Part:
     """`with watch.compute():`; made once, for all of them are alike. What it needs it holds: each thing that has to be
     looked for costs as much as the rest."""
 
-    __slots__ = ("_add", "_cause", "_cpu_s", "_device", "_list", "_notes", "_now", "_pop", "_push")
+    __slots__ = ("_add", "_cause", "_cpu_s", "_device", "_list", "_notes", "_now", "_stack")
 
     def __init__(self, notes: Notes, cause: str) -> None:
         self._notes, self._cause = notes, cause
         self._list, self._add, self._now = notes.notes, notes.add, notes.now
-        self._push, self._pop = notes.stack.append, notes.stack.pop
+        self._stack = notes.stack
         self._device = notes.device if cause in ON_DEVICE else None
         self._cpu_s = notes.cpu_s if cause in ("fetch", "preparation") else None
 
@@ -174,14 +174,17 @@ class Part:
         if self._notes.owner != get_ident():
             self._notes.own()
         mark = None if self._device is None else self._device.mark()
-        self._push(self._cause)
+        self._stack.append(self._cause)
         self._add((self._cause, self._now(), None if self._cpu_s is None else self._cpu_s(), mark))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        at = self._now()
-        self._pop()
+        at, stack = self._now(), self._stack
+        if not stack or stack[-1] != self._cause:
+            # Of a generator that was left in it: it has been ended meanwhile.
+            return
+        stack.pop()
         mark = None if self._device is None else self._device.mark()
         self._add((None, at, None if self._cpu_s is None else self._cpu_s(), mark))
         if len(self._list) > MOST_NOTES:
@@ -222,10 +225,18 @@ class Wait:
         if at - self._at > self._short_s:
             cpu_s = notes.cpu_s()
             source.works = cpu_s - self._cpu_s > WORKS_S
-        if source.before is not None:
-            source.looked()
-        notes.stack.pop()
-        notes.add((None, at, cpu_s, (None if teller is None else teller.waited, sleeps, source.shares)))
+        shares = source.looked() if source.before is not None else source.shares_in(at - self._at)
+        stack = notes.stack
+        if not stack:
+            # The watch was closed meanwhile.
+            return
+        if stack[-1] != WAIT:
+            raise UsageError(
+                "a loader hands out a batch inside a part of its own", expected="the part ends before `yield`",
+                found=stack[-1],
+            )  # fmt: skip
+        stack.pop()
+        notes.add((None, at, cpu_s, (None if teller is None else teller.waited, sleeps, shares)))
         if at >= notes.ask_at:
             notes.ask()
         if len(notes.notes) > MOST_NOTES:

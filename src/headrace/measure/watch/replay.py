@@ -200,6 +200,9 @@ class Replay:
             self._open.append((cause, more))
 
     def _leave(self, more: Any) -> None:
+        if not self.stack:
+            # An interrupt came between the part and the note of it.
+            return
         cause = self.stack.pop()
         self.since = self.at
         if cause == WAIT:

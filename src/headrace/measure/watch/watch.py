@@ -111,7 +111,7 @@ class Watch:
         self._device = _clock(device)
         self._notes = Notes(monotonic, self._device, self._settle)
         self._listeners = list(listeners)
-        self._watched = list(volumes)
+        self._volumes = list(volumes)
         self._sources: list[Source] = []
         self._activity = SmActivity(self._device.gpu if self._device is not None else None)
         self._activity_at, self._last_activity = self._now(), None if self._activity.why_not else 0.0
@@ -130,7 +130,8 @@ class Watch:
         self._totals = dict.fromkeys(CAUSES, 0.0)
         self._count = self._bytes = 0
         self._last_s = 0.0
-        self._closed = False
+        #: `_ends`: it is to be closed when what is settled now is.
+        self._closed = self._settling = self._ends = False
         self._contexts = {cause: Part(self._notes, cause) for cause in CAUSES}
         self._due = self._now() + FLUSH_S
         self._lines: Lines | None = None
@@ -138,8 +139,8 @@ class Watch:
             self._lines = Lines(Path(folder) / f"rank-{self.rank:05d}.jsonl")
             self._lines.add(self.header.to_line())
             self._lines.flush()
-            # Where nobody closes it.
-            weakref.finalize(self, self._lines.close)
+            # Where nobody closes it, and it is there until the end.
+            weakref.finalize(self, _leave, weakref.ref(self))
 
     @property
     def header(self) -> WatchHeader:
@@ -164,9 +165,7 @@ class Watch:
         """What `waiting` wants to know of a loader."""
         source = Source(batches, batch_bytes)
         self._sources.append(source)
-        told = source.teller
-        if told is not None and getattr(told, "devices", None):
-            self._watched.append(told)
+        if source.devices:
             self._look_at_io()
         return source
 
@@ -201,7 +200,8 @@ class Watch:
         now = self._now()
         if now >= notes.ask_at:
             notes.ask()
-        due = now >= self._due
+        # Counters of the time between two steps are told with the second one.
+        due = open_one is not None and now >= self._due
         if due:
             self._take_window()
         counted = not (self._begun or self._numbered)
@@ -289,21 +289,26 @@ class Watch:
 
     def recast(self, cause: str, seconds: float) -> None:
         """So much of what was "other" in this step was `cause`, as is known by now."""
-        self._notes.note(RECAST, (cause, seconds))
+        if not self._closed:
+            self._notes.note(RECAST, (cause, seconds))
 
     def gradients_ready(self) -> None:
         """Called by any thread while the one that trains computes: from here on it may have nothing left to compute."""
-        self._notes.note(READY, self._notes.mark())
+        if not self._closed:
+            self._notes.note(READY, self._notes.mark())
 
     def gradients_exchanged(self) -> None:
         """Called by any thread: what was ready has been exchanged."""
-        self._notes.note(EXCHANGED, self._notes.mark())
+        if not self._closed:
+            self._notes.note(EXCHANGED, self._notes.mark())
 
     # ---- what others ask -------------------------------------------------------------------------------------------
 
     @property
     def devices(self) -> list[BlockDevice]:
-        return list({id(device): device for each in self._watched for device in each.devices}.values())
+        found = [device for volume in self._volumes for device in volume.devices]
+        found += [device for source in self._sources for device in source.devices]
+        return list({id(device): device for device in found}.values())
 
     def metrics(self) -> WatchMetrics:
         return WatchMetrics(
@@ -330,6 +335,10 @@ class Watch:
         """Ends the step that is open, and waits for the device to come by the last mark. Safe to call again."""
         if self._closed:
             return
+        if self._settling:
+            # A listener, or the handler of a signal, in the middle of it.
+            self._ends = True
+            return
         if self._notes.mine:
             self._notes.leave_all()
             if self._number is None and self._notes.peek()[0].spent:
@@ -355,6 +364,9 @@ class Watch:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        _leave(lambda: self)
+
     # ---- the end of a step -----------------------------------------------------------------------------------------
 
     def _own(self) -> None:
@@ -371,6 +383,10 @@ class Watch:
     def _take_window(self) -> None:
         self._due = self._now() + FLUSH_S
         self._notes.note(WINDOW, self._window())
+        # A job may have one more in every epoch: those that nobody else holds are of loops that have ended.
+        held = [weakref.ref(source) for source in self._sources]
+        self._sources.clear()
+        self._sources += [source for one in held if (source := one()) is not None]
 
     def _window(self) -> dict[str, Any]:
         window = self._host.since()
@@ -383,14 +399,13 @@ class Watch:
         if now - self._activity_at >= 1.0 and (busy := self._activity.since()) is not None:
             window["sm_activity"] = round(busy, 4)
             self._last_activity, self._activity_at = busy, now
-        if self._watched:
-            window |= self._look_at_io()
-        return window
+        return window | self._look_at_io()
 
     def _look_at_io(self) -> dict[str, Any]:
         """Of headrace's devices, since it was looked before."""
         found: dict[str, Any] = {}
-        devices = self.devices
+        if not (devices := self.devices):
+            return found
         if (waited := self._io.since(len(devices))) is not None:
             found["io_run_queue_s"] = round(waited, 6)
         if paths := self._paths.since(devices):
@@ -399,28 +414,40 @@ class Watch:
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """What was noted is worked out, and steps are finished, in order, as far as the device has come by."""
-        self._notes.fold(self._pending)
-        if self._closed:
-            self._pending.clear()
-        while self._pending:
-            step = self._pending[0]
-            if (
-                step.marks is not None
-                and self._device is not None
-                and not (all_of_them or len(self._pending) >= MOST_PENDING or step.marks.passed(self._device))
-            ):
-                break
-            self._finish(step)
-            self._pending.popleft()
-        if self._lines is not None:
-            self._lines.flush()
+        if self._settling:
+            # By a listener, or the handler of a signal: nothing may be worked out twice.
+            return
+        self._settling = True
+        try:
+            self._notes.fold(self._pending)
+            if self._closed:
+                self._pending.clear()
+            while self._pending:
+                step = self._pending[0]
+                if (
+                    step.marks is not None
+                    and self._device is not None
+                    and not (all_of_them or len(self._pending) >= MOST_PENDING or step.marks.passed(self._device))
+                ):
+                    break
+                self._finish(step)
+        finally:
+            self._settling = False
+            if self._lines is not None:
+                self._lines.flush()
+        if self._ends:
+            self._ends = False
+            self.close()
 
     def _finish(self, step: Step) -> None:
+        """The first of those that are pending."""
         wall, spent = sum(step.spent.values()), step.spent
         if step.marks is not None and self._device is not None:
             wall, spent = step.marks.spent(self._device, step.spent)
         found = _told(step, wall, spent)
+        # In this order, for who asks for the recent ones; and it is gone from here before anybody else's code runs.
         self.steps.append(found)
+        self._pending.popleft()
         for cause, seconds in found.spent.items():
             self._totals[cause] += seconds
         self._count, self._bytes, self._last_s = self._count + 1, self._bytes + step.bytes, wall
@@ -428,6 +455,16 @@ class Watch:
             self._lines.add(found.to_line())
         for listener in self._listeners:
             listener(found)
+
+
+def _leave(watch: Callable[[], Watch | None]) -> None:
+    """Nobody has closed it: what has ended is written, and nothing is waited for."""
+    left = watch()
+    lines = None if left is None else getattr(left, "_lines", None)
+    if left is not None and lines is not None:
+        if lines.own:
+            left._settle()
+        lines.close()
 
 
 def _told(step: Step, wall_s: float, spent: Mapping[str, float]) -> WatchStep:
