@@ -46,6 +46,8 @@ def interrupts(cpu: int, count: int, *more: int) -> str:
 
 
 ONE_BUSY = "/proc/interrupts <<\n           CPU0 CPU1\n 200: 5000000 0 x\n 201: 0 17 y\n 202: 3 0 z\n.\n"
+#: Nearly all of one connection's, and the little that others have elsewhere: nothing is wrong with where they go.
+ONE_FLOW = "/proc/interrupts <<\n           CPU0 CPU1\n 200: 5000000 0 x\n 201: 0 300000 y\n 202: 3 0 z\n.\n"
 LUSTRE = (
     "/sys/fs/lustre/osc/abcdef-OST0000-osc-ffff8881/max_rpcs_in_flight = {rpcs}\n"
     "/sys/fs/lustre/osc/abcdef-OST0000-osc-ffff8881/max_pages_per_rpc = {pages}\n"
@@ -133,6 +135,7 @@ def test_all_of_it_is_recorded(tmp_path: Path) -> None:
         ("bare-metal-rdma", f"{CARD}/msi_irqs/200 = msix\n" + interrupts(0, 4_000_000), "irq-one-processor"),
         # One connection keeps one queue busy, wherever the others would go.
         ("bare-metal-rdma", VECTORS.format(device=CARD) + ONE_BUSY, "irq-one-processor"),
+        ("bare-metal-rdma", VECTORS.format(device=CARD) + ONE_FLOW, "irq-one-processor"),
         ("bare-metal-rdma", NODES + VECTORS.format(device=CARD) + interrupts(0, 50_000, 50_000), "irq-other-node"),
         # Without a packet lost a ring is long enough; one that cannot be longer is no advice.
         ("bare-metal-rdma", f"/commands/ethtool-g-rail0 <<\n{RING.format(1024)}\n.\n", "net-ring"),

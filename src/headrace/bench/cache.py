@@ -89,19 +89,34 @@ def _pages(path: str, most: int) -> tuple[int, int]:
         os.close(file)
 
 
+#: Of what is said, where what was read may have come out of this machine's memory.
+READ_BEFORE, THROUGH = "read once before", "through the page cache of this machine"
+_MEMORY, _LEFT = "files are in memory", "page cache of this machine NOT dropped"
+
+
+def in_memory(said: str) -> bool:
+    """Of an outcome's `cache`: files were in this machine's memory, whether read or written."""
+    return said.startswith(_MEMORY)
+
+
+def may_be_cached(said: str) -> bool:
+    """Of an outcome's `cache`: what was read may have come out of this machine's memory, and says little of storage."""
+    return any(each in said for each in (READ_BEFORE, THROUGH, _MEMORY, _LEFT))
+
+
 def state(cache: str, *, left: float | None, memory: bool, remote: str) -> str:
     """In words, for files. `left`: the share that is in the page cache; `memory`: the file system is page cache;
     `remote`: whose memory lies behind it, "" where nobody's does."""
     if memory:
-        said = "files are in memory: there is nothing to drop"
+        said = f"{_MEMORY}: there is nothing to drop"
     elif cache == DIRECT:
         said = "past the page cache (O_DIRECT)"
     elif cache == WARM:
-        said = "read once before: " + ("" if left is None else f"{left:.0%} in ") + "the page cache of this machine"
+        said = f"{READ_BEFORE}: " + ("" if left is None else f"{left:.0%} in ") + "the page cache of this machine"
     elif left is None:
         said = "page cache of this machine dropped, as far as the kernel did it: it does not tell"
     elif left <= LITTLE:
         said = f"page cache of this machine dropped ({left:.1%} was left)"
     else:
-        said = f"page cache of this machine NOT dropped: {left:.0%} is still in it, held by others or not written out"
+        said = f"{_LEFT}: {left:.0%} is still in it, held by others or not written out"
     return said + (f"; what {remote} has in its memory cannot be controlled from here" if remote else "")

@@ -100,6 +100,8 @@ class Outcome:
     #: Of writes, in words: when they counted as done. "": nothing was written.
     durable: str = ""
     notes: Sequence[str] = ()
+    #: Of ranks: how many nodes they ran on. Rates are of all together.
+    nodes: int = 1
     #: Of every round, by the name of the figure, in the order in which they were run.
     rounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
 

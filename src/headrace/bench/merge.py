@@ -69,7 +69,7 @@ def merged(outcomes: Sequence[Outcome], shifts_s: Sequence[float], meeting: Meet
     notes += _told(outcomes, starts, window, meeting)
     return replace(
         first, bytes=sum(one.bytes for one in outcomes), seconds=max(one.seconds for one in outcomes), series=series,
-        latencies=latencies, figures=figures, notes=notes, flows=first.flows, rounds={},
+        latencies=latencies, figures=figures, notes=notes, nodes=len(set(meeting.hosts)), rounds={},
     )  # fmt: skip
 
 
@@ -182,7 +182,8 @@ def _outcome(value: Any) -> Outcome:
     given = {name: value[name] for name in (one.name for one in fields(Outcome)) if name in value}
     for name in ("pattern", "path", "work", "cache", "durable"):
         given[name] = printable(_of(str, given[name]), 500)
-    given["flows"], given["bytes"] = _whole(given["flows"]), _whole(given["bytes"])
+    for name in ("flows", "bytes", "nodes"):
+        given[name] = _whole(given[name])
     given["seconds"] = _positive(given["seconds"])
     given["notes"] = tuple(printable(_of(str, note), 500) for note in _of(list, given["notes"])[:100])
     given["figures"] = tuple(_one_figure(one) for one in _of(list, given["figures"])[:100])

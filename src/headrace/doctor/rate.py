@@ -65,6 +65,8 @@ class Rate:
     #: why.
     read_bytes_per_s: float | None = None
     reads_per_s: float | None = None
+    #: Processors that the small reads kept busy, where Python made them: near one it was Python that ended it.
+    reads_cpus: float | None = None
     #: What was read, and how: for people.
     how: str = ""
     size_bytes: int | None = None
@@ -170,7 +172,10 @@ def rate_of_files(path: str) -> Rate:
             opened.append((descriptor, size))
         if not opened:
             return Rate(name=path, error="this file system has no reads past the page cache (O_DIRECT)")
-        read, small = (_threads(opened, size) for size in (LARGE_BYTES, SMALL_BYTES))
+        read = _threads(opened, LARGE_BYTES)
+        used, begun = time.process_time(), time.perf_counter()
+        small = _threads(opened, SMALL_BYTES)
+        cpus = (time.process_time() - used) / (time.perf_counter() - begun)
     except OSError as error:
         return Rate(name=path, error=f"a read failed: {error.strerror}")
     finally:
@@ -179,7 +184,7 @@ def rate_of_files(path: str) -> Rate:
     whole = format_bytes(sum(size for _, size in opened))
     several = f"{len(opened)} files of {whole} in all" if len(opened) > 1 else f"a file of {whole}"
     return Rate(
-        name=path, read_bytes_per_s=read * LARGE_BYTES, reads_per_s=small, size_bytes=_size_of(path),
+        name=path, read_bytes_per_s=read * LARGE_BYTES, reads_per_s=small, reads_cpus=cpus, size_bytes=_size_of(path),
         how=f"this node alone, {several} past the page cache, {_THREADS} "
         f"readers, 1 MiB each in order, then 4 KiB at random places, {SECONDS:g} s each; what the server had in memory "
         "counts, too",

@@ -37,6 +37,8 @@ class Measured:
     per: str
     value: float
     how: str = ""
+    #: Why storage may have more than this; "" where it has not. Then less than is claimed says nothing.
+    held_back: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ def _compare(claim: Claim, way: str, by_kind: Mapping[tuple[str, str], Measured]
         return met(f"a limit promises nothing: this is {share} of it")
     if ratio >= 1 - TOLERANCE:
         return met("the lowest of the tiers; which one was bought is not to be seen" if claim.bound == "tiers" else "")
-    if part:
+    if part := part or one.held_back:
         return cannot(f"{part}: {share} of the claim", one, ratio)
     rate = by_kind.get((way, "node"))
     if way in ("read", "write") and here.link is not None and rate is not None and rate.value > _FULL * here.link:
@@ -172,7 +174,7 @@ def _as_claimed(claim: Claim, base: Measured, here: Here) -> tuple[Measured, str
         part = "this is one volume of the node, and the claim is of all of them"
     elif claim.per not in ("node", "instance", "volume"):
         raise _Unknown(f"the claim is per {claim.per}, and how much was bought is not to be seen")
-    return Measured(what=base.what, per=claim.per, value=value, how=base.how), part
+    return Measured(what=base.what, per=claim.per, value=value, how=base.how, held_back=base.held_back), part
 
 
 def read_measured(tree: Mapping[str, Any], *, file: str) -> list[Measured]:
@@ -181,7 +183,7 @@ def read_measured(tree: Mapping[str, Any], *, file: str) -> list[Measured]:
         raise UsageError("not a report of measurements", where=file, expected='an object with "measured"')
     found = []
     for table in Table(tree, file=file).tables("measured"):
-        table.only("what", "per", "value", "unit", "how")
+        table.only("what", "per", "value", "unit", "how", "held_back")
         what, unit = table.choice("what", MEASURES), table.choice("unit", tuple(UNITS))
         value = table.number("value", 0, 1e18)
         if what is None or unit is None or value is None:
@@ -190,7 +192,8 @@ def read_measured(tree: Mapping[str, Any], *, file: str) -> list[Measured]:
         if UNITS[unit][1] != wanted:
             raise table.error("unit", expected=f"a unit of {what}", found=unit)
         per = table.choice("per", PERS) or ""
-        found.append(Measured(what=what, per=per, value=value * UNITS[unit][0], how=table.text("how", 400) or ""))
+        how, held_back = (table.text(key, 400) or "" for key in ("how", "held_back"))
+        found.append(Measured(what=what, per=per, value=value * UNITS[unit][0], how=how, held_back=held_back))
     if not found:
         raise UsageError("nothing was measured in it", where=file, expected='a list "measured" that is not empty')
     return found

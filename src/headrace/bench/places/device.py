@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.bench import cache as caches
-from headrace.bench.cache import DROPPED, WARM
+from headrace.bench.cache import DROPPED, READ_BEFORE, THROUGH, WARM
 from headrace.bench.places import mounts
 from headrace.bench.places.content import CHUNK
 from headrace.bench.places.device_io import DeviceReader, DeviceRoom, DeviceWriter
@@ -177,9 +177,9 @@ class DevicePlace:
             how = WARM if cache == WARM else DROPPED
             left = None if memory else caches.resident([self._path])
             return caches.state(how, left=left, memory=memory, remote=mount.remote)
-        said = "read once before; " if cache == WARM else ""
+        said = f"{READ_BEFORE}; " if cache == WARM else ""
         if self._through:
-            return f"{said}through the page cache of this machine: {self._through}, and it cannot be dropped from here"
+            return f"{said}{THROUGH}: {self._through}, and it cannot be dropped from here"
         where = "the target and its drives have" if self.kind == "namespace" else "the drive has"
         return f"{said}no cache on this machine; what {where} in memory cannot be controlled from here"
 

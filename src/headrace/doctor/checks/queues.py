@@ -38,7 +38,7 @@ def _one_processor(facts: Facts, name: str, found: Interrupts | None, *, card: b
     if found is None or found.vectors < 2 or cpus < 4 or found.count < _COUNT_MIN:
         return
     cpu, share = found.busiest
-    if share < _ONE:
+    if share < _ONE or found.beside.get(cpu, 0) < _ONE * sum(found.beside.values()):
         return
     yield Finding(
         id="irq-one-processor",
@@ -88,9 +88,7 @@ def _elsewhere(facts: Facts, name: str, found: Interrupts | None, node: int | No
 
 def _ring(interface: Interface) -> Iterator[Finding]:
     counts = interface.counters
-    missed = {
-        name: counts[name] for name in ("rx_missed_errors", "rx_fifo_errors", "rx_over_errors") if counts.get(name)
-    }
+    missed = {name: counts[name] for name in _NO_ROOM if counts.get(name)}
     # Drivers count one packet under several names.
     lost = max(missed.values(), default=0)
     packets = counts.get("rx_packets", 0)

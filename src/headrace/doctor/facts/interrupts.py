@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.doctor.machine import Machine
@@ -22,6 +22,8 @@ class Interrupts:
     vectors: int
     #: By processor; those without any are left out.
     by_cpu: Mapping[int, int]
+    #: The same without those of the busiest vector: one connection keeps one vector busy, and says nothing of others.
+    beside: Mapping[int, int]
 
     @property
     def count(self) -> int:
@@ -58,10 +60,17 @@ def interrupts_of(machine: Machine, device: str, table: Mapping[int, Mapping[int
         ]  # fmt: skip
         if vectors:
             break
-    by_cpu: dict[int, int] = {}
-    for vector in vectors:
-        for cpu, count in table.get(vector, {}).items():
-            by_cpu[cpu] = by_cpu.get(cpu, 0) + count
+    counts = {vector: table.get(vector, {}) for vector in vectors}
+    order = sorted(vectors, key=lambda vector: sum(counts[vector].values()), reverse=True)
+    by_cpu, beside = _added(counts.values()), _added(counts[vector] for vector in order[1:])
     whole = sum(by_cpu.values())
-    busy = [vector for vector in vectors if sum(table.get(vector, {}).values()) * _BUSY > whole]
-    return Interrupts(vectors=len(busy), by_cpu=by_cpu) if whole else None
+    busy = [vector for vector in vectors if sum(counts[vector].values()) * _BUSY > whole]
+    return Interrupts(vectors=len(busy), by_cpu=by_cpu, beside=beside) if whole else None
+
+
+def _added(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for each in counts:
+        for cpu, count in each.items():
+            found[cpu] = found.get(cpu, 0) + count
+    return found

@@ -30,16 +30,20 @@ class Lines:
             raise UsageError("a watch cannot write here", where=str(path), found=error.strerror) from None
 
     @property
+    def closed(self) -> bool:
+        return self._file < 0
+
+    @property
     def own(self) -> bool:
         """Not what a fork has copied, which is the parent's to write."""
         return self._process == os.getpid()
 
     def add(self, line: str) -> None:
-        if self._file >= 0:
+        if not self.closed:
             self._lines.append(line)
 
     def flush(self) -> None:
-        if self._file < 0 or not self.own or not self._lines:
+        if self.closed or not self.own or not self._lines:
             return
         data = "".join(f"{line}\n" for line in self._lines).encode()
         self._lines.clear()

@@ -460,11 +460,13 @@ class Watch:
 def _leave(watch: Callable[[], Watch | None]) -> None:
     """Nobody has closed it: what has ended is written, and nothing is waited for."""
     left = watch()
-    lines = None if left is None else getattr(left, "_lines", None)
-    if left is not None and lines is not None:
-        if lines.own:
-            left._settle()
-        lines.close()
+    # None: it was closed meanwhile, or was never made whole.
+    lines: Lines | None = getattr(left, "_lines", None)
+    if left is None or lines is None or lines.closed:
+        return
+    if lines.own:
+        left._settle()
+    lines.close()
 
 
 def _told(step: Step, wall_s: float, spent: Mapping[str, float]) -> WatchStep:
