@@ -102,6 +102,14 @@ def test_what_turns_is_contained() -> None:
     assert max(within) > max(ends) + 0.1
     found = formula.put({**put, "mtbf": Range(600, 7200, 600 * 1.1**89, units.SECONDS)}).value
     assert all(found.low - 1e-9 <= value <= found.high + 1e-9 for value in within)
+    # Slower writes make saves longer, until failures leave nothing that could be stopped.
+    formula = goodput.formulas(synchronous=True, given_interval=False)["saves"]
+    here = {name: value for name, value in likely.items() if name in formula.symbols} | {"mtbf": 30_000.0}
+    within = [formula.of({**here, "write rate": 1e8 * 1.1**step}) for step in range(90)]
+    assert max(within) > max(within[0], within[-1]) + 0.1
+    put = {name: Range.point(value, formula.symbols[name]) for name, value in here.items()}
+    found = formula.put({**put, "write rate": Range(1e8, 1e9, 1e8 * 1.1**89, units.RATE)}).value
+    assert all(found.low - 1e-9 <= value <= found.high + 1e-9 for value in within)
 
 
 def test_units_are_checked() -> None:

@@ -130,8 +130,9 @@ def situation(values: Mapping[str, float], *, synchronous: bool) -> Situation:
 
 #: By what formulas turn. With others some turn a little, where next to nothing trains.
 TURNS = {
-    "storage": {"mtbf", "interval"}, "goodput": {"interval"}, "data_wait": {"read rate", "interval"},
-    "saves": {"mtbf"}, "rework": {"mtbf"}, "restarts": set[str](),
+    "storage": {"mtbf", "interval"}, "goodput": {"interval"},
+    "data_wait": {"read rate", "interval"}, "saves": {"mtbf", "size", "write rate"}, "rework": {"mtbf"},
+    "restarts": set[str](),
 }  # fmt: skip
 #: And where an interval is given that may be shorter than a save takes.
 _TURNS_GIVEN = {"write rate", "size"}
