@@ -18,6 +18,7 @@ from headrace.doctor.checks import sort
 from headrace.doctor.describe import Section
 from headrace.doctor.examine import Examination
 from headrace.doctor.finding import NOTE, WARNING, Finding
+from headrace.doctor.rate import Rate
 from headrace.doctor.storage import Storage, link_of
 from headrace.doctor.verdict import FABRIC, LOCAL, NETWORK_FS, PRESENTED
 from headrace.errors import UsageError
@@ -38,8 +39,7 @@ _BENCH = {
 }  # fmt: skip
 _BENCH_LEFT_OUT = "mixed"
 _BENCH_READS = ("read", "restore", "reads")
-#: A Python that reads small pieces and uses so much of a processor is what ends it: one of its threads runs at a time.
-_BUSY = 0.5
+_HELD_BACK = "what reads here was busy all the time, and storage may have more"
 #: By the kind of an offering: the verdicts that fit.
 _WORDS = {
     "block": (FABRIC, PRESENTED),
@@ -265,19 +265,18 @@ def _measured(found: Examination, chosen: Storage) -> list[Measured]:
     figures = []
     rate = found.rate
     if rate is not None and rate.read_bytes_per_s is not None:
-        figures.append(Measured(what="read", per="node", value=rate.read_bytes_per_s, how=rate.how))
+        figures.append(_of_node("read", rate.read_bytes_per_s, rate))
     if rate is not None and rate.reads_per_s is not None:
-        busy = rate.reads_cpus is not None and rate.reads_cpus > _BUSY
-        figures.append(
-            Measured(
-                what="iops", per="node", value=rate.reads_per_s, how=rate.how,
-                held_back="the doctor's own process was busy, and storage may have more" if busy else "",
-            )
-        )  # fmt: skip
+        figures.append(_of_node("iops", rate.reads_per_s, rate))
     size = _size(found, chosen)
     if size is not None:
         figures.append(Measured(what="capacity", per="volume", value=float(size)))
     return figures
+
+
+def _of_node(what: str, value: float, rate: Rate) -> Measured:
+    held_back = _HELD_BACK if what in rate.held_back else ""
+    return Measured(what=what, per="node", value=value, how=rate.how, held_back=held_back)
 
 
 def _missing(found: Examination, *, live: bool) -> dict[str, str]:

@@ -37,6 +37,7 @@ from headrace.device import (
 from headrace.doctor.probe import with_patience
 from headrace.doctor.touch import ask_apart
 from headrace.errors import HeadraceError
+from headrace.measure.watch.host import IO_THREAD, thread_queue
 from headrace.units import KIB, MIB, format_bytes
 
 LARGE_BYTES, SMALL_BYTES = MIB, 4 * KIB
@@ -51,6 +52,9 @@ _QUEUES = 8
 #: Files smaller than this say more of opening than of reading; so many of them are read, of so many looked at.
 FILE_MIN_BYTES = 16 * MIB
 _FILES_MAX, _LOOKED_AT_MAX = 64, 10_000
+#: The thread of headrace's host takes all answers: where it was on a processor, or waited for one, for so much of the
+#: time, it was the end of it. Of readers in Python one runs at a time: of these, processors that they keep busy.
+HOST_BUSY, PYTHON_BUSY = 0.9, 0.5
 #: For the process that does it: a Python that starts, a walk, both measurements, and storage that is slow.
 TIMEOUT_S = 60.0
 
@@ -65,8 +69,8 @@ class Rate:
     #: why.
     read_bytes_per_s: float | None = None
     reads_per_s: float | None = None
-    #: Processors that the small reads kept busy, where Python made them: near one it was Python that ended it.
-    reads_cpus: float | None = None
+    #: Which of both ("read", "iops") this node ended, and not storage: what read was busy all the time.
+    held_back: Sequence[str] = ()
     #: What was read, and how: for people.
     how: str = ""
     size_bytes: int | None = None
@@ -103,20 +107,22 @@ def rate_of_device(name: str, device: NativeDevice) -> Rate:
     if places < _LARGE_AT_ONCE:
         return Rate(name=name, error=f"{format_bytes(device.size_bytes)} are too little to measure")
     try:
-        read = _batches(device, LARGE_BYTES, _LARGE_AT_ONCE)
-        small = _batches(device, max(SMALL_BYTES, device.block_bytes), _SMALL_AT_ONCE)
+        read, large_busy = _batches(device, LARGE_BYTES, _LARGE_AT_ONCE)
+        small, small_busy = _batches(device, max(SMALL_BYTES, device.block_bytes), _SMALL_AT_ONCE)
     except HeadraceError as error:
         return Rate(name=name, error=f"a read failed: {error}")
     queues = device.describe().get("queues")
     return Rate(
         name=name, read_bytes_per_s=read * LARGE_BYTES, reads_per_s=small, size_bytes=device.size_bytes,
+        held_back=[what for what, busy in (("read", large_busy), ("iops", small_busy)) if busy > HOST_BUSY],
         how=f"this node alone, random places, {_LARGE_AT_ONCE} reads of 1 MiB, then {_SMALL_AT_ONCE} of 4 KiB under "
         f"way, {SECONDS:g} s each" + (f", {queues} queues" if isinstance(queues, int) else ""),
     )  # fmt: skip
 
 
-def _batches(device: NativeDevice, size: int, at_once: int) -> float:
-    """Reads a second. Two batches are under way, so that the device never waits for Python."""
+def _batches(device: NativeDevice, size: int, at_once: int) -> tuple[float, float]:
+    """Reads a second, and the share of the time that the host's thread was busy. Two batches are under way, so that the
+    device never waits for Python."""
     chance = np.random.default_rng(0)
     half = at_once // 2
     buffers = [np.empty(half * size, np.uint8) for _ in range(2)]
@@ -134,16 +140,19 @@ def _batches(device: NativeDevice, size: int, at_once: int) -> float:
     # Those that come back first found queues that were being filled.
     under_way[0].wait()
     under_way[0] = begin(buffers[0])
+    # None for files and drives of this machine.
+    host = thread_queue(IO_THREAD)
     begun, done, turn = time.perf_counter(), 0, 1
+    busy_s = sum(host.read()) if host is not None else 0.0
     while time.perf_counter() - begun < SECONDS or not done:
         under_way[turn].wait()
         done += half
         under_way[turn] = begin(buffers[turn])
         turn = 1 - turn
-    took = time.perf_counter() - begun
+    took, busy_s = time.perf_counter() - begun, (sum(host.read()) if host is not None else 0.0) - busy_s
     for transfer in under_way:
         transfer.wait()
-    return done / took
+    return done / took, busy_s / took
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -184,7 +193,8 @@ def rate_of_files(path: str) -> Rate:
     whole = format_bytes(sum(size for _, size in opened))
     several = f"{len(opened)} files of {whole} in all" if len(opened) > 1 else f"a file of {whole}"
     return Rate(
-        name=path, read_bytes_per_s=read * LARGE_BYTES, reads_per_s=small, reads_cpus=cpus, size_bytes=_size_of(path),
+        name=path, read_bytes_per_s=read * LARGE_BYTES, reads_per_s=small, size_bytes=_size_of(path),
+        held_back=["iops"] if cpus > PYTHON_BUSY else [],
         how=f"this node alone, {several} past the page cache, {_THREADS} "
         f"readers, 1 MiB each in order, then 4 KiB at random places, {SECONDS:g} s each; what the server had in memory "
         "counts, too",

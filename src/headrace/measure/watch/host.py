@@ -133,7 +133,7 @@ class IoThread:
         are open; where their number is another, a thread that was not there is looked for again."""
         if self._queue is None and devices != self._devices:
             self._devices = devices
-            self._queue, self._waited_s = _thread_queue(IO_THREAD), 0.0
+            self._queue, self._waited_s = thread_queue(IO_THREAD), 0.0
             if self._queue is not None:
                 self._waited_s = self._queue.read()[1]
             return None
@@ -149,7 +149,8 @@ class IoThread:
         self._queue, self._devices = None, 0
 
 
-def _thread_queue(name: str) -> RunQueue | None:
+def thread_queue(name: str) -> RunQueue | None:
+    """Of a thread of this process; None where there is none of that name, or the kernel does not tell."""
     for tid in _listed("/proc/self/task"):
         if _read(f"/proc/self/task/{tid}/comm").strip() == name:
             with contextlib.suppress(OSError, ValueError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 #: A wait is long from so many times on what looking at helpers costs.
-_LONG = 50
+_LONG = 200
 
 
 class Source:
