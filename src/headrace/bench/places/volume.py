@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from headrace.bench.cache import DROPPED, WARM
+from headrace.bench.cache import DROPPED, READ_BEFORE, WARM
 from headrace.bench.places.content import CHUNK
 from headrace.bench.places.filling import write_all
 from headrace.bench.places.protocol import Item, Shard, Tell
@@ -111,7 +111,7 @@ class VolumePlace:
         if cache != WARM:
             return said
         if self._warm:
-            return f"read once before; {said}"
+            return f"{READ_BEFORE}; {said}"
         self._warm = True
         reader = self.reader(depth=1)
         try:
@@ -120,7 +120,7 @@ class VolumePlace:
                     reader.read(index, at, min(CHUNK, item.length_bytes - at))
         finally:
             reader.close()
-        return f"read once before; {said}"
+        return f"{READ_BEFORE}; {said}"
 
     def reader(self, *, depth: int, cache: str = DROPPED) -> VolumeReader:
         return VolumeReader(Volume.open(self._uris), self._infos)
