@@ -135,8 +135,8 @@ class Rig:
     def slow(self, *which: int) -> None:
         """These relays are slow for a while: a batch takes as long."""
         for number in which:
-            self.relays[number].throttle(4 * RECORD_BYTES / FAULT_S / len(which))
-        _later(2 * FAULT_S, lambda: [self.relays[number].throttle(None) for number in which])
+            self.relays[number].limit(4 * RECORD_BYTES / FAULT_S / len(which))
+        _later(2 * FAULT_S, lambda: [self.relays[number].limit(None) for number in which])
 
     def starve_io(self) -> None:
         """The thread that takes answers gets no CPU for a while. Root may give it back what it had."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import threading
 import time
@@ -228,13 +230,39 @@ def test_signals_are_heard_and_passed_on_and_given_back(tmp_path: Path) -> None:
         first.close()
         second.close()
         assert signal.set_wakeup_fd(woken) == -1
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with BlackBox(tmp_path / "c", rank=3):
+            # Somebody who comes later has the last word: the process goes on.
+            later: list[int] = []
+            signal.signal(signal.SIGTERM, lambda number, frame: later.append(number))
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_for(tmp_path / "c", "sigterm")
+            until(lambda: later)
+        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, mine)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with BlackBox(tmp_path, rank=3) as box:
-            # Somebody who comes later has the last word.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+            assert box.signals == "SIGTERM was ignored when the box was made"
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.set_wakeup_fd(woken)
+
+
+def test_signals_are_heard_where_many_files_are_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 2048:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    first = os.open(os.devnull, os.O_RDONLY)
+    others = [os.dup(first)]
+    try:
+        while others[-1] < 1024:
+            others.append(os.dup(first))
+        with BlackBox(tmp_path, rank=3):
+            os.kill(os.getpid(), signal.SIGUSR2)
+            wait_for(tmp_path, "request")
+    finally:
+        for each in (first, *others):
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_another_thread_has_a_box_without_signals(tmp_path: Path) -> None:
@@ -257,6 +285,9 @@ def test_a_child_of_a_fork_ends_by_a_signal_and_its_parent_hears_nothing(tmp_pat
         near, far = os.pipe()
         child = os.fork()
         if not child:
+            if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+                # It would not end by it while it is in C code.
+                os._exit(1)
             try:
                 box.dump()
             except UsageError as error:
@@ -272,13 +303,25 @@ def test_a_child_of_a_fork_ends_by_a_signal_and_its_parent_hears_nothing(tmp_pat
     assert [dump.detail for dump in dumps(tmp_path)] == ["the parent's"]
 
 
-def test_a_box_that_cannot_write_says_so_and_ends_nothing(tmp_path: Path) -> None:
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_box_that_cannot_write_says_so_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with BlackBox(tmp_path / "a", rank=3) as box:
         box.path.parent.rmdir()
         with pytest.raises(DumpFailed, match="not written"):
             box.dump()
         box.path.parent.mkdir()
-        box.dump()
+        box.dump("first")
+        box.dump("second")
+        with monkeypatch.context() as full:
+            full.setattr(Path, "write_bytes", no_room)
+            for _ in range(4):
+                with pytest.raises(DumpFailed, match="No space left"):
+                    box.dump()
+        # What was there before is there still.
+        assert [dump.detail for dump in dumps(tmp_path / "a")] == ["second", "first"]
     with pytest.raises(UsageError, match="no dump is made any more"):
         box.dump()
     (tmp_path / "file").touch()
@@ -321,7 +364,7 @@ with Watch(device=None, rank=rank, world=2) as watch, BlackBox(folder, watch=wat
     sys.stdin.readline()
     watch.begin_step(41)
     if how == "no room":
-        module.write_dump = lambda *_: threading.Event().wait()
+        module.write_dump = lambda *_, **__: threading.Event().wait()
         module.GRACE_S = 0.2
     threading.Thread(target=watch_main, args=("read_into" if rank == 0 else "sits_in_c",), daemon=True).start()
     with watch.fetch() if rank == 0 else watch.collective():

@@ -85,13 +85,21 @@ def test_a_dump_that_is_cut_anywhere_or_damaged_is_one_error(tmp_path: Path) -> 
         assert found.events.tobytes() == original.events.tobytes() and found.steps == original.steps
 
 
+def _replace_members(path: Path, others: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {entry: archive.read(entry) for entry in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, data in (members | others).items():
+            archive.writestr(entry, data)
+
+
 class Trap:
     def __reduce__(self) -> tuple[object, ...]:
         return (pytest.fail, ("it was unpickled",))
 
 
 @pytest.mark.parametrize(
-    "name", ["text", "pickle", "object", "shape", "dtype", "version", "names", "device", "steps", "nan", "list", "zip"]
+    "name", ["text", "pickle", "garbled", "object", "shape", "dtype", "version", "names", "device", "steps", "nan", "list", "zip"]
 )
 def test_foreign_files_are_refused_without_being_carried_out(name: str, tmp_path: Path) -> None:
     path = tmp_path / "foreign"
@@ -104,6 +112,8 @@ def test_foreign_files_are_refused_without_being_carried_out(name: str, tmp_path
         path.write_bytes(pickle.dumps(Trap()))
     else:
         match name:
+            case "garbled":
+                pass
             case "object":
                 arrays["events"] = np.array([Trap()], object)
             case "shape":
@@ -124,6 +134,8 @@ def test_foreign_files_are_refused_without_being_carried_out(name: str, tmp_path
                 arrays["header"] = _bytes([1])
         (np.savez_compressed if name == "zip" else np.savez)(path, allow_pickle=True, **arrays)
         path.with_suffix(".npz").rename(path)
+        if name == "garbled":
+            _replace_members(path, {f"{each}.npy": b"\x93NUMPY\x01\x00\x05\x00((((\n" for each in arrays})
     with pytest.raises(DumpUnreadable, match="no dump that can be read"):
         read_dump(path)
 
@@ -135,11 +147,7 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(tmp_path: Path) -> None
     np.lib.format.write_array_header_1_0(
         claim, {"descr": np.lib.format.dtype_to_descr(DUMPED), "fortran_order": False, "shape": (1 << 50,)}
     )
-    with zipfile.ZipFile(path) as archive:
-        members = {entry: archive.read(entry) for entry in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for entry, data in members.items():
-            archive.writestr(entry, claim.getvalue() if entry == "events.npy" else data)
+    _replace_members(path, {"events.npy": claim.getvalue()})
     with pytest.raises(DumpUnreadable, match="one column"):
         read_dump(path)
     path.write_bytes(b"")

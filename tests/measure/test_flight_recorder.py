@@ -64,6 +64,19 @@ def test_both_forms_and_every_protocol_say_the_same() -> None:
     assert (first.collectives[0].name, first.collectives[0].where) == ("all_reduce", "train.py:41")
 
 
+def test_one_list_in_a_million_places_takes_no_time_and_no_memory() -> None:
+    group = {"name": "0", "desc": "", "ranks": list(range(10_000))}
+    data = pickle.dumps({"version": "2.1", "entries": [], "pg_config": {str(at): group for at in range(10_000)}})
+    with pytest.raises(UsageError, match="members of groups"):
+        parse_flight_recorder(data, Path("trace_0"))
+    frames = [{"filename": "/torch/a.py", "line": 1}] * 100_000
+    many = pickle.dumps(said(*[entry(1, frames=frames)] * 2_000))
+    assert parse_flight_recorder(many, Path("trace_0")).collectives[0].where == ""
+    with pytest.raises(ValueError, match="a key that is no text"):
+        # Whose hashes are one.
+        load_plain(pickle.dumps({at * ((1 << 61) - 1): None for at in range(1, 5)}, 2))
+
+
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path("/tmp").joinpath, ("x",))

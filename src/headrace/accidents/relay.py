@@ -117,10 +117,6 @@ class Relay:
         self.held.clear()
         self._wake.send(b".")
 
-    def throttle(self, bytes_per_s: float | None) -> None:
-        """From now on; None: as quick as it can."""
-        self._bytes_per_s = bytes_per_s
-
     def close(self) -> None:
         self._over = True
         self._wake.send(b".")

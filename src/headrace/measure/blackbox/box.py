@@ -326,8 +326,7 @@ class _Core:
             rank=self._rank, world=self._world, why=asked.why, detail=asked.detail, started=self._started,
             watch=self._watch, devices=self._devices if self._devices is not None else open_devices(),
         )  # fmt: skip
-        self._make_room()
-        write_dump(self.path, dump)
+        write_dump(self.path, dump, when_written=self._make_room)
         self._dumped_at = time.monotonic()
         if self._flight_recorder and "torch.distributed" in sys.modules:
             from headrace.torch.flight_recorder import flight_recorder_trace

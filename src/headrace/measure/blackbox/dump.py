@@ -16,8 +16,9 @@ import io
 import json
 import math
 import os
+import tokenize
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -130,8 +131,11 @@ def dump_name(rank: int) -> str:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def write_dump(path: str | os.PathLike[str], dump: Dump) -> int:
-    """Its bytes. `OSError` as the file system gives it; then what was there before is there still."""
+def write_dump(
+    path: str | os.PathLike[str], dump: Dump, *, when_written: Callable[[], None] = lambda: None
+) -> int:  # fmt: skip
+    """Its bytes. `OSError` as the file system gives it; then what was there before is there still.
+    `when_written`: called before the whole file takes its place."""
     header = {
         "format": FORMAT, "version": VERSION, "rank": dump.rank, "world": dump.world, "host": dump.host,
         "pid": dump.pid, "why": dump.why, "detail": dump.detail,
@@ -149,9 +153,11 @@ def write_dump(path: str | os.PathLike[str], dump: Dump) -> int:
         steps=np.frombuffer(lines.encode(), np.uint8),
     )
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Of a process that was killed in the middle of it, the next one takes it away.
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_bytes(file.getbuffer())
+        when_written()
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -186,7 +192,7 @@ def _read(path: Path, file: io.BytesIO) -> Dump:
         return _dump(path, header.tobytes(), events, steps.tobytes())
     except DumpUnreadable:
         raise
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, tokenize.TokenError) as error:
         raise _unreadable(path, "a whole file of a black box", str(error)) from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, RuntimeError) as error:
         raise _unreadable(path, "a dump of a black box", f"{type(error).__name__}: {error}") from None

@@ -28,6 +28,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ MOST_BYTES = 64 << 20
 MOST_ENTRIES = 200_000
 #: Largest number of ranks that is taken from a dump.
 MOST_RANKS = 1 << 20
+#: Members of all groups of a dump together, and frames of a collective: a pickle may name one list a million times.
+_MOST_MEMBERS, _MOST_FRAMES = 16 * MOST_RANKS, 256
 _LONGEST_TEXT = 200
 
 
@@ -173,9 +176,13 @@ def _rank(path: Path) -> int:
 
 
 def _members(config: Any) -> dict[str, tuple[int, ...]]:
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
+    size = 0
     for name, group in config.items():
         ranks = json.loads(group["ranks"]) if isinstance(group["ranks"], str) else group["ranks"]
+        size += len(ranks) + len(group["ranks"])
+        if size > _MOST_MEMBERS:
+            raise ValueError(f"more than {_MOST_MEMBERS} members of groups")
         if not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
             raise ValueError("ranks of a group")
         found[_text(name)] = tuple(ranks)
@@ -199,7 +206,7 @@ def _collective(entry: Any) -> Collective:
     where = next(
         (
             f"{Path(_text(frame['filename'])).name}:{_whole(frame['line'])}"
-            for frame in frames
+            for frame in islice(frames, _MOST_FRAMES)
             if "/torch/" not in frame["filename"]
         ),
         "",

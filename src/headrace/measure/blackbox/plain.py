@@ -4,6 +4,8 @@ A pickle is a program: it may name functions and have them called, and even wher
 for gigabytes (a length, the number of a memo). So none is unpickled here. `pickletools.genops`, which carries nothing
 out, takes the bytes apart, and of its operations those are followed that make dictionaries, lists, tuples, text,
 numbers, truth values and None: all that a flight recorder writes. Anything else ends the reading.
+
+One value may stand in many places: whoever walks through what was read has to bound that.
 """
 
 from __future__ import annotations
@@ -72,9 +74,9 @@ def _carry_out(name: str, argument: Any, stack: list[Any], memo: dict[int, Any])
         items = [_plain(stack.pop()) for _ in range(2)][::-1] if name == "SETITEM" else _since_mark(stack)
         into = _of(stack[-1], dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Of these no hash can be dear.
-            if not isinstance(key, str | int):
-                raise ValueError("a key that is neither text nor a number")
+            # A recorder has no others. Numbers can be chosen such that all have one hash.
+            if not isinstance(key, str):
+                raise ValueError("a key that is no text")
             into[key] = value
     elif name not in ("PROTO", "FRAME"):
         raise ValueError(f"{name} is not of plain data")

@@ -6,9 +6,11 @@ thread, when that is back in the interpreter; it may never be. So:
 
 * what was to be done on the signal before the box came, is done behind the dump: a handler in Python by the main
   thread, as it always was, after it has waited for the dump, but not for long;
-* where the signal was to end the process, the box's thread ends it by the signal itself, as the kernel would have.
+* where the signal was to end the process, the box's thread ends it by the signal itself, as the kernel would have;
+  but not where somebody has put a handler since: then that one has the last word.
 
-A child of a fork has the handlers, and would write to its parent's socket: it lets go of it first of all.
+A child of a fork has the handlers, and would write to its parent's socket: it gives both back first of all, so that a
+signal ends it as if there were no box.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import select
 import signal
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -27,6 +30,8 @@ from typing import Any
 
 #: How long a signal is held up for a dump. Schedulers give 30 s and more before they kill.
 GRACE_S = 10.0
+#: Between two looks of a handler at what the box's thread is at.
+_LOOK_S = 0.01
 _open: weakref.WeakSet[Signals] = weakref.WeakSet()
 
 
@@ -35,13 +40,16 @@ class Signals:
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.why_not = ""
-        self._numbers = numbers
         self._before: dict[int, Any] = {}
-        self._handled = {number: threading.Event() for number in numbers}
+        #: The box's thread has nothing in hand. No lock: handlers run in the middle of each other.
+        self._idle = True
         self._process = os.getpid()
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._far.setblocking(False)
+        # Not `select`: it knows no descriptors from 1024 on.
+        self._poll = select.poll()
+        self._poll.register(self._near, select.POLLIN)
         self._wakeup_before = -1
         self._closed = False
         if threading.current_thread() is not threading.main_thread():
@@ -50,7 +58,9 @@ class Signals:
         for number in numbers:
             before = signal.getsignal(number)
             if before is None or before is signal.SIG_IGN:
-                # It is C code's, or was to be ignored, as under nohup.
+                # As under nohup.
+                of_whom = "handled by C code" if before is None else "ignored"
+                self.why_not = f"{signal.Signals(number).name} was {of_whom} when the box was made"
                 continue
             self._before[number] = before
             signal.signal(number, self._handle)
@@ -61,10 +71,13 @@ class Signals:
 
     def wait(self, timeout_s: float) -> list[int]:
         """Signals of ours that came; empty when the time has passed, or `wake` was called."""
-        select.select([self._near], [], [], timeout_s)
+        self._idle = True
+        self._poll.poll(timeout_s * 1000)
+        self._idle = False
         try:
             data = self._near.recv(4096)
-        except BlockingIOError:
+        except OSError:
+            # Nothing came, or it is closed.
             return []
         if self._wakeup_before >= 0 and (others := data.replace(b"\0", b"")):
             with contextlib.suppress(OSError):
@@ -77,17 +90,37 @@ class Signals:
 
     def done(self, number: int) -> None:
         """The dump for it is made, or was given up: what the signal was to do is done now."""
-        self._handled[number].set()
-        if number == signal.SIGTERM and self._before.get(number) is signal.SIG_DFL:
+        if number == signal.SIGTERM and signal.getsignal(number) == self._handle and self._ends(number):
             _end_by(number)
+
+    def _ends(self, number: int) -> bool:
+        """Nobody was there before this box, and others, which are waited for."""
+        before = self._before.get(number)
+        owner = getattr(before, "__self__", None)
+        if isinstance(owner, Signals):
+            owner._settle()
+            return owner._ends(number)
+        return before is signal.SIG_DFL
+
+    def _settle(self) -> None:
+        """Until the box's thread has done what there was for it, but not for long."""
+        until = time.monotonic() + GRACE_S
+        while not self._closed and (self._has_some() or not self._idle) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+
+    def _has_some(self) -> bool:
+        # In this order: the thread is not idle before it takes them.
+        try:
+            return bool(self._near.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     # ---- the main thread ----
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number)
-        if self._process == os.getpid() and not self._closed and number == signal.SIGTERM:
-            self._handled[number].wait(GRACE_S)
-            self._handled[number].clear()
+        if self._process == os.getpid() and number == signal.SIGTERM:
+            self._settle()
         if callable(before):
             before(number, frame)
         elif number == signal.SIGTERM:
@@ -99,14 +132,16 @@ class Signals:
             return
         self._closed = True
         _open.discard(self)
-        if self._process != os.getpid():
-            return
+        if self._process == os.getpid():
+            self._give_back()
+            self._let_go()
+
+    def _give_back(self) -> None:
         for number, before in self._before.items():
             # Bound methods are equal, not the same.
             if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):
                     signal.signal(number, before)
-        self._let_go()
 
     def _let_go(self) -> None:
         for other in list(_open):
@@ -123,14 +158,14 @@ class Signals:
         for end in (self._near, self._far):
             end.close()
 
-    def forked(self) -> None:
-        """In the child: not a word to the parent's thread."""
-        self._let_go()
-
 
 def _forked() -> None:
+    """In the child: not a word to the parent's thread, and signals as they were."""
+    # Of several boxes the last one has the handler, then the one before: as many turns as there are.
+    for signals in list(_open) * len(_open):
+        signals._give_back()
     for signals in list(_open):
-        signals.forked()
+        signals._let_go()
 
 
 os.register_at_fork(after_in_child=_forked)
