@@ -99,7 +99,22 @@ class Trap:
 
 
 @pytest.mark.parametrize(
-    "name", ["text", "pickle", "garbled", "object", "shape", "dtype", "version", "names", "device", "steps", "nan", "list", "zip"]
+    "name",
+    [
+        "text",
+        "pickle",
+        "garbled",
+        "object",
+        "shape",
+        "dtype",
+        "version",
+        "names",
+        "device",
+        "steps",
+        "nan",
+        "list",
+        "zip",
+    ],
 )
 def test_foreign_files_are_refused_without_being_carried_out(name: str, tmp_path: Path) -> None:
     path = tmp_path / "foreign"

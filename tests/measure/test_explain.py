@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,35 @@ def test_a_blocked_loader_is_storage_only_where_commands_say_so() -> None:
     assert found.main is not None and (found.storage, found.main.confidence) == ("yes", "likely")
 
 
+def test_commands_of_more_bytes_than_any_before_may_take_longer() -> None:
+    spent = {"blocked": 0.002, "compute": 0.02, "collective": 0.005}
+    all_paths = {(0, 0): 0.3, (0, 1): 0.3, (1, 0): 0.3}
+    large = Rank().usual(8, **spent).step(slow=all_paths, size=4 << 20, **{**spent, "blocked": 0.5})
+    assert explain(evidence(large)).storage == "unknown"
+    small = Rank().usual(8, **spent).step(slow=all_paths, **{**spent, "blocked": 0.5})
+    assert explain(evidence(small)).storage == "yes"
+
+
+def test_without_all_ranks_nobody_is_said_to_have_waited() -> None:
+    found = explain(evidence(Rank(1, 4).usual().step(slow={(0, 1): 0.4}, fetch=0.5, compute=0.02, collective=0.005)))
+    assert found.storage == "yes" and "waited for it" not in sentence(found)
+    assert facts(found)["missing"] == "nothing is known of ranks 0, 2 and 3 of 4: one of them may have been slower"
+
+
+def test_what_an_earlier_start_has_left_is_not_mixed_with_the_last_one(tmp_path: Path) -> None:
+    """Steps are put together by number, and numbers begin again."""
+    now = Rank(0, 2).usual().dump()
+    day = 86_400 * 10**9
+    before = replace(now, rank=1, dumped=replace(now.dumped, realtime_ns=now.dumped.realtime_ns - day))
+    write_dump(tmp_path / dump_name(0), now)
+    write_dump(tmp_path / dump_name(1), before)
+    lines = [step(n, 1000.0 + n, compute=9.0) for n in range(8)]
+    write(tmp_path / "rank-00000.jsonl", [header(0, 2, pid=now.pid + 1), *lines])
+    found = gather([tmp_path])
+    assert found.missing == [1] and "rank 1: it is of an earlier start" in found.unread[0]
+    assert {row["compute"] for row in found.ranks[0].steps.values()} == {0.02}
+
+
 def test_of_a_wait_for_reads_in_which_none_was_under_way_it_is_not_known() -> None:
     found = explain(evidence(Rank().usual().step(fetch=0.5, compute=0.02, collective=0.005)))
     assert found.storage == "unknown" and found.storage_gpu_s == 0 and "of it only" in facts(found)["because"]
@@ -186,7 +216,7 @@ def test_a_step_like_the_others_is_called_so() -> None:
 
 
 def test_clocks_that_are_apart_are_brought_together_by_ends_of_steps() -> None:
-    first, ahead = Rank(0, 2).usual(), Rank(1, 2, ahead_ns=7_000_000_000).usual()
+    first, ahead = Rank(0, 2, host="same name").usual(), Rank(1, 2, host="same name", ahead_ns=7_000_000_000).usual()
     # Two nodes whose clocks agree, and whose monotonic ones do not.
     found = clocks(evidence(first, ahead))
     assert found[1].shift_ns == -7_000_000_000 and found[1].by == "ends of steps" and found[1].error_s == 0

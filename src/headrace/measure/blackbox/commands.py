@@ -2,8 +2,8 @@
 
 A command is slow where it took, or has taken by now, much longer than commands of its kind usually do: on its own path
 before the step, or on the quickest other path, whichever is less. So both a path that became slow and one that always
-was are seen. Two measures say what that meant for the step, as seconds of it: those in which anything of a kind was
-under way, and those in which something slow was.
+was are seen. One of more bytes than any before may take as many times longer. Two measures say what that meant for the
+step, as seconds of it: those in which anything of a kind was under way, and those in which something slow was.
 """
 
 from __future__ import annotations
@@ -106,9 +106,10 @@ def look(dump: Dump, start_ns: int, end_ns: int, kinds: Iterable[EventKind]) -> 
     inside = of_kind & (ended > start_ns) & (events["started_ns"] < end_ns)
     before = of_kind & (ended <= start_ns) & (events["status"] == 0)
     usual = _usual(dump, ended, inside, before)
-    seen = [_path(dump, key, ended, inside, start_ns, end_ns, usual) for key in _keys(events, inside)]
+    by_size = _by_size(events, ended, before)
+    slow = _slow(events, by_size, inside, usual)
+    seen = [_path(dump, key, ended, inside, slow, start_ns, end_ns, usual) for key in _keys(events, inside)]
     spans = _spans(events["started_ns"][inside], ended[inside], start_ns, end_ns)
-    slow = _slow(events, ended, inside, usual)
     slow_spans = _spans(events["started_ns"][slow], ended[slow], start_ns, end_ns)
     first = int(events["started_ns"][before].min()) if before.any() else start_ns
     moved = int(events["bytes"][before].sum())
@@ -173,11 +174,21 @@ def _usual(
     return found
 
 
+def _by_size(
+    events: Events, ended: npt.NDArray[np.int64], before: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:  # fmt: skip
+    """How long commands took, seconds; of those of more bytes than any before: for so many bytes."""
+    largest = max(1, int(events["bytes"][before].max(initial=0)))
+    more = np.maximum(1.0, events["bytes"] / largest)
+    # What waits to be sent waits for a path, whatever its size.
+    more[(events["path"] == NO_PATH) | (not before.any())] = 1.0
+    return np.asarray((ended - events["started_ns"]) * 1e-9 / more)
+
+
 def _slow(
-    events: Events, ended: npt.NDArray[np.int64], inside: npt.NDArray[np.bool_],
+    events: Events, latency: npt.NDArray[np.float64], inside: npt.NDArray[np.bool_],
     usual: dict[Key, tuple[float | None, float | None]],
 ) -> npt.NDArray[np.bool_]:  # fmt: skip
-    latency = (ended - events["started_ns"]) * 1e-9
     found = np.zeros(len(events), bool)
     for (device, path), (_, slow_from) in usual.items():
         if slow_from is not None:
@@ -190,14 +201,14 @@ def _slow(
 
 
 def _path(
-    dump: Dump, key: Key, ended: npt.NDArray[np.int64], inside: npt.NDArray[np.bool_], start_ns: int, end_ns: int,
-    usual: dict[Key, tuple[float | None, float | None]],
+    dump: Dump, key: Key, ended: npt.NDArray[np.int64], inside: npt.NDArray[np.bool_],
+    any_slow: npt.NDArray[np.bool_], start_ns: int, end_ns: int, usual: dict[Key, tuple[float | None, float | None]],
 ) -> PathView:  # fmt: skip
     events = dump.events
     device = dump.devices[key[0]]
     mine = (events["device"] == key[0]) & (events["path"] == key[1])
     here = inside & mine
-    slow = _slow(events, ended, here, usual)
+    slow = any_slow & here
     latency = (ended[here] - events["started_ns"][here]) * 1e-9
     open_ones = np.flatnonzero(here & (events["ended_ns"] == 0))
     before_p99, slow_from = usual.get(key, (None, None))

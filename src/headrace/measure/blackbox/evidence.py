@@ -23,6 +23,8 @@ from headrace.measure.watch.watch import FLUSH_S
 
 #: A watch takes steps apart once a second.
 _ROUGH_NS = round(FLUSH_S * 1e9)
+#: Nodes' clocks differ by less; and on one node those since it was booted differ by less from those of the day.
+_CLOCKS_APART_NS, _SAME_CLOCK_NS = 60 * 10**9, 10**9
 #: Steps of a watch's file that are kept: the last ones, and the longest.
 KEPT_LAST, KEPT_LONGEST = 4096, 64
 
@@ -96,7 +98,7 @@ class Evidence:
     ranks: dict[int, RankRecord]
     world: int
     flights: tuple[FlightRecord, ...] = ()
-    #: Of Flight Recorder dumps that lay beside the others, why they cannot be read.
+    #: What lay beside the others, and why it was left out: dumps of Flight Recorders that cannot be read, old ones.
     unread: tuple[str, ...] = ()
 
     @property
@@ -117,25 +119,39 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
     adds what a dump does not have. `flights`: dumps of Flight Recorders, or folders of them; where there are none,
     those that a `BlackBox` and PyTorch have put into the folders of the others. `UsageError` or `DumpUnreadable` for
     what is none of them."""
-    records: dict[int, RankRecord] = {}
-    dumps, files = _sorted(paths)
-    for path in dumps:
+    paths_of_dumps, files = _sorted(paths)
+    dumps: dict[int, Dump] = {}
+    for path in paths_of_dumps:
         dump = read_dump(path)
-        before = records.get(dump.rank)
-        if before is None or before.dump is None or before.dump.dumped.realtime_ns <= dump.dumped.realtime_ns:
-            records[dump.rank] = of_dump(dump)
+        before = dumps.get(dump.rank)
+        if before is None or before.dumped.realtime_ns <= dump.dumped.realtime_ns:
+            dumps[dump.rank] = dump
+    old = _of_earlier_starts(dumps)
+    records = {rank: of_dump(dump) for rank, dump in dumps.items() if rank not in old}
+    starts = {record.rank: (record.host, record.dump.pid) for record in records.values() if record.dump is not None}
     for path in files:
-        found = of_watch(path)
+        found = of_watch(path, starts)
         if found is not None:
             record = records.setdefault(found.rank, found)
             if record is not found:
                 _add(record, found)
     if not records:
         raise UsageError("there is nothing to explain", where=", ".join(map(str, paths)), expected="at least one rank")
+    unread = [f"the dump of rank {rank}: it is of an earlier start of the job" for rank in old]
     if flights:
-        return together(list(records.values()), [read_flight_recorder(path) for path in _flights(flights)])
-    beside, unread = _flights_beside(paths)
-    return together(list(records.values()), beside, unread)
+        return together(list(records.values()), [read_flight_recorder(path) for path in _flights(flights)], unread)
+    beside, damaged = _flights_beside(paths)
+    return together(list(records.values()), beside, [*unread, *damaged])
+
+
+def _of_earlier_starts(dumps: Mapping[int, Dump]) -> list[int]:
+    """Ranks whose dumps were written before the box that wrote the newest one was made: numbers of steps begin again
+    with a start, so these would be other steps."""
+    if not dumps:
+        return []
+    newest = max(dumps.values(), key=lambda dump: dump.dumped.realtime_ns)
+    since = newest.started.realtime_ns - _CLOCKS_APART_NS
+    return sorted(rank for rank, dump in dumps.items() if dump.dumped.realtime_ns < since)
 
 
 def _flights_beside(paths: Sequence[Path]) -> tuple[list[FlightRecord], list[str]]:
@@ -244,8 +260,10 @@ def _so_far(dump: Dump) -> dict[str, float]:
     return spent
 
 
-def of_watch(path: Path) -> RankRecord | None:
-    """Of its last start that has done a step. None: there is none."""
+def of_watch(path: Path, starts: Mapping[int, tuple[str, int]] | None = None) -> RankRecord | None:
+    """Of its last start that has done a step. None: there is none. `starts`: by rank, the host and process of its dump:
+    of such a rank that start."""
+    starts = starts or {}
     header: WatchHeader | None = None
     newest: WatchHeader | None = None
     last: deque[WatchStep] = deque(maxlen=KEPT_LAST)
@@ -263,7 +281,7 @@ def of_watch(path: Path) -> RankRecord | None:
                 continue
             if isinstance(found, WatchHeader):
                 newest = found
-            elif newest is not None:
+            elif newest is not None and starts.get(newest.rank) in (None, (newest.node, newest.pid)):
                 if header is not newest:
                     header = newest
                     last.clear()
@@ -333,7 +351,11 @@ _ENOUGH = 3
 def _beside(first: RankRecord, other: RankRecord) -> Clock:
     both_dumped = first.dump is not None and other.dump is not None
     by_clock = other.to_realtime_ns - first.to_realtime_ns
-    if other.host == first.host and (both_dumped or (first.dump is None and other.dump is None)):
+    if (
+        other.host == first.host
+        and abs(by_clock) < _SAME_CLOCK_NS
+        and (both_dumped or (first.dump is None and other.dump is None))
+    ):
         return Clock(shift_ns=0, error_s=0.0, by="the clock of the same host")
     common = [
         (first.steps[number], row)

@@ -87,7 +87,7 @@ def _what(found: Explanation, finding: Finding, *, brief: bool = False) -> str:
         text += " more than usual"
     if finding.storage == "yes" and finding.path is not None:
         text += f" {path_text(finding)}"
-    if not brief and found.world > 1 and finding.cause not in ("collective", "checkpoint"):
+    if not brief and found.world > 1 and not found.missing and finding.cause not in ("collective", "checkpoint"):
         text += f"; the other {'rank' if found.world == 2 else f'{found.world - 1} ranks'} waited for it"
     return text
 
@@ -162,7 +162,10 @@ def facts(found: Explanation) -> dict[str, str]:
             f" {format_seconds(late.seconds)}{by} after the first"
         )
     if found.missing:
-        told["missing"] = f"nothing is known of {ranks_text(found.missing)} of {found.world}: it may have been slower"
+        told["missing"] = (
+            f"nothing is known of {ranks_text(found.missing)} of {found.world}: {_one_of(found.missing)} may have been "
+            "slower"
+        )
     if found.without_events and len(found.without_events) < len(found.rows) + 1:
         told["no I/O events"] = f"of {ranks_text(found.without_events)}: only the file of the watch is there"
     if found.unread:
@@ -171,6 +174,10 @@ def facts(found: Explanation) -> dict[str, str]:
     if why := sorted(set(found.why.values()) - {"request"}):
         told["dumped by"] = ", ".join(why)
     return told
+
+
+def _one_of(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "one of them"
 
 
 def _clocks(found: Explanation) -> str:
