@@ -6,12 +6,13 @@ import errno
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, cast
 
 import pytest
@@ -200,6 +201,23 @@ def test_what_leaves_a_collective_or_the_box_is_dumped_once(watch: Watch, tmp_pa
     with pytest.raises(SystemExit), BlackBox(tmp_path, watch=watch):
         raise SystemExit(0)
     assert len(dumps(tmp_path)) == 3
+
+
+def test_what_pytorch_wrote_on_a_timeout_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = ModuleType("headrace.torch.flight_recorder")
+    recorder.flight_recorder_trace = lambda: b"of now"  # type: ignore[attr-defined]
+    for name in ("headrace.torch.flight_recorder", "torch.distributed"):
+        monkeypatch.setitem(sys.modules, name, recorder)
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "flight-recorder-"))
+    monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    trace = tmp_path / "flight-recorder-3"
+    with BlackBox(tmp_path, rank=3) as box:
+        box.dump()
+        assert trace.read_bytes() == b"of now"
+        trace.write_bytes(b"of the timeout")
+        wait_for(tmp_path, "collective")
+        box.dump()
+    assert trace.read_bytes() == b"of the timeout"
 
 
 def test_signals_are_heard_and_passed_on_and_given_back(tmp_path: Path) -> None:

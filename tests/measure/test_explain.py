@@ -153,6 +153,12 @@ def test_what_an_earlier_start_has_left_is_not_mixed_with_the_last_one(tmp_path:
     write(tmp_path / "rank-00000.jsonl", [header(0, 2, pid=now.pid + 1), *lines])
     found = gather([tmp_path])
     assert found.missing == [1] and "rank 1: it is of an earlier start" in found.unread[0]
+    # What a node has left that went down.
+    (tmp_path / dump_name(1)).write_bytes(bytes(100))
+    found = gather([tmp_path])
+    assert found.missing == [1] and "no dump that can be read" in found.unread[0]
+    with pytest.raises(DumpUnreadable):
+        gather([tmp_path, tmp_path / dump_name(1)])
     assert {row["compute"] for row in found.ranks[0].steps.values()} == {0.02}
 
 

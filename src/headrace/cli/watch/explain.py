@@ -47,12 +47,13 @@ def explain(
 
     Example: `headrace watch explain runs/a/watch --flight-recorder /tmp/nccl_trace_rank_0`
     """
-    from headrace.cli.output import print_facts, print_json, print_table
+    from headrace.cli.output import check_page, print_facts, print_json, print_table
     from headrace.measure.arithmetic import dollars
     from headrace.measure.blackbox import tell
     from headrace.measure.blackbox.evidence import gather
     from headrace.measure.blackbox.explain import explain as found_in
 
+    check_page(html)
     if price is not None:
         dollars(0.0, price)
     evidence = gather(dumps, flight_recorder or [])

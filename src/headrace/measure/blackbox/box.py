@@ -179,6 +179,7 @@ class _Core:
         if flight_recorder:
             pytorchs = _pytorchs_file(self._recorders_file, rank)
             self._seen[pytorchs] = _sign(pytorchs)
+        self._watchdog_failed = False
         self._told: tuple[int, float] | None = None
         self._quiet_until, self._quiet_s = 0.0, _QUIET_S
         self._dumped_at = -_RECENT_S
@@ -257,9 +258,10 @@ class _Core:
             try:
                 self._look_at_step()
             except Exception as error:
-                # Signals are to be heard all the same.
-                self._watchdog_s = self._watchdog_times = None
-                _log.warning("headrace: the black box at %s has no watchdog any more: %r", self.path, error)
+                # Signals are to be heard all the same, and the next look may do.
+                if not self._watchdog_failed:
+                    _log.warning("headrace: the watchdog of the black box at %s fails: %r", self.path, error)
+                self._watchdog_failed = True
             self.looks += 1
 
     def _look_at_step(self) -> None:
@@ -328,12 +330,24 @@ class _Core:
         )  # fmt: skip
         write_dump(self.path, dump, when_written=self._make_room)
         self._dumped_at = time.monotonic()
-        if self._flight_recorder and "torch.distributed" in sys.modules:
-            from headrace.torch.flight_recorder import flight_recorder_trace
+        try:
+            self._write_flight_recorder()
+        except Exception as error:
+            # There is a dump all the same.
+            _log.warning("headrace: no Flight Recorder beside the dump at %s: %r", self.path, error)
 
-            trace = flight_recorder_trace()
-            if trace:
-                self._put(self._recorders_file, trace)
+    def _write_flight_recorder(self) -> None:
+        ours = self._recorders_file
+        if not self._flight_recorder or "torch.distributed" not in sys.modules:
+            return
+        if ours in self._seen and _sign(ours) not in (None, self._seen[ours]):
+            # PyTorch has just written it: that one is of the moment of the time-out.
+            return
+        from headrace.torch.flight_recorder import flight_recorder_trace
+
+        trace = flight_recorder_trace()
+        if trace:
+            self._put(ours, trace)
 
     def _make_room(self) -> None:
         """The last dump is the one before, from now on; the oldest of too many is gone."""
@@ -362,6 +376,8 @@ class _Core:
             if now is None or now == before:
                 continue
             if file is not self._request_file:
+                # It is not written over: what was under way at the time-out is given up by now.
+                self._flight_recorder &= file != self._recorders_file
                 self._ask("collective", f"PyTorch wrote its Flight Recorder to {file}")
                 continue
             text = ""

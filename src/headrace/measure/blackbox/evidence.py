@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.measure.blackbox.dump import Dump, read_dump
+from headrace.measure.blackbox.dump import Dump, DumpUnreadable, read_dump
 from headrace.measure.blackbox.flight_recorder import MOST_RANKS, FlightRecord, read_flight_recorder
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 from headrace.measure.watch.watch import FLUSH_S
@@ -98,7 +98,7 @@ class Evidence:
     ranks: dict[int, RankRecord]
     world: int
     flights: tuple[FlightRecord, ...] = ()
-    #: What lay beside the others, and why it was left out: dumps of Flight Recorders that cannot be read, old ones.
+    #: What lay beside the others, and why it was left out: what cannot be read, and old dumps.
     unread: tuple[str, ...] = ()
 
     @property
@@ -118,11 +118,19 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
     """`paths`: dumps, files of watches, or folders of them. Of one rank the last dump counts, and the file of its watch
     adds what a dump does not have. `flights`: dumps of Flight Recorders, or folders of them; where there are none,
     those that a `BlackBox` and PyTorch have put into the folders of the others. `UsageError` or `DumpUnreadable` for
-    what is none of them."""
+    what is none of them; damaged ones in a folder are left out, and told."""
     paths_of_dumps, files = _sorted(paths)
     dumps: dict[int, Dump] = {}
+    unread: list[str] = []
     for path in paths_of_dumps:
-        dump = read_dump(path)
+        try:
+            dump = read_dump(path)
+        except DumpUnreadable as error:
+            # One of many that a node has left when it went down; but not where it was asked for, or is all there is.
+            if path in paths or len(paths_of_dumps) == 1:
+                raise
+            unread.append(str(error))
+            continue
         before = dumps.get(dump.rank)
         if before is None or before.dumped.realtime_ns <= dump.dumped.realtime_ns:
             dumps[dump.rank] = dump
@@ -137,11 +145,11 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
                 _add(record, found)
     if not records:
         raise UsageError("there is nothing to explain", where=", ".join(map(str, paths)), expected="at least one rank")
-    unread = [f"the dump of rank {rank}: it is of an earlier start of the job" for rank in old]
+    unread += [f"the dump of rank {rank}: it is of an earlier start of the job" for rank in old]
     if flights:
         return together(list(records.values()), [read_flight_recorder(path) for path in _flights(flights)], unread)
     beside, damaged = _flights_beside(paths)
-    return together(list(records.values()), beside, [*unread, *damaged])
+    return together(list(records.values()), beside, unread + damaged)
 
 
 def _of_earlier_starts(dumps: Mapping[int, Dump]) -> list[int]:

@@ -100,19 +100,25 @@ def _paths(found: Explanation, evidence: Evidence) -> Iterable[charts.Lane]:
     if found.unwaited is not None:
         slow = found.unwaited
         slow_from[slow.rank, slow.device, slow.path] = slow.slow_from_s
+    lanes = [
+        (dump, rank, about.uri, path.name, device, number)
+        for rank in _first(found.rows, found.rank)
+        if (dump := evidence.ranks[rank].dump) is not None
+        for device, about in enumerate(dump.devices)
+        for number, path in enumerate(about.paths)
+    ]
+    # Those that are told of first.
+    lanes.sort(key=lambda lane: lane[1:4] not in slow_from)
     drawn = 0
-    for rank in _first(found.rows, found.rank):
-        dump, row = evidence.ranks[rank].dump, found.rows[rank]
-        if dump is None:
-            continue
-        for device, about in enumerate(dump.devices):
-            for number, path in enumerate(about.paths):
-                events = _within(dump, device, number, row)
-                if not len(events) or drawn >= MOST_PATHS:
-                    continue
-                drawn += 1
-                limit = slow_from.get((rank, about.uri, path.name))
-                yield charts.Lane(name=_lane(rank, path.name, len(found.rows)), spans=_spans(dump, events, row, limit))
+    for dump, rank, uri, name, device, number in lanes:
+        row = found.rows[rank]
+        events = _within(dump, device, number, row)
+        if len(events):
+            drawn += 1
+            limit = slow_from.get((rank, uri, name))
+            yield charts.Lane(name=_lane(rank, name, len(found.rows)), spans=_spans(dump, events, row, limit))
+        if drawn == MOST_PATHS:
+            return
 
 
 def _lane(rank: int, path: str, ranks: int) -> str:
