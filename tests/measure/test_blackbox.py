@@ -208,16 +208,18 @@ def test_what_pytorch_wrote_on_a_timeout_is_not_written_over(tmp_path: Path, mon
     recorder.flight_recorder_trace = lambda: b"of now"  # type: ignore[attr-defined]
     for name in ("headrace.torch.flight_recorder", "torch.distributed"):
         monkeypatch.setitem(sys.modules, name, recorder)
-    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "flight-recorder-"))
     monkeypatch.setattr(module, "_LOOK_S", 0.05)
     trace = tmp_path / "flight-recorder-3"
     with BlackBox(tmp_path, rank=3) as box:
+        assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "flight-recorder-")
         box.dump()
         assert trace.read_bytes() == b"of now"
         trace.write_bytes(b"of the timeout")
         wait_for(tmp_path, "collective")
         box.dump()
     assert trace.read_bytes() == b"of the timeout"
+    # The next box has its own folder.
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in os.environ
 
 
 def test_signals_are_heard_and_passed_on_and_given_back(tmp_path: Path) -> None:

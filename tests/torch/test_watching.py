@@ -117,7 +117,7 @@ def time_out(rank: Rank, folder: Path) -> str:
                 until(box.path.exists, "rank 0 has called")
             rank.say("called")
         rank.hear()
-    return os.environ.get("TORCH_FR_DUMP_TEMP_FILE", "")
+        return os.environ.get("TORCH_FR_DUMP_TEMP_FILE", "")
 
 
 def test_ranks_of_a_collective_that_times_out_dump_with_the_flight_recorder(tmp_path: Path) -> None:

@@ -176,8 +176,10 @@ class _Core:
         self._seen = {self._request_file: _sign(self._request_file)}
         self._flight_recorder = flight_recorder
         self._recorders_file = folder / f"{RECORDER}{rank}"
+        #: Variables that are the box's: another one has its own folder.
+        self._told_pytorch: dict[str, str] = {}
         if flight_recorder:
-            pytorchs = _pytorchs_file(self._recorders_file, rank)
+            pytorchs, self._told_pytorch = _pytorchs_file(self._recorders_file, rank)
             self._seen[pytorchs] = _sign(pytorchs)
         self._watchdog_failed = False
         self._told: tuple[int, float] | None = None
@@ -232,6 +234,9 @@ class _Core:
                 if thread is not threading.current_thread():
                     # One that hangs in a file system ends with the process.
                     thread.join(GRACE_S)
+        for name, value in self._told_pytorch.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
         self.signals.close()
 
     def _ask(self, why: str, detail: str) -> _Asked:
@@ -407,14 +412,17 @@ def _sign(file: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _pytorchs_file(ours: Path, rank: int) -> Path:
-    """Which PyTorch writes on a time-out: beside ours, where nobody has said otherwise."""
+def _pytorchs_file(ours: Path, rank: int) -> tuple[Path, dict[str, str]]:
+    """Which PyTorch writes on a time-out: beside ours, where nobody has said otherwise; and variables that say so."""
     # In the order in which it looks.
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     prefix = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    told: dict[str, str] = {}
     if prefix is None:
-        prefix = os.environ[names[0]] = os.environ[names[1]] = str(ours.absolute().with_name(RECORDER))
-    return Path(f"{prefix}{rank}")
+        prefix = str(ours.absolute().with_name(RECORDER))
+        told = dict.fromkeys(names, prefix)
+        os.environ.update(told)
+    return Path(f"{prefix}{rank}"), told
 
 
 def _number(variable: str, default: int) -> int:
