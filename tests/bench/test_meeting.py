@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from headrace.bench.meeting import Meeting, meet, seat_of
 from headrace.bench.meeting.messages import HELLO_BYTES, MAGIC, Garbage, Inbox, encode
 from headrace.bench.meeting.seat import first_node
-from headrace.bench.meeting.tcp import TcpMeeting
+from headrace.bench.meeting.tcp import TcpMeeting, _listen
 from headrace.errors import MeetingFailed, UsageError
 from headrace.testing.serve import free_port
 from tests.bench.crew import Crew, seat
@@ -113,12 +113,33 @@ def test_ranks_that_were_told_different_things_do_not_measure(how: dict[str, Any
         assert "rank 2 (node2) measures something else than rank 0 does" in str(found[rank])
 
 
-def test_what_an_earlier_run_left_in_the_folder_misleads_nobody(tmp_path: Path) -> None:
-    left = {"run": "0123456789abcdef", "token": seat(0, 2).token}
-    (tmp_path / "headrace-meet-run.json").write_text(json.dumps(left))
-    answer = {"answer": ["old", "old"], "words": ["1", "2"], "clock": 0.0}
-    (tmp_path / "headrace-meet-0123456789abcdef-0-all.json").write_text(json.dumps(answer))
-    (tmp_path / "headrace-meet-0123456789abcdef-1-all.json").write_text(json.dumps({"answer": "wrong"}))
+def test_rounds_leave_no_files_behind(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def work(meeting: Meeting) -> int:
+        for _ in range(8):
+            meeting.gather(1, sum, within_s=PATIENCE_S)
+            seen.append(sum(1 for _ in tmp_path.iterdir()))
+        return max(seen)
+
+    found = Crew(work, [0, 1], 2, join_s=PATIENCE_S, folder=tmp_path).join()
+    # The run's name; an answer, a value and what is being written of each rank; who it is, and who has gone.
+    assert max(found.values()) <= 7
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_an_earlier_run_left_in_the_folder_misleads_nobody(tmp_path: Path, failed: bool) -> None:
+    old = f"headrace-meet-{seat(0, 2).token}-"
+    (tmp_path / f"{old}run.json").write_text(json.dumps({"run": "0123456789abcdef"}))
+    answer = (
+        {"failed": "rank 1 was missing", "words": ["1"]} if failed else {"answer": ["old"] * 2, "words": ["1", "2"]}
+    )
+    (tmp_path / f"{old}0123456789abcdef-0-all.json").write_text(
+        json.dumps({**answer, "words": ["1", "2"], "clock": 0.0})
+    )
+    (tmp_path / f"{old}0123456789abcdef-1-all.json").write_text(json.dumps({"answer": "wrong"}))
+    other = tmp_path / f"headrace-meet-{seat(0, 2, run='b').token}-run.json"
+    other.write_text(json.dumps({"run": "of another job that goes on"}))
     mine = tmp_path / "not of the meeting"
     mine.write_text("stays")
 
@@ -126,10 +147,10 @@ def test_what_an_earlier_run_left_in_the_folder_misleads_nobody(tmp_path: Path) 
         return meeting.gather(meeting.seat.rank, sum, within_s=PATIENCE_S)
 
     others = Crew(work, [1], 2, join_s=PATIENCE_S, folder=tmp_path)
-    until(lambda: any(tmp_path.glob("headrace-meet-0123456789abcdef-0-1.json")), "rank 1 believes the old run")
+    until(lambda: any(tmp_path.glob(f"{old}0123456789abcdef-0-1.json")), "rank 1 believes the old run")
     found = {**Crew(work, [0], 2, join_s=PATIENCE_S, folder=tmp_path).join(), **others.join()}
     assert found == {0: 1, 1: 1}
-    assert list(tmp_path.iterdir()) == [mine]
+    assert {*tmp_path.iterdir()} == {mine, other}
 
 
 # ---- strangers ----
@@ -191,6 +212,19 @@ def test_two_runs_on_one_port_do_not_mix() -> None:
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="--meet-port"):
         meet(seat(0, 2), port=taken.getsockname()[1], join_s=1.0)
+
+
+def test_rank_0_is_reached_where_its_name_is_its_loopback_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts has 127.0.1.1 for a node's own name; the others have its address from DNS."""
+
+    def resolved(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", port))]
+
+    monkeypatch.setattr("headrace.bench.meeting.tcp.socket.getaddrinfo", resolved)
+    for address, where in (("gpu001", "0.0.0.0"), ("127.0.1.1", "127.0.1.1")):
+        (listener,) = _listen(address, free_port())
+        with listener:
+            assert listener.getsockname()[0] == where
 
 
 def _connected(port: int) -> socket.socket:

@@ -27,8 +27,6 @@ from headrace.units import format_bytes
 _MOST_SLOTS = 1 << 20
 #: A rank that is so much slower than the median is named as the slowest.
 _SLOWER = 0.9
-#: Ranks wait for each other's rounds so much longer than a round takes.
-SLACK_S = 300.0
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 

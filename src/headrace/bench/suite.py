@@ -14,8 +14,8 @@ from typing import Any
 from headrace.bench.cache import DROPPED
 from headrace.bench.figures import Outcome, together
 from headrace.bench.layouts import layout, scale_for, total_bytes
-from headrace.bench.meeting import Meeting
-from headrace.bench.merge import SLACK_S, round_of
+from headrace.bench.meeting import SLACK_S, Meeting
+from headrace.bench.merge import round_of
 from headrace.bench.patterns import checkpoint, ingest, latency, load, mixed, random, sequential
 from headrace.bench.patterns.options import Options
 from headrace.bench.places.protocol import Place, Tell

@@ -17,9 +17,9 @@ import os
 from headrace.bench.meeting.folder import FolderMeeting
 from headrace.bench.meeting.seat import DEFAULT_PORT, Seat, seat_of
 from headrace.bench.meeting.tcp import TcpMeeting
-from headrace.bench.meeting.together import JOIN_S, Meeting
+from headrace.bench.meeting.together import JOIN_S, SLACK_S, Meeting
 
-__all__ = ["DEFAULT_PORT", "JOIN_S", "Meeting", "Seat", "meet", "seat_of"]
+__all__ = ["DEFAULT_PORT", "JOIN_S", "SLACK_S", "Meeting", "Seat", "meet", "seat_of"]
 
 
 def meet(

@@ -1,11 +1,12 @@
 """A meeting by files, in a folder that every node sees: for nodes that reach no port of each other.
 
-    headrace-meet-run.json              rank 0: this run's name, new each time
-    headrace-meet-RUN-ROUND-RANK.json   what a rank brings; round 0: who it is
-    headrace-meet-RUN-ROUND-all.json    rank 0's answer, or why the meeting is over
+    headrace-meet-JOB-run.json              rank 0: this run's name, new each time
+    headrace-meet-JOB-RUN-ROUND-RANK.json   what a rank brings; round 0: who it is
+    headrace-meet-JOB-RUN-ROUND-all.json    rank 0's answer, or why the meeting is over
 
-Each file is written beside its place and renamed. What an earlier run left behind misleads nobody: a rank believes an
-answer only where that names the word that it chose by chance for this run. Clocks are those of the nodes.
+Each file is written beside its place and renamed. JOB is what all ranks of a job know (`Seat.token`): others may meet
+in the same folder. What an earlier run of a job left behind misleads nobody: rank 0 takes it away, and a rank believes
+no first word of rank 0 that does not name the word that it chose by chance for this run. Clocks are those of the nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from headrace.bench.meeting.seat import Seat
 from headrace.bench.meeting.together import GRACE_S, Meeting, Value, printable, reason
 from headrace.errors import MeetingFailed, UsageError
 
-_PREFIX = "headrace-meet-"
 _LOOK_S = 0.02
 _LOOK_MOST_S = 0.25
 
@@ -38,44 +38,46 @@ class FolderMeeting(Meeting):
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise UsageError("--meet", expected="a folder that every rank sees", found=str(folder))
+        self._prefix = f"headrace-meet-{seat.token}-"
         self._run = ""
         self._word = secrets.token_hex(8)
         self._round = 0
         self._over = False
         self.clock_error_s = None
-        #: Of rank 0: who has come, and so reads the last words.
-        self._here: set[int] = set()
+        #: Of rank 0: who has come, with the word of each, and so reads the last words.
+        self._here: dict[int, Any] = {}
 
     def join(self, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s
-        me = {"token": self.seat.token, "host": self.seat.host, "word": self._word}
+        me = {"host": self.seat.host, "word": self._word}
+        named = self._folder / f"{self._prefix}run.json"
         if self.seat.rank == 0:
-            for left in self._folder.glob(f"{_PREFIX}*"):
+            for left in self._folder.glob(f"{self._prefix}*"):
                 with contextlib.suppress(OSError):
                     left.unlink()
             self._run = secrets.token_hex(8)
-            self._write(self._folder / f"{_PREFIX}run.json", {"run": self._run, "token": self.seat.token})
+            self._write(named, {"run": self._run})
             came = self._collect(me, deadline_s, "did not come", within_s)
             self.hosts = [printable(one.get("host", ""), 80) for one in came]
             words: list[Any] = [one.get("word") for one in came]
-            self._write(self._answer(), {"answer": self.hosts, "words": words, "clock": _wall_s()})
+            self._write(self._answer(0), {"answer": self.hosts, "words": words, "clock": _wall_s()})
             return
         while True:
-            said = self._read(self._folder / f"{_PREFIX}run.json")
-            run, token = said.get("run"), said.get("token")
-            if token == self.seat.token and isinstance(run, str) and run.isalnum() and run != self._run:
+            run = self._read(named).get("run")
+            if isinstance(run, str) and run.isalnum() and run != self._run:
                 self._run = run
                 self._write(self._value(self.seat.rank), {"value": me})
-            said = self._read(self._answer()) if self._run else {}
+            said = self._read(self._answer(0)) if self._run else {}
             roster = said.get("words")
-            if isinstance(roster, list) and roster[self.seat.rank : self.seat.rank + 1] == [self._word]:
+            mine = isinstance(roster, list) and self._word in roster
+            if mine and "failed" in said:
+                raise MeetingFailed(printable(said["failed"], 1000))
+            if mine:
                 hosts, clock = said.get("answer"), said.get("clock")
                 if isinstance(hosts, list) and isinstance(clock, int | float):
                     self.hosts = [printable(host, 80) for host in hosts]
                     self.clock_s = _wall_s() - clock
                     return
-            if self._run and "failed" in said:
-                raise MeetingFailed(printable(said["failed"], 1000))
             if time.monotonic() > deadline_s + (GRACE_S if self._run else 0.0):
                 raise MeetingFailed(
                     f"rank 0 was not there within {within_s:g} s", where=str(self._folder),
@@ -83,20 +85,25 @@ class FolderMeeting(Meeting):
                 )  # fmt: skip
             time.sleep(_LOOK_S)
 
-    def exchange(self, value: Value, answer: Callable[[list[Value]], Value], within_s: float) -> Value:
+    def gather(self, value: Value, answer: Callable[[list[Value]], Value], *, within_s: float) -> Value:
         self._round += 1
         deadline_s = time.monotonic() + within_s
         if self.seat.rank == 0:
-            found = answer(self._collect(value, deadline_s, "brought nothing", within_s))
-            self._write(self._answer(), {"answer": found})
+            values = self._collect(value, deadline_s, "brought nothing", within_s)
+            # Whoever brought something has read the answer before.
+            self._answer(self._round - 1).unlink(missing_ok=True)
+            found = answer(values)
+            self._write(self._answer(self._round), {"answer": found})
             return found
-        self._write(self._value(self.seat.rank), {"value": value})
+        mine = self._value(self.seat.rank)
+        self._write(mine, {"value": value})
         pause_s = _LOOK_S
         while True:
-            said = self._read(self._answer())
+            said = self._read(self._answer(self._round))
             # Why a meeting is over stands under the round in which it ended, which may be one that others are in.
             said = said or self._read(self._failure())
             if "answer" in said:
+                mine.unlink(missing_ok=True)
                 return said["answer"]
             if "failed" in said:
                 raise MeetingFailed(printable(said["failed"], 1000))
@@ -115,24 +122,30 @@ class FolderMeeting(Meeting):
                     text = str(error) if isinstance(error, MeetingFailed) else f"rank 0 failed: {reason(error)}"
                     self._write(self._failure(), {"failed": text})
                     if self._round == 0:
-                        self._write(self._answer(), {"failed": text})
+                        self._write(self._answer(0), {"failed": text, "words": [*self._here.values()]})
                 self._clear()
             elif self._run:
                 failed = error is not None and not isinstance(error, MeetingFailed)
                 if failed and error is not None:
                     self._write(self._failure(self.seat.rank), {"failed": reason(error)})
-                self._write(self._folder / f"{_PREFIX}{self._run}-bye-{self.seat.rank}.json", {})
+                self._write(self._bye(self.seat.rank), {})
 
     # ---- files ----
 
     def _value(self, rank: int) -> Path:
-        return self._folder / f"{_PREFIX}{self._run}-{self._round}-{rank}.json"
+        return self._file(f"{self._round}-{rank}")
 
-    def _answer(self) -> Path:
-        return self._folder / f"{_PREFIX}{self._run}-{self._round}-all.json"
+    def _answer(self, number: int) -> Path:
+        return self._file(f"{number}-all")
 
     def _failure(self, rank: int = 0) -> Path:
-        return self._folder / f"{_PREFIX}{self._run}-failed-{rank}.json"
+        return self._file(f"failed-{rank}")
+
+    def _bye(self, rank: int) -> Path:
+        return self._file(f"bye-{rank}")
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{self._prefix}{self._run}-{name}.json"
 
     def _collect(self, own: Value, deadline_s: float, what: str, within_s: float) -> list[Any]:
         """Every rank's value of this round, by rank."""
@@ -143,9 +156,10 @@ class FolderMeeting(Meeting):
                 if rank in values:
                     continue
                 said = self._read(self._value(rank))
-                if "value" in said and (self._round or self._came(said["value"])):
+                if "value" in said and (self._round or isinstance(said["value"], dict)):
                     values[rank] = said["value"]
-                    self._here.add(rank)
+                    if not self._round:
+                        self._here[rank] = said["value"].get("word")
                 elif self._round and "failed" in (failed := self._read(self._failure(rank))):
                     raise MeetingFailed(f"{self.names([rank])} failed: {printable(failed['failed'])}")
             away = [rank for rank in range(self.seat.world) if rank not in values]
@@ -158,9 +172,6 @@ class FolderMeeting(Meeting):
                 )  # fmt: skip
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_MOST_S)
-
-    def _came(self, value: object) -> bool:
-        return isinstance(value, dict) and value.get("token") == self.seat.token
 
     def _write(self, path: Path, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode()
@@ -185,13 +196,12 @@ class FolderMeeting(Meeting):
     def _clear(self) -> None:
         """Rank 0 takes the files away when the others have read them, or had time to."""
         deadline_s = time.monotonic() + GRACE_S
-        others = [self._folder / f"{_PREFIX}{self._run}-bye-{rank}.json" for rank in self._here]
+        others = [self._bye(rank) for rank in self._here]
         while self._run and not all(one.exists() for one in others) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
-        for path in self._folder.glob(f"{_PREFIX}*"):
-            if self._run in path.name:
-                path.unlink(missing_ok=True)
-        mine = self._folder / f"{_PREFIX}run.json"
+        for path in self._folder.glob(f"{self._prefix}{self._run}-*"):
+            path.unlink(missing_ok=True)
+        mine = self._folder / f"{self._prefix}run.json"
         if self._read(mine).get("run") == self._run:
             mine.unlink(missing_ok=True)
 

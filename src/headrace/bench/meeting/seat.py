@@ -35,7 +35,7 @@ class Seat:
     @property
     def token(self) -> str:
         """What ranks of one run have in common, and others have not by chance. It is no secret."""
-        return hashlib.sha256(f"{self.run}\n{self.world}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.run}\n{self.world}\n{self.address}".encode()).hexdigest()[:16]
 
     def named(self) -> str:
         return f"rank {self.rank} ({self.host})" if self.host else f"rank {self.rank}"

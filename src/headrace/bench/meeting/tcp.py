@@ -38,6 +38,8 @@ _STRANGERS = 64
 #: Distributed Computing 3, 1989).
 _QUESTIONS = 8
 _PIECE = 1 << 18
+#: All ranks may come at one moment, and others with them; one that finds no room tries again after a second.
+_BACKLOG = 512
 _RETRY_S = 0.1
 _RETRY_MOST_S = 1.0
 
@@ -86,7 +88,7 @@ class TcpMeeting(Meeting):
         else:
             self._come(deadline_s, within_s)
 
-    def exchange(self, value: Value, answer: Callable[[list[Value]], Value], within_s: float) -> Value:
+    def gather(self, value: Value, answer: Callable[[list[Value]], Value], *, within_s: float) -> Value:
         self._round += 1
         deadline_s = time.monotonic() + within_s
         try:
@@ -132,7 +134,7 @@ class TcpMeeting(Meeting):
     # ---- rank 0 ----
 
     def _gather_all(self, deadline_s: float, within_s: float) -> None:
-        listeners = _listen(self.seat.address, self._port, self.seat.world)
+        listeners = _listen(self.seat.address, self._port)
         try:
             with selectors.DefaultSelector() as waiting:
                 for listener in listeners:
@@ -239,7 +241,7 @@ class TcpMeeting(Meeting):
         with selectors.DefaultSelector() as waiting:
             for peer in self._peers:
                 waiting.register(peer.connection, selectors.EVENT_READ, peer)
-                self._take(peer)
+                self._take(peer)  # What came with the last round's already.
             while away := [peer for peer in self._peers if self._round not in peer.values]:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
@@ -250,20 +252,26 @@ class TcpMeeting(Meeting):
                     try:
                         if not _receive(peer):
                             raise MeetingFailed(f"{self._name(peer)} died or was stopped before it was done")
-                        self._take(peer)
                     except OSError as error:
                         raise MeetingFailed(f"{self._name(peer)} was lost: {error.strerror or error}") from None
                     except Garbage as error:
-                        raise MeetingFailed(f"{self._name(peer)} sent what cannot be read: {error}") from None
+                        raise self._unreadable(peer, error) from None
+                    self._take(peer)
         return [own, *(peer.values.pop(self._round) for peer in self._peers)]
 
     def _take(self, peer: _Peer) -> None:
-        while (message := peer.inbox.next()) is not None:
-            if "leave" in message:
-                raise MeetingFailed(f"{self._name(peer)} failed: {printable(message['leave'])}")
-            if message.get("round") != self._round or "value" not in message:
-                raise Garbage("not what was asked for")
-            peer.values[self._round] = message["value"]
+        try:
+            while (message := peer.inbox.next()) is not None:
+                if "leave" in message:
+                    raise MeetingFailed(f"{self._name(peer)} failed: {printable(message['leave'])}")
+                if message.get("round") != self._round or "value" not in message:
+                    raise Garbage("not what was asked for")
+                peer.values[self._round] = message["value"]
+        except Garbage as error:
+            raise self._unreadable(peer, error) from None
+
+    def _unreadable(self, peer: _Peer, error: Garbage) -> MeetingFailed:
+        return MeetingFailed(f"{self._name(peer)} sent what cannot be read: {error}")
 
     def _tell(self, message: dict[str, Any]) -> None:
         """All at once, as far as that goes; who does not take it is noticed the next time that it is listened to."""
@@ -365,18 +373,21 @@ class TcpMeeting(Meeting):
         return MeetingFailed("rank 0 was lost", where=self._where(), found=error.strerror or str(error))
 
 
-def _listen(address: str, port: int, backlog: int) -> list[socket.socket]:
-    """On the address that the others were told; where that is not one of this node's (a translated one), on all."""
+def _listen(address: str, port: int) -> list[socket.socket]:
+    """On the address that the others were told. On all of this node's where that is none of them (a translated one), or
+    where a node's name is this node's loopback here: many have it so in /etc/hosts, and others mean another address."""
     places: list[tuple[int, str]] = []
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         places = list(dict.fromkeys((family, str(where[0])) for family, _, _, _, where in found))
+    if address != "localhost" and any(where != address and _is_loopback(where) for _, where in places):
+        places = []
     listeners: list[socket.socket] = []
     for family, where in [*places, (socket.AF_INET, "")]:
         if listeners and where == "":
             break
         try:
-            listener = socket.create_server((where, port), family=family, backlog=min(backlog, 512))
+            listener = socket.create_server((where, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 for each in listeners:
@@ -391,6 +402,10 @@ def _listen(address: str, port: int, backlog: int) -> list[socket.socket]:
     if not listeners:
         raise HeadraceError("rank 0 cannot listen", where=f"{address}:{port}")
     return listeners
+
+
+def _is_loopback(where: str) -> bool:
+    return where == "::1" or where.startswith("127.")
 
 
 def _receive(peer: _Peer) -> bool:

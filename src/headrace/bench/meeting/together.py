@@ -15,6 +15,8 @@ from headrace.errors import HeadraceError, MeetingFailed
 JOIN_S = 60.0
 #: Rank 0 says who is missing when the deadline passes; the others wait so much longer for its word.
 GRACE_S = 5.0
+#: Ranks wait for what others measure so much longer than it takes.
+SLACK_S = 300.0
 #: The common start is never so far ahead, but by the clocks of nodes that do not agree.
 _FAR_S = 30.0
 #: Of a reason that a rank gives for its failure.
@@ -44,7 +46,7 @@ class Meeting(abc.ABC):
         """Wait for every rank."""
 
     @abc.abstractmethod
-    def exchange(self, value: Value, answer: Callable[[list[Value]], Value], within_s: float) -> Value:
+    def gather(self, value: Value, answer: Callable[[list[Value]], Value], *, within_s: float) -> Value:
         """Every rank brings a value; rank 0 makes one answer of all, by rank; every rank has that answer.
 
         All ranks call it equally often. `MeetingFailed` on every rank where one does not come, dies or fails, and where
@@ -71,7 +73,7 @@ class Meeting(abc.ABC):
             return {"begin": time.monotonic() + self.ahead_s}
 
         # As JSON makes it of what the others bring: rank 0's own is compared with theirs.
-        begin = self.exchange(json.loads(json.dumps(asked)), answer, within_s)
+        begin = self.gather(json.loads(json.dumps(asked)), answer, within_s=within_s)
         moment = begin.get("begin") if isinstance(begin, dict) else None
         if not isinstance(moment, int | float):
             raise MeetingFailed("rank 0 said no time to begin at")
@@ -83,10 +85,6 @@ class Meeting(abc.ABC):
                 next_step="set them (chrony, NTP), or meet on a port and not in a folder",
             )  # fmt: skip
         return begin_s
-
-    def gather(self, value: Value, answer: Callable[[list[Value]], Value], *, within_s: float) -> Value:
-        """`exchange`, under the name under which results are brought."""
-        return self.exchange(value, answer, within_s)
 
     def names(self, ranks: Sequence[int]) -> str:
         """`rank 2 (gpu003)`; `ranks 2, 3 and 5`; of many the first."""
