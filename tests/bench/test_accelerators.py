@@ -18,13 +18,15 @@ from headrace.bench.accelerators import (
     Trial,
     Workload,
     emulate,
-    expected,
     search,
     utilisation,
     workload_of,
 )
+from headrace.bench.accelerators.arithmetic import EXCLUDED_STEPS
+from headrace.bench.accelerators.emulator import FEWEST_STEPS
 from headrace.bench.accelerators.samples import Samples
 from headrace.errors import DeviceError, UsageError
+from tests.waiting import PATIENCE_S
 
 SMALL = Workload(name="small", batch=4, sample_bytes=1000, compute_s=0.02, ahead=2)
 
@@ -116,6 +118,9 @@ def test_near_the_threshold_three_trials_count() -> None:
     found = search(lambda _: next(trials), threshold=0.9, most=1)
     assert (found.largest, found.fails_at, found.tried) == (0, 1, ((1, 0.893),))
     assert found.sentence == "not one accelerator above 90% AU: 1 had 89.3%"
+    # One that is far off does not decide it.
+    trials = iter([Fixed(0.91), Fixed(0.5), Fixed(0.905)])
+    assert search(lambda _: next(trials), threshold=0.9, most=1).tried == ((1, 0.905),)
 
 
 def test_so_many_as_were_asked_for_and_no_search() -> None:
@@ -205,8 +210,8 @@ class FixedRate:
 @pytest.mark.parametrize("accelerators, share", [(1, 0.5), (3, 0.25), (2, 4.0)])
 def test_threads_come_to_the_au_of_the_formula(accelerators: int, share: float) -> None:
     rate = share * accelerators * SMALL.demand_bytes_per_s
-    formula = expected(rate, accelerators, SMALL.batch_bytes, SMALL.compute_s)
-    assert formula == min(1.0, share)
+    # A step lasts as long as the longer one of computing and reading.
+    formula = min(1.0, share)
     for _ in range(4):
         storage = FixedRate(rate, SMALL.batch_bytes)
         trial = emulate(SMALL, storage, accelerators, seconds=0.8)
@@ -214,17 +219,20 @@ def test_threads_come_to_the_au_of_the_formula(accelerators: int, share: float) 
         assert len(trial.each) == accelerators and not trial.cut
         # Never more than storage allows, but for batches that lay ready; less where the machine was busy.
         assert trial.au <= formula + 0.2
-        if abs(trial.au - formula) < 0.08 and abs(trial.rate / min(rate, rate / share) - 1) < 0.3:
+        if share < 1 and abs(trial.au - formula) < 0.08 and abs(trial.rate / rate - 1) < 0.3:
+            return
+        # What a busy machine makes of a sleep is not what storage is: it never lets them wait.
+        if share > 1 and min(trial.each) > 0.95 and trial.au > 0.3:
             return
     pytest.fail(f"{trial.au:.2f} in the last of four trials, where {formula:.2f} is due")
 
 
 def test_a_loader_reads_no_further_ahead_than_it_may() -> None:
     storage = FixedRate(1e12, SMALL.batch_bytes)
-    trial = emulate(SMALL, storage, 2, seconds=60, steps=6)
-    assert trial.steps == 6
-    # Each: seven steps, the batches ahead, and one that was on its way.
-    assert storage.batches <= 2 * (7 + SMALL.ahead + 1)
+    trial = emulate(SMALL, storage, 2, seconds=0.01)
+    assert trial.steps == FEWEST_STEPS - EXCLUDED_STEPS
+    # Each: its steps, the batches ahead, and one that was on its way.
+    assert storage.batches <= 2 * (FEWEST_STEPS + SMALL.ahead + 1)
 
 
 class Broken:
@@ -259,9 +267,19 @@ def test_storage_that_gives_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("headrace.bench.accelerators.emulator._LEAST_PATIENCE_S", 0.5)
     released = threading.Event()
 
-    def stand() -> int:
-        released.wait(1.5)
-        return 0
+    class Standing(Broken):
+        def stop(self) -> None:
+            released.set()
 
-    trial: Trial = emulate(SMALL, lambda _: Broken(stand), 1, seconds=0.1)
-    assert trial.cut and trial.au < 0.1
+    batches = 0
+
+    def stand() -> int:
+        nonlocal batches
+        batches += 1
+        released.wait(0.4 if batches == 1 else PATIENCE_S if batches == 5 else 0.0)
+        return 1000
+
+    trial: Trial = emulate(SMALL, lambda _: Standing(stand), 1, seconds=0.1)
+    # Four steps: quick ones after a first one that was slow are not enough.
+    assert trial.cut and trial.au == pytest.approx(4 * 0.02 / trial.seconds) and trial.seconds >= 0.5
+    assert trial.bytes == 4000

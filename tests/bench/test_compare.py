@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from headrace.bench.compare import CHANCE, Comparison, compared, order, ratio_of, rounds_needed, run, times
 from headrace.bench.compare_page import build, cells
+from headrace.bench.compare_works import WORKS, Works
 from headrace.bench.figures import Figure, Outcome
+from headrace.bench.patterns.options import Options
 from headrace.errors import UsageError
 
 
@@ -114,7 +117,7 @@ def test_rounds_go_back_and_forth() -> None:
     turns: list[str] = []
 
     def work(name: str) -> Callable[[int], Outcome]:
-        def measure(path: int) -> Outcome:
+        def measure(number: int, path: int) -> Outcome:
             turns.append(f"{name}{path}")
             return outcome(name, 1.0)
 
@@ -126,6 +129,19 @@ def test_rounds_go_back_and_forth() -> None:
     for paths, rounds in ((["x"], 3), (["x"] * 4, 3), (["x", "y"], 0)):
         with pytest.raises(UsageError):
             run(paths, [work("r")], rounds=rounds)
+
+
+def test_each_round_reads_other_samples_and_all_paths_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[tuple[str, int]] = []
+
+    def read(place: Any, options: Options, tell: Any) -> Outcome:
+        seeds.append((place, options.seed))
+        return outcome("random", 1.0)
+
+    monkeypatch.setitem(WORKS, "random", read)  # type: ignore[arg-type]
+    works = Works(places=["x", "y"], patterns={"random": Options(seed=3)}, size_bytes=1)  # type: ignore[list-item]
+    run(["x", "y"], works.works(), rounds=2)
+    assert seeds == [("x", 297), ("y", 297), ("y", 298), ("x", 298)]
 
 
 def test_the_page_has_the_sentence_one_plot_and_one_table() -> None:

@@ -18,13 +18,16 @@ import pytest
 from headrace.accidents.relay import Relay
 from headrace.bench.accelerators.run import Emulation, run
 from headrace.bench.accelerators.workloads import Workload
+from headrace.bench.figures import Series
 from headrace.bench.meeting import Meeting
 from headrace.bench.patterns import sustained, sustained_write
+from headrace.bench.patterns.flows import Measured
 from headrace.bench.patterns.options import Options
 from headrace.bench.places import open_place
 from headrace.cli import main
 from headrace.testing.serve import free_port
 from headrace.units import KIB, MIB
+from headrace.volume import Volume
 from tests.bench.conftest import target
 from tests.bench.crew import Crew
 from tests.waiting import PATIENCE_S
@@ -55,7 +58,7 @@ def test_a_path_that_is_throttled_on_the_way_is_found() -> None:
             options = Options(flows=2, depth=8, seconds=4.0, request_bytes=4 * KIB)
             falls = threading.Timer(2.0, relay.limit, [0.5e6])
             falls.start()
-            outcome, found = sustained.run_long(place, options, quiet)
+            outcome, found = sustained.run(place, options, quiet)
             falls.join()
         first, last = found.segments[0], found.segments[-1]
         # It is never faster than its link, whatever else the machine does; that may be a level of its own.
@@ -65,6 +68,20 @@ def test_a_path_that_is_throttled_on_the_way_is_found() -> None:
     else:
         pytest.fail(f"not found three times: {found}")
     assert re.search(r"reading: .* then .*: a burst credit of about [\d.]+ MB, or throttling", outcome.notes[0])
+
+
+def test_a_path_that_stands_at_the_end_is_not_steady(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was under way when the time was up comes late, and is not counted: the series ends where the path stood."""
+    series = Series(started_s=0.0, every_s=0.1, bytes=[300 * MIB] * 30)
+    measured = Measured(
+        bytes=series.total_bytes, requests=1, seconds=2.99, series=series, latencies=None, exhausted=False
+    )
+    monkeypatch.setattr(sustained, "measure", lambda *_: measured)
+    with open_place(str(folder)) as place:
+        place.prepare(4 * MIB, tell=quiet)
+        outcome, found = sustained.run(place, Options(seconds=6.0), quiet)
+    assert found.kind == "stopped" and "did not go on within 3 s" in found.sentence
+    assert outcome.seconds == 6.0
 
 
 def test_sustained_reads_and_writes_as_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +95,8 @@ def test_sustained_reads_and_writes_as_typed(folder: Path, capsys: pytest.Captur
     assert main(["bench", "sustained", str(folder), *small, "--write", "--most", "512MiB", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["sentence"].startswith("writing: ") and said["outcome"]["durable"]
+    # However short, it has a rate.
+    assert said["segments"][0]["rate"] > 0
     # Two files, written over and over for as long as the time or the budget allows.
     assert 64 * MIB <= said["outcome"]["bytes"] <= 2 * 512 * MIB
     assert [*folder.iterdir()] == []
@@ -106,7 +125,35 @@ def test_accelerators_of_a_place_are_fed_by_what_its_link_gives() -> None:
     assert found.found.largest <= 5, found.sentence
     assert found.best is None or found.best.rate <= 36e6
     assert found.host is not None and found.host.accelerators == found.found.fails_at
-    assert found.outcome().figure("accelerators").value == found.found.largest
+
+
+def test_the_search_ends_where_the_data_do(folder: Path) -> None:
+    easy = Workload(name="easy", batch=1, sample_bytes=MIB, compute_s=0.01, au=0.02)
+    with open_place(str(folder)) as place:
+        found = run(place, easy, most=16, seconds=0.05, budget_s=60, data_bytes=3 * MIB, tell=quiet)
+    assert (found.found.largest, found.found.complete) == (3, True)
+    assert any("the data hold 3 samples" in note for note in found.notes)
+
+
+def test_ranks_with_other_batches_do_not_measure(namespace: str) -> None:
+    def work(meeting: Meeting) -> Emulation:
+        mine = Workload(name="small", batch=4 + meeting.seat.rank, sample_bytes=32 * KIB, compute_s=0.02)
+        with open_place(namespace) as place:
+            return run(place, mine, most=3, seconds=0.1, budget_s=60, data_bytes=MIB, meeting=meeting, tell=quiet)
+
+    found = Crew(work, [0, 1], 2, join_s=PATIENCE_S, port=free_port()).join()
+    assert all("rank 1 (node1) measures something else" in str(one) for one in found.values()), found
+
+
+def test_an_empty_volume_is_written_first_where_that_is_allowed(
+    volume: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["-w", "resnet50-h100", "--batch", "4", "--size", "8MiB", "--seconds", "0.05", "-n", "1"]
+    assert main(["bench", "accelerators", f"headrace://{volume}", *small]) != 0
+    assert "--scratch" in capsys.readouterr().err
+    assert main(["bench", "accelerators", f"headrace://{volume}", *small, "--scratch", "--yes"]) == 0
+    with Volume.open(volume) as opened:
+        assert list(opened.list()) == []
 
 
 def test_a_machine_that_cannot_emulate_so_fast_is_not_taken_for_slow_storage(namespace: str) -> None:
@@ -160,6 +207,9 @@ def test_accelerators_as_typed(folder: Path, capsys: pytest.CaptureFixture[str])
         (["accelerators", ".", "--compute", "nan"], "computing"),
         (["accelerators", ".", "--seconds", "0"], "--seconds"),
         (["accelerators", ".", "--most", "0"], "accelerators"),
+        (["accelerators", ".", "--depth", "0"], "depth"),
+        (["accelerators", ".", "--depth", "200", "-n", "100"], "--depth"),
+        (["accelerators", ".", "--cache", "cold"], "cache"),
         (["accelerators", ".", "--meet-port", "1234"], "one process"),
         (["accelerators", ".", "--size", "1MiB"], "too little to be read"),
         (["sustained", ".", "--seconds", "nan"], "seconds"),
@@ -205,8 +255,11 @@ def test_a_slow_path_and_a_fast_one_are_told_apart(tmp_path: Path, capsys: pytes
 
 def test_one_path_beside_itself_is_no_faster(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "compare", str(folder), f"{folder}/.", "--seconds", "0.05", "--size", "4MiB", "--rounds", "2"]
-    assert main([*arguments, "-p", "ingest", "-p", "latency", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "-p", "ingest", "-p", "latency", "--json", "--html", "/dev/full"]) == 2
+    out, err = capsys.readouterr()
+    # A page that cannot be written takes nothing along.
+    assert "the page was not written at /dev/full" in err
+    said = json.loads(out)
     assert said["sentence"].startswith("2 rounds cannot tell paths apart: that takes 7")
     assert [one["ratios"]["B/A"]["faster"] for one in said["works"]] == [None, None]
     assert [len(one["values"]["A"]) for one in said["works"]] == [2, 2]
@@ -263,6 +316,7 @@ def test_a_rank_without_its_path_ends_all_of_them(folder: Path) -> None:
     "arguments, said",
     [
         (["run", ".", "--scratch"], "--scratch, with several ranks"),
+        (["accelerators", ".", "--scratch"], "--scratch, with several ranks"),
         (["compare", ".", "."], "expected one process"),
         (["sustained", "."], "expected one process"),
         (["accelerators", ".", "--meet", "./gone"], "--meet"),

@@ -199,14 +199,14 @@ def compared(
 
 def run(
     paths: Sequence[str],
-    works: Sequence[Callable[[int], Outcome]],
+    works: Sequence[Callable[[int, int], Outcome]],
     *,
     rounds: int,
     tell: Callable[[float, str], None] = lambda fraction, text: None,
     facts: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Do all of `works` on all paths (by number) in `rounds` rounds; each kind of work goes through all paths before
-    the next one begins."""
+    """Do all of `works(round, path)` on all paths (by number) in `rounds` rounds; each kind of work goes through all
+    paths before the next one begins."""
     if not 2 <= len(paths) <= len(LETTERS):
         raise UsageError("paths to be compared", expected=f"2 to {len(LETTERS)}", found=str(len(paths)))
     check_rounds(rounds)
@@ -218,7 +218,7 @@ def run(
         for work in works:
             for path in order(len(paths), number):
                 tell(done / total, f"round {number + 1} of {rounds}: {LETTERS[path]} ({paths[path]})")
-                of[path].append(work(path))
+                of[path].append(work(number, path))
                 done += 1
         found.append(of)
     return compared(paths, found, facts=facts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from headrace.bench.compare import counted
+from headrace.bench.compare import MOST_ROUNDS, counted
 from headrace.bench.figures import Outcome
 from headrace.bench.patterns import ingest, latency, load, random, sequential
 from headrace.bench.patterns.options import Options
@@ -54,11 +54,13 @@ class Works:
         for place in self.places if self.reads else ():
             place.prepare(self.size_bytes, tell=lambda fraction, text, of=place: tell(0.0, f"{of.name}: {text}"))  # type: ignore[misc]
 
-    def works(self, tell: Tell) -> list[Callable[[int], Outcome]]:
-        """For `compare.run`: each measures one kind of work on the path of this number."""
-        return [partial(self._one, name, options, tell) for name, options in self.patterns.items()]
+    def works(self) -> list[Callable[[int, int], Outcome]]:
+        """For `compare.run`: each measures one kind of work, in a round, on the path of this number."""
+        return [partial(self._one, name, options) for name, options in self.patterns.items()]
 
-    def _one(self, name: str, options: Options, tell: Tell, path: int) -> Outcome:
+    def _one(self, name: str, options: Options, number: int, path: int) -> Outcome:
+        # On all paths the same samples, in each round others: what a server kept of the last is not what is compared.
+        options = replace(options, seed=options.seed * MOST_ROUNDS + number)
         return WORKS[name](self.places[path], options, lambda fraction, text: None)
 
 

@@ -12,7 +12,8 @@ Fong, Lévy-Leduc and Cappé, "Homogeneity and change-point detection tests for 
 on an interval" (IEEE Signal Processing Letters 12(2), 2005), which is PELT (Killick, Fearnhead, Eckley, JASA 107, 2012)
 without its pruning: there are a few hundred slots. Under noise a change adds a chi-square of one degree of freedom, so
 a penalty of 4 ln n lets through about one run in a thousand. Noise of storage is not independent from slot to slot, so
-a change must be large, too: `LEAST_CHANGE` of the higher level, and twice the spread of the slots.
+a change must be large, too: `LEAST_CHANGE` of the higher level, and twice the spread of the slots, up to four times
+where what the levels leave over hangs together from slot to slot.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ STOPPED = 0.01
 _TOLD_S = 1.0
 _PENALTY = 4.0
 _SPREADS = 2.0
+_MOST_MEMORY = 2.0
 #: The standard deviation of a normal distribution, by its median absolute deviation.
 _SIGMA = 1.4826
 
@@ -104,7 +106,7 @@ def judge(counts: Sequence[float], every_s: float, what: str = "") -> Judgement:
     front = f"{what}: " if what else ""
     if len(series) < FEWEST_SLOTS:
         total = float(series.sum()) / (len(series) * width_s) if len(series) else 0.0
-        text = f"{front}{rate(total)}; {len(series)} slots are too few to see whether it lasts"
+        text = f"{front}{rate(total)}; it is too short ({len(series)} of {FEWEST_SLOTS} slots) to see whether it lasts"
         return Judgement(kind="short", segments=levels, sentence=text)
     kind, credit = _kind(levels)
     stalls = sum(_stalled(series, level, width_s) for level in levels)
@@ -158,12 +160,14 @@ def _levels(series: np.ndarray, width_s: float) -> tuple[Segment, ...]:
     least = max(LEAST_SLOTS, math.ceil(LEAST_SHARE * len(series)))
     bounds = [0, len(series)]
     if len(series) >= max(FEWEST_SLOTS, 2 * least):
-        bounds = _moved(series, _partition(_ranks(series), least))
+        ranks = _ranks(series)
+        bounds = _moved(series, _partition(ranks, least))
+        memory = _memory(ranks, bounds)
         # One that is shorter than a level by now was a stall, or noise, at its edge.
         bounds = [0, *(b for a, b in itertools.pairwise(bounds[:-1]) if b - a >= least), len(series)]
         if bounds[-1] - bounds[-2] < least and len(bounds) > 2:
             del bounds[-2]
-        bounds = _merged(series, bounds)
+        bounds = _merged(series, bounds, _SPREADS * min(math.sqrt(memory), _MOST_MEMORY))
     pairs = itertools.pairwise(bounds)
     return tuple(_segment(series[begin:end], begin, width_s) for begin, end in pairs)
 
@@ -193,6 +197,16 @@ def _ranks(series: np.ndarray) -> np.ndarray:
     scale = math.sqrt(float((centred**2).sum()) / max(1, len(series) - 1))
     scaled: np.ndarray = centred / scale if scale else centred
     return scaled
+
+
+def _memory(ranks: np.ndarray, bounds: list[int]) -> float:
+    """By how much the mean of slots that hang together varies more than that of independent ones: (1 + r) / (1 - r),
+    where r is the correlation of neighbours within the levels; from 1 on."""
+    rest = np.concatenate([ranks[a:b] - ranks[a:b].mean() for a, b in itertools.pairwise(bounds)])
+    whole = float((rest**2).sum())
+    # Ranks have a variance of one: what remains of two flat levels is rounding.
+    r = float((rest[1:] * rest[:-1]).sum()) / whole if whole > 1e-6 else 0.0
+    return (1 + r) / (1 - r) if 0 < r < 0.99 else 1.0
 
 
 def _partition(ranks: np.ndarray, least: int) -> list[int]:
@@ -228,14 +242,14 @@ def _moved(series: np.ndarray, bounds: list[int]) -> list[int]:
     return moved
 
 
-def _merged(series: np.ndarray, bounds: list[int]) -> list[int]:
-    """Without the changes that are too small to matter, the smallest taken first."""
+def _merged(series: np.ndarray, bounds: list[int], spreads: float) -> list[int]:
+    """Without the changes that are too small to matter, the smallest taken first; `spreads`: of noise, what matters."""
     while len(bounds) > 2:
         excess = []
         for begin, middle, end in zip(bounds, bounds[1:], bounds[2:], strict=False):
             one, two = series[begin:middle], series[middle:end]
             low, high = sorted((float(np.median(one)), float(np.median(two))))
-            needed = max(LEAST_CHANGE * high, _SPREADS * max(_spread(one), _spread(two)))
+            needed = max(LEAST_CHANGE * high, spreads * max(_spread(one), _spread(two)))
             excess.append((high - low) / needed if needed else 0.0)
         smallest = int(np.argmin(excess))
         if excess[smallest] > 1.0:

@@ -14,7 +14,7 @@ None of it is an MLPerf result, and must not be called one.
 
 from __future__ import annotations
 
-from headrace.bench.accelerators.arithmetic import expected, utilisation
+from headrace.bench.accelerators.arithmetic import utilisation
 from headrace.bench.accelerators.bracket import Found, search
 from headrace.bench.accelerators.emulator import Loader, Trial, emulate
 from headrace.bench.accelerators.workloads import WORKLOADS, Workload, workload_of
@@ -26,7 +26,6 @@ __all__ = [
     "Trial",
     "Workload",
     "emulate",
-    "expected",
     "search",
     "utilisation",
     "workload_of",

@@ -28,12 +28,3 @@ def utilisation(ends_s: Sequence[float], compute_s: float, excluded: int = EXCLU
     counted = len(ends_s) - excluded
     seconds = ends_s[-1] - ends_s[excluded - 1]
     return 1.0 if seconds <= 0 else min(1.0, counted * compute_s / seconds)
-
-
-def expected(rate_bytes_per_s: float, accelerators: int, batch_bytes: int, compute_s: float) -> float:
-    """AU where storage gives all accelerators together this rate, evenly, and the loaders read ahead.
-
-    A step lasts as long as the longer one of computing and reading: AU = min(1, rate / (accelerators x demand)).
-    """
-    demand = accelerators * batch_bytes / compute_s
-    return min(1.0, rate_bytes_per_s / demand) if demand > 0 else 1.0

@@ -115,7 +115,7 @@ def _trial(
     time_is_up: Callable[[], bool],
 ) -> tuple[float, float | None]:
     trials = [measure(count)]
-    while abs(trials[-1].au - threshold) < NEAR and len(trials) < REPEATS and not time_is_up():
+    while abs(trials[0].au - threshold) < NEAR and len(trials) < REPEATS and not time_is_up():
         trials.append(measure(count))
     au = median([one.au for one in trials])
     tried.append((count, au))

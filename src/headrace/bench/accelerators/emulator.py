@@ -46,7 +46,7 @@ class Trial:
     """What so many accelerators came to. `au`: the mean, 0 to 1; `each`: of every accelerator, where the time that it
     waited for the others counts as theirs. `rate`: bytes a second of all loaders. `steps`: that counted.
 
-    `cut`: it was given up before the fewest steps were done: `au` is what it is at most.
+    `cut`: it was given up before the fewest steps were done: `au` is of all its time, the first step's, too.
     """
 
     accelerators: int
@@ -78,10 +78,10 @@ class _Accelerator:
 @dataclass
 class _Shared:
     workload: Workload
-    steps: int
     seconds: float
     begun_s: float
     give_up_s: float
+    over_s: float = 0.0
     ends_s: list[float] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -96,15 +96,8 @@ class _Shared:
         self.over.set()
 
 
-def emulate(
-    workload: Workload,
-    loader_of: Callable[[int], Loader],
-    accelerators: int,
-    *,
-    seconds: float,
-    steps: int | None = None,
-) -> Trial:
-    """One trial: `accelerators` at once, each with `loader_of(i)`, for about `seconds`, or `steps` counted steps.
+def emulate(workload: Workload, loader_of: Callable[[int], Loader], accelerators: int, *, seconds: float) -> Trial:
+    """One trial: `accelerators` at once, each with `loader_of(i)`, for about `seconds`.
 
     It ends with the first step that ends after that, and not before `FEWEST_STEPS`; where not even those are done after
     a few times as long, with what there was (`cut`). The first error of a loader is raised. All threads have ended, and
@@ -112,7 +105,6 @@ def emulate(
     """
     if accelerators < 1:
         raise UsageError("accelerators", expected="1 and more", found=str(accelerators))
-    wanted = max(FEWEST_STEPS, (1 << 40) if steps is None else steps + EXCLUDED_STEPS)
     own: list[_Accelerator] = []
     with contextlib.ExitStack() as opened:
         for i in range(accelerators):
@@ -121,9 +113,7 @@ def emulate(
             own.append(_Accelerator(loader, threading.Semaphore(0), threading.Semaphore(workload.ahead)))
         opened.pop_all()
     begun_s = time.perf_counter()
-    least_s = FEWEST_STEPS * workload.compute_s
-    patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * max(seconds, least_s))
-    shared = _Shared(workload, wanted, seconds, begun_s, begun_s + patience_s)
+    shared = _Shared(workload, seconds, begun_s, begun_s + patience_s(workload, seconds))
     barrier = threading.Barrier(accelerators, action=lambda: _step_ended(shared, own))
     # Daemons: one that the kernel holds in a read must not keep the process.
     threads = [threading.Thread(target=_load, args=(one, shared), name="bench-loader", daemon=True) for one in own]
@@ -142,6 +132,8 @@ def emulate(
                 shared.over.set()
     finally:
         shared.over.set()
+        shared.over_s = time.perf_counter()
+        loaded = sum(one.loaded_bytes for one in own)
         barrier.abort()
         for one in own:
             one.loader.stop()
@@ -158,7 +150,17 @@ def emulate(
         raise shared.error
     if hanging:
         raise DeviceTimeout(f"{hanging} reads did not end", expected=f"an end within {_END_S:.0f} s")
-    return _trial(shared, own)
+    return _trial(shared, own, loaded)
+
+
+def patience_s(workload: Workload, seconds: float) -> float:
+    """After how long a trial of `seconds` is given up."""
+    return max(_LEAST_PATIENCE_S, _PATIENCE * max(seconds, FEWEST_STEPS * workload.compute_s))
+
+
+def longest_s(workload: Workload, seconds: float) -> float:
+    """How long `emulate` takes at most."""
+    return patience_s(workload, seconds) + _END_S
 
 
 def _load(own: _Accelerator, shared: _Shared) -> None:
@@ -205,20 +207,18 @@ def _step_ended(shared: _Shared, own: list[_Accelerator]) -> None:
         shared.bytes_before = loaded
     shared.bytes_after = loaded
     done = len(shared.ends_s)
-    if done >= shared.steps or (done >= FEWEST_STEPS and now_s - shared.begun_s >= shared.seconds):
+    if done >= FEWEST_STEPS and now_s - shared.begun_s >= shared.seconds:
         shared.over.set()
 
 
-def _trial(shared: _Shared, own: list[_Accelerator]) -> Trial:
+def _trial(shared: _Shared, own: list[_Accelerator], loaded: int) -> Trial:
     workload, ends_s = shared.workload, shared.ends_s
     counted = max(0, len(ends_s) - EXCLUDED_STEPS)
     cut = len(ends_s) < FEWEST_STEPS
     if cut:
-        # What is there until now, with one more step as if it had just ended: AU is this at most.
-        began_s = ends_s[EXCLUDED_STEPS - 1] if len(ends_s) >= EXCLUDED_STEPS else shared.begun_s
-        seconds = max(1e-9, time.perf_counter() - began_s)
-        au = min(1.0, (counted + 1) * workload.compute_s / seconds)
-        moved = max(0, sum(one.loaded_bytes for one in own) - shared.bytes_before)
+        # Of all of its time: were the first step left out, two quick ones after a slow one would look like enough.
+        seconds, moved = shared.over_s - shared.begun_s, loaded
+        au = min(1.0, len(ends_s) * workload.compute_s / seconds)
         each = tuple(au for _ in own)
     else:
         au = utilisation(ends_s, workload.compute_s)

@@ -16,12 +16,12 @@ from typing import Any
 
 from headrace.bench import figures
 from headrace.bench.accelerators.bracket import Found, search
-from headrace.bench.accelerators.emulator import FEWEST_STEPS, Loader, Trial, emulate
+from headrace.bench.accelerators.emulator import FEWEST_STEPS, Loader, Trial, emulate, longest_s
 from headrace.bench.accelerators.samples import Samples
 from headrace.bench.accelerators.workloads import Workload
 from headrace.bench.cache import DIRECT, DROPPED
-from headrace.bench.figures import BYTES_PER_S, COUNT, SHARE, Figure, Outcome
-from headrace.bench.meeting import Meeting
+from headrace.bench.meeting import SLACK_S, Meeting
+from headrace.bench.patterns.options import MOST_UNDER_WAY, Options
 from headrace.bench.places.protocol import Pending, Place, Ranges, Reader, Tell
 from headrace.bench.sustained import rate
 from headrace.errors import HeadraceError, MeetingFailed, UsageError
@@ -33,8 +33,6 @@ MOST_ACCELERATORS = 512
 _REQUEST_BYTES = 1 * MIB
 #: A loader has its `depth` requests under way as so many pieces, and asks for the next when one has come.
 _PIECES = 2
-#: What ranks wait for each other beyond what a trial takes.
-_SLACK_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +72,6 @@ class Emulation:
                 f"{self.host.au:.1%} on this machine; take more processes or nodes"
             )
         return text
-
-    def outcome(self) -> Outcome:
-        """As an outcome among others; figures: accelerators, AU and the rate of the most that passed."""
-        best = self.best or (self.trials[-1] if self.trials else None)
-        made = [Figure(name="accelerators", value=float(self.found.largest), unit=COUNT, note=self.found.sentence)]
-        if best is not None:
-            note = f"of {best.accelerators}"
-            made.append(Figure(name="AU", value=best.au, unit=SHARE, n=best.steps, note=note))
-            made.append(Figure(name="rate", value=best.rate, unit=BYTES_PER_S, note=note))
-        work = (
-            f"{self.workload.name}: {self.workload.batch} x {self.workload.sample_bytes} B, {self.workload.compute_s} s"
-        )
-        return Outcome(
-            pattern="accelerators", path=self.path, flows=self.found.largest, work=work, figures=made,
-            bytes=best.bytes if best else 0, seconds=best.seconds if best else 0.0, cache=self.cache, notes=self.notes,
-        )  # fmt: skip
 
 
 class PlaceLoader:
@@ -171,8 +153,21 @@ def run(
     """
     if not 1 <= start <= most <= MOST_ACCELERATORS * (meeting.seat.world if meeting else 1):
         raise UsageError("accelerators", expected=f"{start} to {MOST_ACCELERATORS} a process", found=str(most))
+    Options(depth=depth, cache=cache, seconds=seconds)
+    here = -(-most // (meeting.seat.world if meeting else 1))
+    if here * depth > MOST_UNDER_WAY:
+        raise UsageError(
+            "requests under way", expected=f"at most {MOST_UNDER_WAY} a process", found=f"{here} loaders with {depth}",
+            next_step="give a smaller --depth or --most",
+        )  # fmt: skip
     place.prepare(data_bytes, tell=tell)
     lengths = [item.length_bytes for item in place.items]
+    notes: list[str] = []
+    room = _fewest(sum(lengths) // workload.sample_bytes, meeting, budget_s)
+    if start <= room < most:
+        # Accelerator by accelerator it would be found out only when many trials had been done.
+        most = room
+        notes.append(f"the data hold {room} samples: no more accelerators were tried; prepare more (--size)")
     trials: list[Trial] = []
     states: list[str] = []
     again = [0.0]
@@ -197,7 +192,8 @@ def run(
         mine = range(rank, count, world)
         if reads:
             states.append(place.forget(cache))
-        _start_together(meeting, {"accelerators": count, "reads": reads, "workload": workload.name}, seconds)
+        asked = {"accelerators": count, "reads": reads, "seconds": seconds, "depth": depth, "cache": cache}
+        _start_together(meeting, {**asked, "workload": figures.to_json(workload)}, budget_s)
         own = None
         if mine:
             take: Callable[[int], Loader] = (lambda i: loader_of(mine[i], count)) if reads else (lambda i: _Nothing())
@@ -220,11 +216,13 @@ def run(
         host = measure(found.fails_at, reads=False)
     return Emulation(
         path=place.name, workload=workload, found=found, trials=tuple(trials), host=host, ranks=world,
-        cache=states[-1] if states else "", notes=tuple(_notes(again[0], cache, place, trials, meeting)),
+        cache=states[-1] if states else "", notes=(*notes, *_notes(again[0], cache, trials, meeting)),
     )  # fmt: skip
 
 
-COLUMNS = ("accelerators", "AU", "lowest", "rate", "steps", "")
+#: "reads alone": AU of the lowest accelerator, were waits for its reads all that it loses. Far above AU, this machine
+#: loses the rest.
+COLUMNS = ("accelerators", "AU", "reads alone", "rate", "steps", "")
 
 
 def rows(found: Emulation) -> list[list[str]]:
@@ -262,9 +260,23 @@ def planned(workload: Workload, seconds: float, most: int) -> float:
     return trials * max(seconds, FEWEST_STEPS * workload.compute_s)
 
 
-def _start_together(meeting: Meeting | None, asked: Any, seconds: float) -> None:
+def _fewest(samples: int, meeting: Meeting | None, budget_s: float) -> int:
+    """Samples of the rank that has the fewest. Ranks wait here for those that still write what is read."""
+    if meeting is None:
+        return samples
+
+    def answer(values: list[Any]) -> int:
+        for rank, value in enumerate(values):
+            if not isinstance(value, int):
+                raise MeetingFailed(f"{meeting.names([rank])} did not say how many samples it has")
+        return int(min(values))
+
+    return int(meeting.gather(samples, answer, within_s=budget_s + SLACK_S))
+
+
+def _start_together(meeting: Meeting | None, asked: Any, budget_s: float) -> None:
     if meeting is not None:
-        begin_s = meeting.start(asked, within_s=seconds + _SLACK_S)
+        begin_s = meeting.start(asked, within_s=budget_s + SLACK_S)
         time.sleep(max(0.0, begin_s - time.monotonic()))
 
 
@@ -273,7 +285,7 @@ def _time_is_up(meeting: Meeting | None, begun_s: float, budget_s: float) -> boo
     passed = time.monotonic() - begun_s >= budget_s
     if meeting is None:
         return passed
-    return bool(meeting.gather(None, lambda _: passed, within_s=_SLACK_S))
+    return bool(meeting.gather(None, lambda _: passed, within_s=SLACK_S))
 
 
 def _merged(meeting: Meeting | None, own: Trial | None, workload: Workload, seconds: float) -> Trial:
@@ -297,7 +309,7 @@ def _merged(meeting: Meeting | None, own: Trial | None, workload: Workload, seco
             "cut": any(one["cut"] for one in found),
         }
 
-    all_of = meeting.gather(mine, answer, within_s=4 * seconds + _SLACK_S)
+    all_of = meeting.gather(mine, answer, within_s=longest_s(workload, seconds) + SLACK_S)
     each = tuple(float(au) for au in all_of["each"])
     return Trial(
         accelerators=len(each), au=float(all_of["au"]), each=each, steps=int(all_of["steps"]),
@@ -319,13 +331,13 @@ def _checked(value: Any, rank: int, meeting: Meeting) -> dict[str, Any]:
     return dict(value)
 
 
-def _notes(again: float, cache: str, place: Place, trials: list[Trial], meeting: Meeting | None) -> Iterator[str]:
+def _notes(again: float, cache: str, trials: list[Trial], meeting: Meeting | None) -> Iterator[str]:
     if again > 1 and cache != DIRECT:
         yield (
             f"a trial reads what there is about {again:.1f} times over: caches of this machine may answer; prepare more"
         )
     if any(one.cut for one in trials):
-        yield f"a trial was given up before {FEWEST_STEPS} steps were done: its AU is what it was at most"
+        yield f"a trial was given up before {FEWEST_STEPS} steps were done: its AU is of all of its time"
     if meeting is not None:
         yield "accelerators wait for each other after each step on their own node, not across nodes"
     yield "every sample has its mean size; batches are read, not kept: no copy to an accelerator is in it, as in MLPerf"

@@ -22,14 +22,9 @@ REQUEST = 1 * MIB
 _BATCHES = 16
 
 
-def run(place: Place, options: Options, tell: Tell) -> Outcome:
-    """One run, until the time is up or the budget is read. Figures: what lasts, what came first, the burst credit; the
-    note is the sentence of `headrace.bench.sustained.judge`."""
-    return run_long(place, options, tell)[0]
-
-
-def run_long(place: Place, options: Options, tell: Tell) -> tuple[Outcome, Judgement]:
-    """`run`, and the levels that were found."""
+def run(place: Place, options: Options, tell: Tell) -> tuple[Outcome, Judgement]:
+    """One run, until the time is up or the budget is read, and its levels. Figures: what lasts, what came first, the
+    burst credit; the note is the sentence of `headrace.bench.sustained.judge`."""
     if place.keeps and options.cache == DROPPED:
         options = replace(options, cache=DIRECT)
     request = options.request_bytes or REQUEST
@@ -39,22 +34,29 @@ def run_long(place: Place, options: Options, tell: Tell) -> tuple[Outcome, Judge
         place, options, lambda flow: in_order(grid, options, flow, again=True), tell, "sustained reads"
     )
     _, batch = split(options.depth)
-    judgement = judged(found.series, found.seconds, _BATCHES * batch * request, "reading")
+    # Where the path stands at the end, the time that was given is over long after the last read that came.
+    seconds = found.seconds if found.bytes >= options.budget_bytes else max(found.seconds, options.seconds)
+    judgement = judged(found.series, seconds, _BATCHES * batch * request, "reading")
     made = outcome(
-        "sustained", place, options, found.bytes, found.seconds, found.series, judgement,
+        "sustained", place, options, found.bytes, seconds, found.series, judgement,
         work=format_bytes(request), cache=cache,
     )  # fmt: skip
     return made, judgement
 
 
 def judged(series: Series, seconds: float, least_bytes: int, what: str) -> Judgement:
-    """Of the whole slots of a series, added up to ones that hold about `least_bytes`."""
-    whole = list(series.bytes[: int(seconds / series.every_s)])
+    """Of the whole slots of `seconds`, added up to ones that hold about `least_bytes`. A series that ends before stood
+    from there on."""
+    slots = int(seconds / series.every_s)
+    whole = list(series.bytes[:slots])
+    whole += [0] * (slots - len(whole))
     mean = sum(whole) / len(whole) if whole else 0.0
-    # Never more than there are: a run that was short is told with its rate.
-    fold = min(max(1, math.ceil(least_bytes / mean)) if mean else 1, max(1, len(whole)))
-    slots = [sum(whole[at : at + fold]) for at in range(0, len(whole) - fold + 1, fold)]
-    return judge(slots, fold * series.every_s, what)
+    if not whole:
+        return judge([series.total_bytes], max(seconds, 1e-9), what)
+    # Of a run that is shorter than such a slot its rate remains.
+    fold = min(max(1, math.ceil(least_bytes / mean)), len(whole)) if mean else 1
+    folded = [sum(whole[at : at + fold]) for at in range(0, len(whole) - fold + 1, fold)]
+    return judge(folded, fold * series.every_s, what)
 
 
 def outcome(

@@ -24,13 +24,9 @@ _FILE = 64 * MIB
 _FILES_A_SLOT = 4
 
 
-def run(place: Place, options: Options, tell: Tell) -> Outcome:
-    """One run, until the time is up or the budget is written; as `sustained.run`."""
-    return run_long(place, options, tell)[0]
-
-
-def run_long(place: Place, options: Options, tell: Tell, size_bytes: int = 0) -> tuple[Outcome, Judgement]:
-    """`run`, and the levels that were found. `size_bytes`: space to be taken, where files can be written over."""
+def run(place: Place, options: Options, tell: Tell, size_bytes: int = 0) -> tuple[Outcome, Judgement]:
+    """One run, until the time is up or the budget is written; as `sustained.run`. `size_bytes`: space to be taken,
+    where files can be written over."""
     count = _count(place, options, size_bytes)
     shards = [Shard(f"sustained-{number:05}", _FILE) for number in range(count)]
     numbers: Iterator[int] = iter(range(count)) if place.kind == "volume" else itertools.cycle(range(count))

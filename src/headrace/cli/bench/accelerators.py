@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import MEET, MEET_PORT, meeting_of
 from headrace.cli.output import check_page
 from headrace.cli.sizes import parse_size
@@ -57,6 +58,13 @@ def accelerators(
     existing: Annotated[
         bool, typer.Option("--existing", help="Of a folder: read the files that are there, and write none to be read.")
     ] = False,
+    scratch: Annotated[
+        bool, typer.Option("--scratch", help="A device or volume may be written to. What a device holds is lost.")
+    ] = False,
+    unfenced: Annotated[
+        bool, typer.Option("--unfenced", help="Write to a volume where the target has no reservations, too.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --scratch.")] = False,
     meet: Annotated[Path | None, MEET] = None,
     meet_port: Annotated[int | None, MEET_PORT] = None,
     html: Annotated[
@@ -72,10 +80,10 @@ def accelerators(
 
     Example: `headrace bench accelerators /mnt/data -w resnet50-h100`
     """
+    from headrace.bench.accelerators.page import build
     from headrace.bench.accelerators.run import planned, run, to_json
     from headrace.bench.accelerators.workloads import workload_of
     from headrace.bench.places import open_place
-    from headrace.cli.output import print_json
     from headrace.cli.progress import Progress
     from headrace.errors import UsageError
     from headrace.units import format_seconds
@@ -94,12 +102,20 @@ def accelerators(
         raise UsageError("--seconds and --limit", expected="a number of seconds above 0")
     start, end = (1, most) if count is None else (count, count)
     budget_s = planned(what, seconds, end if count is None else 1) if limit is None else limit
-    check_page(html)
-    with meeting_of(meet, meet_port) as meeting, open_place(path, existing=existing) as place:
+    with (
+        meeting_of(meet, meet_port, scratch) as meeting,
+        open_place(path, scratch=scratch, existing=existing, unfenced=unfenced) as place,
+    ):
         first = meeting is None or meeting.seat.rank == 0
+        if first:
+            check_page(html)
         for line in (*place.plan(data, 0), f"trials of {seconds:g} s: about {format_seconds(budget_s)} at most in all"):
             if first:
                 print(line, file=sys.stderr)
+        if scratch:
+            from headrace.cli.volume.common import confirm
+
+            confirm(f"Write to {path}?", yes)
         with Progress("accelerators", quiet=json or not first) as progress:
             found = run(
                 place, what, most=end, start=start, only=count is not None, seconds=seconds, budget_s=budget_s,
@@ -107,16 +123,10 @@ def accelerators(
             )  # fmt: skip
     if not first:
         return
-    if html is not None:
-        from headrace.bench.accelerators.page import build
-
-        html.write_text(build(found).html(), encoding="utf-8")
-    if json:
-        print_json(to_json(found))
-        return
-    _print(found)
-    if html is not None:
-        print(f"page: {html}", file=sys.stderr)
+    tell(
+        json=(lambda: to_json(found)) if json else None, text=lambda: _print(found), html=html,
+        page=lambda: build(found),
+    )  # fmt: skip
 
 
 def _print_workloads() -> None:

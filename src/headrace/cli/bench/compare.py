@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import alone
 from headrace.cli.output import check_page
 from headrace.cli.sizes import parse_size
@@ -71,7 +72,6 @@ def compare(
     from headrace.bench.compare_page import build
     from headrace.bench.compare_works import WORKS, plan_of
     from headrace.bench.places import open_place
-    from headrace.cli.output import print_json
     from headrace.cli.progress import Progress
     from headrace.errors import UsageError
 
@@ -106,15 +106,8 @@ def compare(
         with Progress("compare", quiet=json) as progress:
             works.prepare(progress.show)
             facts = {place.name: place.describe() for place in places}
-            found = run(paths, works.works(progress.show), rounds=count, tell=progress.show, facts=facts)
-    if html is not None:
-        html.write_text(build(found).html(), encoding="utf-8")
-    if json:
-        print_json(found.to_json())
-        return
-    _print(found)
-    if html is not None:
-        print(f"page: {html}", file=sys.stderr)
+            found = run(paths, works.works(), rounds=count, tell=progress.show, facts=facts)
+    tell(json=found.to_json if json else None, text=lambda: _print(found), html=html, page=lambda: build(found))
 
 
 def _print(found: Comparison) -> None:

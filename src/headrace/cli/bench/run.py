@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import MEET, MEET_PORT, meeting_of
 from headrace.cli.output import check_page
 from headrace.cli.sizes import parse_size
@@ -103,7 +104,6 @@ def run(
     from headrace.bench.places import open_place
     from headrace.bench.report import to_json
     from headrace.bench.suite import SuiteOptions, budget_of, run_suite
-    from headrace.cli.output import print_json
     from headrace.cli.progress import Progress
 
     suite = SuiteOptions(
@@ -113,9 +113,10 @@ def run(
         seconds=seconds, rounds=rounds, depth=depth, cache=cache, model=model, ranks=ranks, scale=scale, seed=seed,
         limit_s=limit,
     )  # fmt: skip
-    check_page(html)
     with meeting_of(meet, meet_port, scratch) as meeting:
         first = meeting is None or meeting.seat.rank == 0
+        if first:
+            check_page(html)
         with open_place(path, scratch=scratch, existing=existing, unfenced=unfenced) as place:
             budget = budget_of(place, suite)
             for line in budget.lines if first else ():
@@ -128,14 +129,10 @@ def run(
                 result = run_suite(place, suite, budget, progress.show, meeting)
     if not first:
         return
-    # First what cannot fail any more: a page may meet a disk that is full.
-    if json:
-        print_json(to_json(result))
-    else:
-        _print(result)
-    if html is not None:
-        html.write_text(build(result).html(), encoding="utf-8")
-        print(f"page: {html}", file=sys.stderr)
+    tell(
+        json=(lambda: to_json(result)) if json else None, text=lambda: _print(result), html=html,
+        page=lambda: build(result),
+    )  # fmt: skip
 
 
 def _numbers(text: str) -> list[int]:

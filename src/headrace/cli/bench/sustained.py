@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import alone
 from headrace.cli.output import check_page
 from headrace.cli.sizes import parse_size
+
+if TYPE_CHECKING:
+    from headrace.bench.figures import Outcome
+    from headrace.bench.sustained import Judgement
 
 
 def sustained(
@@ -54,7 +59,7 @@ def sustained(
     from headrace.bench.patterns.options import Options
     from headrace.bench.places import open_place
     from headrace.bench.sustained import size as said
-    from headrace.cli.output import print_json
+    from headrace.bench.sustained_page import build
     from headrace.cli.progress import Progress
     from headrace.units import format_seconds
 
@@ -74,18 +79,19 @@ def sustained(
             confirm(f"Write to {path}?", yes)
         with Progress("sustained", quiet=json) as progress:
             if write:
-                found, judgement = writing.run_long(place, options, progress.show, data)
+                found, judgement = writing.run(place, options, progress.show, data)
             else:
                 place.prepare(data, tell=progress.show)
-                found, judgement = reading.run_long(place, options, progress.show)
+                found, judgement = reading.run(place, options, progress.show)
         facts = dict(place.describe())
-    if html is not None:
-        from headrace.bench.sustained_page import build
+    everything = {**to_json(judgement), "outcome": to_json(found), "path": facts}
+    tell(
+        json=(lambda: everything) if json else None, text=lambda: _print(path, found, judgement), html=html,
+        page=lambda: build(found, judgement, facts),
+    )  # fmt: skip
 
-        html.write_text(build(found, judgement, facts).html(), encoding="utf-8")
-    if json:
-        print_json({"sentence": judgement.sentence, **to_json(judgement), "outcome": to_json(found), "path": facts})
-        return
+
+def _print(path: str, found: Outcome, judgement: Judgement) -> None:
     from headrace.bench.sustained_page import COLUMNS, rows
     from headrace.cli.output import print_table
 
@@ -95,5 +101,3 @@ def sustained(
         if text:
             print(text)
     print(f"{path}: {judgement.sentence}")
-    if html is not None:
-        print(f"page: {html}", file=sys.stderr)
