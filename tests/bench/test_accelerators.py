@@ -24,7 +24,8 @@ from headrace.bench.accelerators import (
 )
 from headrace.bench.accelerators.arithmetic import EXCLUDED_STEPS
 from headrace.bench.accelerators.emulator import FEWEST_STEPS
-from headrace.bench.accelerators.samples import Samples
+from headrace.bench.accelerators.samples import Samples, WholeFiles
+from headrace.bench.places.protocol import Item
 from headrace.errors import DeviceError, UsageError
 from tests.waiting import PATIENCE_S
 
@@ -170,6 +171,24 @@ def test_accelerators_read_everything_once_before_anything_twice(
                     moved += length
             assert moved == batch * sample
     assert seen.max(initial=0) <= 1
+
+
+def test_files_of_one_name_are_a_sample_and_each_is_read_once() -> None:
+    items = [Item(f"{number:02}.{kind}", number + 1) for number in range(7) for kind in ("jpg", "json", "txt")]
+    seen: list[int] = []
+    for index in range(2):
+        samples = WholeFiles(items, batch=1, accelerator=index, accelerators=2, seed=3)
+        for _ in range(samples.before_again):
+            pieces = list(samples.next(1, 1))
+            assert [piece.offset.tolist() for piece in pieces] == [[0]] * 3
+            assert len({items[int(piece.item[0])].name[:2] for piece in pieces}) == 1
+            assert all(piece.length[0] == items[int(piece.item[0])].length_bytes for piece in pieces)
+            seen += [int(piece.item[0]) for piece in pieces]
+    assert sorted(seen) == [*range(len(items))] and seen != sorted(seen)
+    with pytest.raises(UsageError, match="8 samples"):
+        WholeFiles(items, batch=1, accelerator=0, accelerators=8, seed=0)
+    with pytest.raises(UsageError, match="too long to be read whole"):
+        WholeFiles([Item("a", 2 << 30)], batch=1, accelerator=0, accelerators=1, seed=0)
 
 
 # ---- the threads ----

@@ -165,6 +165,46 @@ def test_a_machine_that_cannot_emulate_so_fast_is_not_taken_for_slow_storage(nam
     assert "It is not storage that ends it: without any reads AU of 1 is " in found.sentence
 
 
+def test_files_are_read_whole_each_opened_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image and its caption are a sample: never half of one, and no file stays open for the next read."""
+    length = {f"{number:02}.{kind}": 1000 * number + most for number in range(1, 9) for kind, most in
+              (("jpg", 300), ("txt", 7))}  # fmt: skip
+    for name, size in length.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    opened: list[str] = []
+    read: list[tuple[int, int]] = []
+    real_open, real_read = os.open, os.preadv
+
+    def noted_open(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if threading.current_thread().name == "bench-read":
+            opened.append(Path(path).name)
+        return real_open(path, flags, mode, dir_fd=dir_fd)
+
+    def noted_read(file: int, into: list[memoryview], offset: int) -> int:
+        got = real_read(file, into, offset)
+        read.append((offset, got))
+        return got
+
+    monkeypatch.setattr(os, "open", noted_open)
+    monkeypatch.setattr(os, "preadv", noted_read)
+    words = f"accelerators {tmp_path} --existing --whole-files -n 2 --batch 2 --compute 0.01 --depth 4 --seconds 0.1"
+    assert main(["bench", *words.split(), "--cache", "warm", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    mean = sum(length.values()) // 8
+    assert said["workload"]["sample_bytes"] == mean and f"files of {mean:,} bytes" in said["workload"]["name"]
+    # Eight samples were read, and again after that, each file as often as it was opened, from its begin to its end.
+    assert set(opened) == set(length) and len(read) == len(opened) > 2 * len(length)
+    assert sorted(read) == sorted((0, length[name]) for name in opened)
+    moved = said["trials"][0]["bytes"]
+    assert moved and moved <= sum(got for _, got in read)
+    for wrong in (["--sample", "4KiB"], ["--per-file", "3"]):
+        assert main(["bench", *words.split(), *wrong]) == 2
+    assert main(["bench", *words.replace("--existing", "").split()]) == 2
+    assert main(["bench", "accelerators", "mem:1MiB", "--existing", "--whole-files"]) == 2
+
+
 def test_ranks_emulate_their_share_and_have_one_answer(namespace: str) -> None:
     def work(meeting: Meeting) -> Emulation:
         with open_place(namespace) as place:

@@ -28,6 +28,10 @@ def test_what_the_guide_says_works(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "nfs").mkdir()
+    (tmp_path / "samples").mkdir()
+    for number in range(4):
+        for kind in ("jpg", "txt"):
+            (tmp_path / "samples" / f"{number}.{kind}").write_bytes(bytes(5000))
     blocks = re.findall(r"^```sh\n(.*?)^```", TEXT, re.M | re.S)
     lines = [line for block in blocks for line in block.replace("/mnt/", f"{tmp_path}/").splitlines()]
     for line in lines:

@@ -17,7 +17,7 @@ from typing import Any
 from headrace.bench import figures
 from headrace.bench.accelerators.bracket import Found, search
 from headrace.bench.accelerators.emulator import FEWEST_STEPS, Loader, Trial, emulate, longest_s
-from headrace.bench.accelerators.samples import Samples
+from headrace.bench.accelerators.samples import Samples, WholeFiles, samples_of
 from headrace.bench.accelerators.workloads import Workload
 from headrace.bench.cache import DIRECT, DROPPED
 from headrace.bench.meeting import SLACK_S, Meeting
@@ -77,16 +77,18 @@ class Emulation:
 class PlaceLoader:
     """Reads batches of samples from a place, the pieces of the next ones under way while one is waited for."""
 
-    def __init__(self, reader: Reader, samples: Samples, depth: int) -> None:
+    def __init__(self, reader: Reader, samples: Samples | WholeFiles, depth: int) -> None:
         self._reader = reader
         self._pieces = self._endless(samples, max(1, depth // _PIECES))
+        # A file is a piece, and as many again wait for the reader's threads: a long one holds up no other.
+        self._most = 2 * depth if isinstance(samples, WholeFiles) else _PIECES
         self._under_way: deque[tuple[Pending, bool]] = deque()
         self._stopped = False
 
     def batch(self) -> int:
         moved = 0
         while True:
-            while len(self._under_way) < _PIECES:
+            while len(self._under_way) < self._most:
                 ranges, last = next(self._pieces)
                 self._under_way.append((self._reader.start(ranges), last))
             pending, last = self._under_way.popleft()
@@ -106,7 +108,7 @@ class PlaceLoader:
         self._reader.close()
 
     @staticmethod
-    def _endless(samples: Samples, most_ranges: int) -> Iterator[tuple[Ranges, bool]]:
+    def _endless(samples: Samples | WholeFiles, most_ranges: int) -> Iterator[tuple[Ranges, bool]]:
         while True:
             before: Ranges | None = None
             for piece in samples.next(most_ranges, _REQUEST_BYTES):
@@ -143,13 +145,15 @@ def run(
     cache: str = DROPPED,
     seed: int = 0,
     data_bytes: int,
+    whole: bool = False,
     meeting: Meeting | None = None,
     tell: Tell = lambda fraction, text: None,
 ) -> Emulation:
     """Search for the most accelerators, at most `most`, with trials of `seconds`, for about `budget_s` seconds.
 
     `only`: no search, one trial of `start` accelerators. `data_bytes`: what is prepared and read. With a `meeting` the
-    accelerators are spread over its ranks; each has its own place, and all have the same answer.
+    accelerators are spread over its ranks; each has its own place, and all have the same answer. `whole`: of a place
+    that was opened so; a sample is a file, or files of one name, and as long as those there are in the mean.
     """
     if not 1 <= start <= most <= MOST_ACCELERATORS * (meeting.seat.world if meeting else 1):
         raise UsageError("accelerators", expected=f"{start} to {MOST_ACCELERATORS} a process", found=str(most))
@@ -162,8 +166,11 @@ def run(
         )  # fmt: skip
     place.prepare(data_bytes, tell=tell)
     lengths = [item.length_bytes for item in place.items]
+    if whole:
+        workload = of_whole_files(workload, place)
     notes: list[str] = []
-    room = _fewest(sum(lengths) // workload.sample_bytes, meeting, budget_s)
+    held = len(samples_of(place.items)) if whole else sum(lengths) // workload.sample_bytes
+    room = _fewest(held, meeting, budget_s)
     if start <= room < most:
         # Accelerator by accelerator it would be found out only when many trials had been done.
         most = room
@@ -176,10 +183,16 @@ def run(
     up = [False]
 
     def loader_of(index: int, count: int) -> Loader:
-        samples = Samples(
-            lengths, batch=workload.batch, sample_bytes=workload.sample_bytes, seed=seed + len(trials),
-            samples_per_file=workload.samples_per_file, accelerator=index, accelerators=count,
-        )  # fmt: skip
+        samples: Samples | WholeFiles
+        if whole:
+            samples = WholeFiles(
+                place.items, batch=workload.batch, seed=seed + len(trials), accelerator=index, accelerators=count,
+            )  # fmt: skip
+        else:
+            samples = Samples(
+                lengths, batch=workload.batch, sample_bytes=workload.sample_bytes, seed=seed + len(trials),
+                samples_per_file=workload.samples_per_file, accelerator=index, accelerators=count,
+            )  # fmt: skip
         again[0] = max(again[0], seconds / workload.compute_s / max(1, samples.before_again))
         return PlaceLoader(place.reader(depth=depth, cache=cache), samples, depth)
 
@@ -216,8 +229,17 @@ def run(
         host = measure(found.fails_at, reads=False)
     return Emulation(
         path=place.name, workload=workload, found=found, trials=tuple(trials), host=host, ranks=world,
-        cache=states[-1] if states else "", notes=(*notes, *_notes(again[0], cache, trials, meeting)),
+        cache=states[-1] if states else "", notes=(*notes, *_notes(again[0], cache, trials, meeting, whole=whole)),
     )  # fmt: skip
+
+
+def of_whole_files(workload: Workload, place: Place) -> Workload:
+    """The workload with samples as long as the files of `place` are in the mean. UsageError: there are none."""
+    count = len(samples_of(place.items))
+    if not count:
+        raise UsageError("no files to be read are there", where=place.name)
+    mean = round(sum(item.length_bytes for item in place.items) / count)
+    return replace(workload, sample_bytes=mean, name=f"{workload.name}, files of {mean:,} bytes")
 
 
 #: "reads alone": AU of the lowest accelerator, were waits for its reads all that it loses. Far above AU, this machine
@@ -331,7 +353,7 @@ def _checked(value: Any, rank: int, meeting: Meeting) -> dict[str, Any]:
     return dict(value)
 
 
-def _notes(again: float, cache: str, trials: list[Trial], meeting: Meeting | None) -> Iterator[str]:
+def _notes(again: float, cache: str, trials: list[Trial], meeting: Meeting | None, *, whole: bool) -> Iterator[str]:
     if again > 1 and cache != DIRECT:
         yield (
             f"a trial reads what there is about {again:.1f} times over: caches of this machine may answer; prepare more"
@@ -340,4 +362,5 @@ def _notes(again: float, cache: str, trials: list[Trial], meeting: Meeting | Non
         yield f"a trial was given up before {FEWEST_STEPS} steps were done: its AU is of all of its time"
     if meeting is not None:
         yield "accelerators wait for each other after each step on their own node, not across nodes"
-    yield "every sample has its mean size; batches are read, not kept: no copy to an accelerator is in it, as in MLPerf"
+    sizes = "each file is opened, read and closed" if whole else "every sample has its mean size"
+    yield f"{sizes}; batches are read, not kept: no copy to an accelerator is in it, as in MLPerf"

@@ -59,14 +59,16 @@ class FilesPending:
 
 
 class FilesReader:
-    """`paths` and `items`: the same files."""
+    """`paths` and `items`: the same files. `whole`: each read opens its file and closes it, however few there are."""
 
-    def __init__(self, paths: Sequence[str], items: Sequence[Item], *, depth: int, cache: str) -> None:
+    def __init__(
+        self, paths: Sequence[str], items: Sequence[Item], *, depth: int, cache: str, whole: bool = False
+    ) -> None:
         self._paths = paths
         self._items = items
         self._depth = depth
         self._direct = cache == DIRECT
-        self._keep = len(paths) <= _KEPT_OPEN
+        self._keep = not whole and len(paths) <= _KEPT_OPEN
         self._open: dict[int, int] = {}
         self._lock = threading.Lock()
         self._pool = Pool()
@@ -79,7 +81,8 @@ class FilesReader:
         needed = [self._span(*row)[1] for row in rows]
         buffer = self._pool.take(sum(needed))
         pending = FilesPending(self._pool, buffer, len(rows), ranges.total_bytes)
-        while len(self._threads) < min(self._depth, len(rows)):
+        # Of all pendings together `depth` are read at once.
+        for _ in range(min(self._depth - len(self._threads), len(rows))):
             # A daemon: one that the kernel holds in a read must not keep the process.
             thread = threading.Thread(target=self._serve, name="bench-read", daemon=True)
             self._threads.append(thread)

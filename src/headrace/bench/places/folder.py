@@ -42,12 +42,13 @@ _KEPT_FREE = 64 * MIB
 
 
 class FolderPlace:
-    """`existing`: the files that are there are read, and none is written to be read. A file: it alone, for reading."""
+    """`existing`: the files that are there are read, and none is written to be read. A file: it alone, for reading.
+    `whole`: each read opens its file and closes it."""
 
     kind = "folder"
     keeps = True
 
-    def __init__(self, name: str, *, existing: bool = False) -> None:
+    def __init__(self, name: str, *, existing: bool = False, whole: bool = False) -> None:
         self.name = name
         self._path = os.path.realpath(name)
         try:
@@ -62,6 +63,7 @@ class FolderPlace:
             raise UsageError("neither a folder nor a file", where=name)
         self._existing = existing or self._file
         self.makes = not self._existing
+        self._whole = whole
         self.mount = mounts.mount_of(self._path)
         self.why_read_only = self._why_read_only()
         self.durable = "fsync of each file, then of its folder"
@@ -147,7 +149,7 @@ class FolderPlace:
         return caches.state(cache, left=left, memory=memory, remote=self.mount.remote)
 
     def reader(self, *, depth: int, cache: str = DROPPED) -> FilesReader:
-        return FilesReader(self._paths, self._items, depth=depth, cache=cache)
+        return FilesReader(self._paths, self._items, depth=depth, cache=cache, whole=self._whole)
 
     @contextmanager
     def room(self, shards: Sequence[Shard], cache: str = DROPPED) -> Iterator[FolderRoom]:

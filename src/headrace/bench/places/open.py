@@ -24,11 +24,14 @@ _VOLUME = "headrace://"
 _DEVICES = ("nvme+tcp:", "block:", "file:", "mem:")
 
 
-def open_place(name: str, *, scratch: bool = False, existing: bool = False, unfenced: bool = False) -> Place:
+def open_place(
+    name: str, *, scratch: bool = False, existing: bool = False, whole: bool = False, unfenced: bool = False
+) -> Place:
     """`headrace://` (the volume of HEADRACE_VOLUME) or `headrace://URI,URI…` (its members), `nvme+tcp://…`, a block
     device, a folder or a file.
 
-    `scratch`: a device or a volume may be written to. `existing`: of a folder, the files that are there are read.
+    `scratch`: a device or a volume may be written to. `existing`: of a folder, the files that are there are read;
+    `whole`: each is opened for a read, and closed after it.
     Nothing is written here. UsageError where it cannot be measured so; what opening a device or volume raises.
     """
     check_text("the path", name)
@@ -36,6 +39,10 @@ def open_place(name: str, *, scratch: bool = False, existing: bool = False, unfe
         raise UsageError("which path?", expected="a folder, a device, nvme+tcp://… or headrace://")
     if "\0" in name:
         raise UsageError("not a path", found=repr(name)[:80])
+    if whole and (not existing or name.startswith((_VOLUME, *_DEVICES)) or _is_block(name)):
+        raise UsageError(
+            "--whole-files", where=name, expected="a folder with --existing: files that are there, of a sample each"
+        )
     if name.startswith(_VOLUME):
         where = name.removeprefix(_VOLUME) or volume_addresses()
         if not where:
@@ -54,7 +61,7 @@ def open_place(name: str, *, scratch: bool = False, existing: bool = False, unfe
             "--scratch", where=name, expected="a device or a volume",
             next_step="leave it out: what is written to a folder goes into one of its own",
         )  # fmt: skip
-    return FolderPlace(name, existing=existing)
+    return FolderPlace(name, existing=existing, whole=whole)
 
 
 def open_writer(spec: Mapping[str, Any]) -> Writer:

@@ -65,6 +65,13 @@ def accelerators(
         bool, typer.Option("--unfenced", help="Write to a volume where the target has no reservations, too.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --scratch.")] = False,
+    whole_files: Annotated[
+        bool,
+        typer.Option(
+            "--whole-files",
+            help="With --existing: a sample is a file, or files of one name; each is opened, read, closed.",
+        ),
+    ] = False,
     meet: Annotated[Path | None, MEET] = None,
     meet_port: Annotated[int | None, MEET_PORT] = None,
     html: Annotated[
@@ -97,6 +104,8 @@ def accelerators(
         workload, batch=batch, sample_bytes=None if sample is None else parse_size("--sample", sample),
         compute_s=compute, samples_per_file=per_file, au=au,
     )  # fmt: skip
+    if whole_files and (sample is not None or per_file is not None):
+        raise UsageError("--sample and --per-file", expected="neither with --whole-files: samples are as files are")
     data = parse_size("--size", size)
     if not 0 < seconds < 86400 or not (limit is None or 0 < limit < 1e7):
         raise UsageError("--seconds and --limit", expected="a number of seconds above 0")
@@ -104,7 +113,7 @@ def accelerators(
     budget_s = planned(what, seconds, end if count is None else 1) if limit is None else limit
     with (
         meeting_of(meet, meet_port, scratch) as meeting,
-        open_place(path, scratch=scratch, existing=existing, unfenced=unfenced) as place,
+        open_place(path, scratch=scratch, existing=existing, unfenced=unfenced, whole=whole_files) as place,
     ):
         first = meeting is None or meeting.seat.rank == 0
         if first:
@@ -119,7 +128,8 @@ def accelerators(
         with Progress("accelerators", quiet=json or not first) as progress:
             found = run(
                 place, what, most=end, start=start, only=count is not None, seconds=seconds, budget_s=budget_s,
-                depth=depth, cache=cache, seed=seed, data_bytes=data, meeting=meeting, tell=progress.show,
+                depth=depth, cache=cache, seed=seed, data_bytes=data, whole=whole_files,
+                meeting=meeting, tell=progress.show,
             )  # fmt: skip
     if not first:
         return
