@@ -26,7 +26,7 @@ def main() -> int:
     options = parser.parse_args()
     world = World(
         dilation=options.dilation, readers=options.readers, rtt_s=options.rtt_ms / 1e3, steps=options.steps,
-        bench_batches=options.steps,
+        bench_steps=options.steps,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

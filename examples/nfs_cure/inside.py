@@ -1,4 +1,4 @@
-"""In the guest, as the client: each path is measured as fast as it gives data, and then trained over and watched.
+"""In the guest, as the client: each path is measured by `headrace bench`, and then trained over and watched.
 
 Prints `MEASURED {json}` for each.
 """
@@ -13,18 +13,20 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from examples.nfs_cure import loaders
+from examples.nfs_cure.bench import Bench, au, waits_for_storage
 from examples.nfs_cure.world import MEASURED, World
 from headrace.measure import Watch
 from headrace.volume import Volume
 
 #: Of the guest, whose programs and mounts are not in the root of this Python (`machine_python`).
 GUEST = Path("/proc/1/root")
-FOLDERS = {"nfs": GUEST / "nfs", "local": GUEST / "srv/data"}
+#: Where this Python has them, for a path through /proc/1/root is one in this root to whoever resolves it.
+FOLDERS = {"nfs": Path("/run/nfs"), "local": Path("/run/local")}
 #: Where the emulated CPU is lacking for so much of the time it is what is measured: once more, so often in all.
 STARVED, TRIES = 0.1, 2
 #: Where they outlive the guest.
@@ -35,17 +37,25 @@ def main() -> None:
     world = World(**json.loads(os.environ["WORLD"]))
     at("begins")
     watched = Path("/run/watch")
-    with Volume.open(f"nvme+tcp://192.0.2.1:4420/{os.environ['CURE_NQN']}?nsid=1") as volume:
+    uri = f"nvme+tcp://192.0.2.1:4420/{os.environ['CURE_NQN']}?nsid=1"
+    mount()
+    with Volume.open(uri) as volume, closing(Bench(world, FOLDERS, uri)) as bench:
         at("the volume is open")
         shape(world)
         for job, path in MEASURED:
             tries: list[dict[str, Any]] = []
             while len(tries) < TRIES and (not tries or tries[-1]["starved"] > STARVED):
-                tries.append(one(world, job, path, volume, watched / f"{job}-{path}.{len(tries)}"))
+                tries.append(one(world, job, path, volume, bench, watched / f"{job}-{path}.{len(tries)}"))
             best = min(range(len(tries)), key=lambda number: float(tries[number]["starved"]))
             (watched / f"{job}-{path}.{best}").rename(watched / f"{job}-{path}")
             print(f"MEASURED {json.dumps(tries[best] | {'tries': len(tries)})}", flush=True)
     shutil.copytree(watched, SHARE / "watch")
+
+
+def mount() -> None:
+    for inside, outside in zip(FOLDERS.values(), ("/nfs", "/srv/data"), strict=True):
+        inside.mkdir()
+        subprocess.run(["chroot", GUEST, "mount", "--bind", outside, f"/share2{inside}"], check=True)
 
 
 def shape(world: World) -> None:
@@ -60,57 +70,65 @@ def at(what: str) -> None:
     print(f"at {Path('/proc/uptime').read_text().split()[0]} s: {what}", flush=True)
 
 
-def one(world: World, job: str, path: str, volume: Volume, watched: Path) -> dict[str, Any]:
-    """Measured, trained over and measured again, with one loader and from cold caches: no sample is read twice, and a
-    machine that becomes busier meanwhile is busier for both."""
+def one(world: World, job: str, path: str, volume: Volume, bench: Bench, watched: Path) -> dict[str, Any]:
+    """Measured, and then trained over: each from cold caches, and with a loader of its own."""
+    begun = time.monotonic()
+    with cold(path) as bench_medium:
+        trial = fast = bench.trial(job, path)
+    if not waits_for_storage(trial):
+        # It moved what was asked for; what storage could give is another trial.
+        with cold(path):
+            fast = bench.trial(job, path, hardly_computing=True)
+    at(f"{job} over {path}: benched")
     loader: Any
     if path == "nvme":
         loader = (loaders.image_records if job == "images" else loaders.text_records)(volume, world, world.batches)
     else:
         loader = (loaders.image_files if job == "images" else loaders.text_files)(FOLDERS[path], world, world.batches)
-    begun = time.monotonic()
     with cold(path) as counted:
         coming = iter(loader)
         for _ in range(world.warm_batches):
             next(coming)
-        first = bench(world, coming, loader)
         starved = train(world, job, coming, loader, watched)
-        # What lies ready since training, which was slower.
-        for _ in range(world.ready_batches):
-            started = time.perf_counter()
-            next(coming)
-            if time.perf_counter() - started > 0.1:
-                break
-        second = bench(world, coming, loader)
         close(coming, loader)
-    count, seconds = (sum(pair) for pair in zip(first, second, strict=True))
     return {
-        "job": job, "path": path, "bytes_per_s": count / seconds, "both": [first[0] / first[1], second[0] / second[1]],
+        "job": job, "path": path, "bytes_per_s": fast.rate, "bench_au": au(trial),
+        "bench_trial": [trial.au, trial.each[0], trial.rate],
+        "bench_bytes": trial.bytes, "bench_medium_bytes": bench_medium["medium_bytes"], "bench_steps": trial.steps,
         "seconds": time.monotonic() - begun, "bytes": loader.waited[2], "starved": starved,
         **counted,
     }  # fmt: skip
 
 
-def bench(world: World, coming: Iterator[Any], loader: Any) -> tuple[int, float]:
-    """Bytes and seconds, of a loader that nobody holds up."""
-    before, started = loader.waited[2], time.perf_counter()
-    for _ in range(world.bench_batches):
-        next(coming)
-    return loader.waited[2] - before, time.perf_counter() - started
-
-
 def train(world: World, job: str, coming: Iterator[Any], loader: Any, folder: Path) -> float:
     """A step computes by sleeping, as MLPerf Storage's does. The share of the time in which a CPU was lacking."""
-    compute_s = world.compute_s if job == "images" else world.text_compute_s
+    accelerator = Accelerator(world.compute_s if job == "images" else world.text_compute_s, loader)
     # What was read before the first step is no part of what storage gives meanwhile.
     for _ in range(world.first_steps):
         next(coming)
-        time.sleep(compute_s)
+        accelerator.compute()
     with Watch(folder, device=None, rank=0, world=1) as watch:
         for _ in watch.loader(Rest(itertools.islice(coming, world.steps), loader)):
             with watch.compute():
-                time.sleep(compute_s)
+                accelerator.compute()
     return sum(step["starved"] for step in watch.steps) / sum(step.wall_s for step in watch.steps)
+
+
+class Accelerator:
+    """It has its next step queued while the loop does its own work, as a real one does: only batches hold it up. What
+    this loop takes of an emulated CPU, and how late it wakes, is no part of a step."""
+
+    def __init__(self, compute_s: float, loader: Any) -> None:
+        self._compute_s, self._loader = compute_s, loader
+        self._waited_s = loader.waited[0]
+        self._free_s = time.perf_counter()
+
+    def compute(self) -> None:
+        """The next step, until it is done."""
+        waited_s = self._loader.waited[0]
+        self._free_s += waited_s - self._waited_s + self._compute_s
+        self._waited_s = waited_s
+        time.sleep(max(0.0, self._free_s - time.perf_counter()))
 
 
 class Rest:

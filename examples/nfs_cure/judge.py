@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.nfs_cure.inside import STARVED
-from examples.nfs_cure.world import MEASURED, SEQUENCE, TOKEN_BYTES, World
-from headrace.bench.accelerators import expected
+from examples.nfs_cure.world import MEASURED, SAMPLES_PER_S, TOKEN_BYTES, TOKENS_PER_S, World
 from headrace.measure.watch.join import attribute
 from headrace.measure.watch.record import files_of
 from headrace.measure.watch.verdict import problem, sentence
@@ -30,7 +29,7 @@ class Row:
     rate: float
     bench_au: float
     plan_au: float
-    #: As far as storage goes: a step without waiting for storage / a step. What else a busy machine takes is in both.
+    #: As far as storage goes: a step without waiting for storage / a step.
     watch_au: float
     #: The share of the time that computes.
     whole_au: float
@@ -55,22 +54,18 @@ def judge(world: World, measured: Sequence[Mapping[str, Any]], watched: Path) ->
         job, path = said["job"], said["path"]
         found = attribute(files_of([watched / f"{job}-{path}"]))
         storage = found.storage_share + found.share("blocked")
-        # What training would take if storage took no time, as it was watched: what bench and plan are told of it.
-        step_s = found.total_gpu_s / found.steps * (1 - storage)
-        images = job == "images"
-        step_bytes = world.batch * world.sample_bytes if images else world.text_batch * world.window_bytes
-        plan = make_plan_of(world, job, step_s, said["bytes_per_s"] * world.dilation)
+        plan = make_plan_of(world, job, said["bytes_per_s"] * world.dilation)
         busy = next(answer for q in plan.questions if q.name == "feeding" for answer in q.answers[-1:])
         rows.append(
             Row(
                 job=job,
                 path=path,
                 rate=said["bytes_per_s"] * world.dilation,
-                bench_au=expected(said["bytes_per_s"], 1, step_bytes, step_s),
+                bench_au=said["bench_au"],
                 plan_au=busy.value.likely,
                 watch_au=1 - storage,
                 whole_au=found.share("compute"),
-                cold=said["medium_bytes"] >= said["bytes"],
+                cold=said["medium_bytes"] >= said["bytes"] and said["bench_medium_bytes"] >= said["bench_bytes"],
                 cause=problem(found),
                 storage_share=storage,
                 starved_share=found.share("starved"),
@@ -83,21 +78,18 @@ def judge(world: World, measured: Sequence[Mapping[str, Any]], watched: Path) ->
     return rows
 
 
-def make_plan_of(world: World, job: str, step_s: float, rate: float) -> Plan:
-    """What `headrace plan` says of the job in the cloud, over storage that gives this rate there. `step_s`: here."""
+def make_plan_of(world: World, job: str, rate: float) -> Plan:
+    """What `headrace plan` says of the job in the cloud, over storage that gives this rate there."""
     said: dict[str, Any] = {
         "gpus": world.accelerators, "gpus_per_node": world.accelerators, "storage.read": rate, "storage.write": rate,
     }  # fmt: skip
     if job == "images":
         # ResNet-50.
         said |= {
-            "model.parameters": 25.6e6,
-            "feed.samples_per_s": world.batch / step_s * world.dilation / world.accelerators,
-        }
-        said["feed.sample_bytes"] = world.sample_bytes
+            "model.parameters": 25.6e6, "feed.samples_per_s": SAMPLES_PER_S, "feed.sample_bytes": world.sample_bytes,
+        }  # fmt: skip
     else:
-        tokens_per_s = world.text_batch * SEQUENCE / step_s / world.accelerators
-        said |= {"model.parameters": 8.03e9, "feed.tokens_per_s": tokens_per_s, "feed.token_bytes": TOKEN_BYTES}
+        said |= {"model.parameters": 8.03e9, "feed.tokens_per_s": TOKENS_PER_S, "feed.token_bytes": TOKEN_BYTES}
     return make_plan(read_job(None, said))
 
 

@@ -37,11 +37,10 @@ class World:
     text_batch: int = 8
     #: Threads that read files, all accelerators together: four each.
     readers: int = 16
-    #: That are read before anything is measured; that are measured, before training and after it.
+    #: That count, of a trial of the bench.
+    bench_steps: int = 6
+    #: That are read before training.
     warm_batches: int = 3
-    bench_batches: int = 4
-    #: That lie ready after training, at most.
-    ready_batches: int = 5
     #: That are trained before it is watched, and watched.
     first_steps: int = 2
     steps: int = 6
@@ -53,7 +52,9 @@ class World:
     @property
     def batches(self) -> int:
         """That are read over one path."""
-        return self.warm_batches + 2 * self.bench_batches + self.first_steps + self.steps + self.ready_batches
+        trained = self.warm_batches + self.first_steps + self.steps
+        # The bench reads one more that does not count, and reads ahead; where data came to an end it would begin again.
+        return max(trained, 1 + self.bench_steps + 6)
 
     @property
     def samples(self) -> int:
