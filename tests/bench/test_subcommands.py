@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -293,12 +294,19 @@ def test_a_slow_path_and_a_fast_one_are_told_apart(tmp_path: Path, capsys: pytes
     assert "B is faster" in page.read_text()
 
 
-def test_one_path_beside_itself_is_no_faster(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_path_beside_itself_is_no_faster(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    page = tmp_path / "page.html"
     arguments = ["bench", "compare", str(folder), f"{folder}/.", "--seconds", "0.05", "--size", "4MiB", "--rounds", "2"]
-    assert main([*arguments, "-p", "ingest", "-p", "latency", "--json", "--html", "/dev/full"]) == 2
+    assert main([*arguments, "-p", "ingest", "-p", "latency", "--json", "--html", str(page)]) == 2
     out, err = capsys.readouterr()
-    # A page that cannot be written takes nothing along.
-    assert "the page was not written at /dev/full" in err
+    # A page that meets a full disk takes nothing along.
+    assert f"the page was not written at {page}: " in err and "No space left" in err
     said = json.loads(out)
     assert said["sentence"].startswith("2 rounds cannot tell paths apart: that takes 7")
     assert [one["ratios"]["B/A"]["faster"] for one in said["works"]] == [None, None]
