@@ -227,8 +227,8 @@ def to_record(measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _of_bench(outcomes: Sequence[Any], *, of: Any, file: str) -> list[dict[str, Any]]:
-    """What `headrace bench` printed with `--json`, as `read_measured` reads it: of each kind the most that one pattern had,
-    of ranks the mean of their nodes. What is no outcome says nothing, nor does what came out of a cache."""
+    """What `headrace bench` printed with `--json`, as `read_measured` reads it: of each kind the most that one pattern
+    had, of ranks the mean of their nodes. What is no outcome says nothing, nor does what came out of a cache."""
     best: dict[str, dict[str, Any]] = {}
     cached = False
     for one in outcomes:
