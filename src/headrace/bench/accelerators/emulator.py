@@ -78,6 +78,7 @@ class _Accelerator:
 @dataclass
 class _Shared:
     workload: Workload
+    steps: int
     seconds: float
     begun_s: float
     give_up_s: float
@@ -96,8 +97,15 @@ class _Shared:
         self.over.set()
 
 
-def emulate(workload: Workload, loader_of: Callable[[int], Loader], accelerators: int, *, seconds: float) -> Trial:
-    """One trial: `accelerators` at once, each with `loader_of(i)`, for about `seconds`.
+def emulate(
+    workload: Workload,
+    loader_of: Callable[[int], Loader],
+    accelerators: int,
+    *,
+    seconds: float,
+    steps: int | None = None,
+) -> Trial:
+    """One trial: `accelerators` at once, each with `loader_of(i)`, for about `seconds`, or `steps` counted steps.
 
     It ends with the first step that ends after that, and not before `FEWEST_STEPS`; where not even those are done after
     a few times as long, with what there was (`cut`). The first error of a loader is raised. All threads have ended, and
@@ -105,6 +113,7 @@ def emulate(workload: Workload, loader_of: Callable[[int], Loader], accelerators
     """
     if accelerators < 1:
         raise UsageError("accelerators", expected="1 and more", found=str(accelerators))
+    wanted = max(FEWEST_STEPS, (1 << 40) if steps is None else steps + EXCLUDED_STEPS)
     own: list[_Accelerator] = []
     with contextlib.ExitStack() as opened:
         for i in range(accelerators):
@@ -113,7 +122,7 @@ def emulate(workload: Workload, loader_of: Callable[[int], Loader], accelerators
             own.append(_Accelerator(loader, threading.Semaphore(0), threading.Semaphore(workload.ahead)))
         opened.pop_all()
     begun_s = time.perf_counter()
-    shared = _Shared(workload, seconds, begun_s, begun_s + patience_s(workload, seconds))
+    shared = _Shared(workload, wanted, seconds, begun_s, begun_s + patience_s(workload, seconds))
     barrier = threading.Barrier(accelerators, action=lambda: _step_ended(shared, own))
     # Daemons: one that the kernel holds in a read must not keep the process.
     threads = [threading.Thread(target=_load, args=(one, shared), name="bench-loader", daemon=True) for one in own]
@@ -207,7 +216,7 @@ def _step_ended(shared: _Shared, own: list[_Accelerator]) -> None:
         shared.bytes_before = loaded
     shared.bytes_after = loaded
     done = len(shared.ends_s)
-    if done >= FEWEST_STEPS and now_s - shared.begun_s >= shared.seconds:
+    if done >= shared.steps or (done >= FEWEST_STEPS and now_s - shared.begun_s >= shared.seconds):
         shared.over.set()
 
 
