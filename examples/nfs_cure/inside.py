@@ -27,8 +27,10 @@ from headrace.volume import Volume
 GUEST = Path("/proc/1/root")
 #: Where this Python has them, for a path through /proc/1/root is one in this root to whoever resolves it.
 FOLDERS = {"nfs": Path("/run/nfs"), "local": Path("/run/local")}
-#: Where the emulated CPU is lacking for so much of the time it is what is measured: once more, so often in all.
-STARVED, TRIES = 0.1, 2
+#: Where the emulated CPU is lacking for so much of the time it is what is measured; where bench and training differ by
+#: so much of AU, one of the few steps of either may have met a stall of the emulated machine, which is none of the
+#: path's. Both are done again then, so often in all: what they differ by each time is the path's.
+STARVED, APART, TRIES = 0.1, 0.04, 3
 #: Where they outlive the guest.
 SHARE = Path("/mnt")
 
@@ -44,12 +46,17 @@ def main() -> None:
         shape(world)
         for job, path in MEASURED:
             tries: list[dict[str, Any]] = []
-            while len(tries) < TRIES and (not tries or tries[-1]["starved"] > STARVED):
+            while len(tries) < TRIES and (not tries or is_doubtful(tries[-1])):
                 tries.append(one(world, job, path, volume, bench, watched / f"{job}-{path}.{len(tries)}"))
-            best = min(range(len(tries)), key=lambda number: float(tries[number]["starved"]))
+            # The last one, but for a lack of CPUs.
+            best = min(range(len(tries)), key=lambda at: (max(STARVED, float(tries[at]["starved"])), -at))
             (watched / f"{job}-{path}.{best}").rename(watched / f"{job}-{path}")
             print(f"MEASURED {json.dumps(tries[best] | {'tries': len(tries)})}", flush=True)
     shutil.copytree(watched, SHARE / "watch")
+
+
+def is_doubtful(said: dict[str, Any]) -> bool:
+    return bool(said["starved"] > STARVED or abs(said["bench_au"] - said["trained_au"]) > APART)
 
 
 def mount() -> None:
@@ -89,19 +96,20 @@ def one(world: World, job: str, path: str, volume: Volume, bench: Bench, watched
         coming = iter(loader)
         for _ in range(world.warm_batches):
             next(coming)
-        starved = train(world, job, coming, loader, watched)
+        starved, trained_au = train(world, job, coming, loader, watched)
         close(coming, loader)
     return {
         "job": job, "path": path, "bytes_per_s": fast.rate, "bench_au": au(trial),
         "bench_trial": [trial.au, trial.each[0], trial.rate],
         "bench_bytes": trial.bytes, "bench_medium_bytes": bench_medium["medium_bytes"], "bench_steps": trial.steps,
-        "seconds": time.monotonic() - begun, "bytes": loader.waited[2], "starved": starved,
+        "seconds": time.monotonic() - begun, "bytes": loader.waited[2], "starved": starved, "trained_au": trained_au,
         **counted,
     }  # fmt: skip
 
 
-def train(world: World, job: str, coming: Iterator[Any], loader: Any, folder: Path) -> float:
-    """A step computes by sleeping, as MLPerf Storage's does. The share of the time in which a CPU was lacking."""
+def train(world: World, job: str, coming: Iterator[Any], loader: Any, folder: Path) -> tuple[float, float]:
+    """A step computes by sleeping, as MLPerf Storage's does. The share of the time in which a CPU was lacking, and that
+    in which storage was not waited for."""
     accelerator = Accelerator(world.compute_s if job == "images" else world.text_compute_s, loader)
     # What was read before the first step is no part of what storage gives meanwhile.
     for _ in range(world.first_steps):
@@ -111,7 +119,9 @@ def train(world: World, job: str, coming: Iterator[Any], loader: Any, folder: Pa
         for _ in watch.loader(Rest(itertools.islice(coming, world.steps), loader)):
             with watch.compute():
                 accelerator.compute()
-    return sum(step["starved"] for step in watch.steps) / sum(step.wall_s for step in watch.steps)
+    wall_s = sum(step.wall_s for step in watch.steps)
+    waited_s = sum(step["fetch"] + step["blocked"] for step in watch.steps)
+    return sum(step["starved"] for step in watch.steps) / wall_s, 1 - waited_s / wall_s
 
 
 class Accelerator:
