@@ -3,6 +3,7 @@
 Run: python examples/two_paths.py
 """
 
+from headrace.device import NativeDevice
 from headrace.fabric import ListenOptions, MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
 from headrace.volume import Volume
 
@@ -24,7 +25,9 @@ with Target(options) as target:
                 target.set_ana_state(NQN, 1, "optimized", portal="a")
             with session.transaction() as transaction:
                 transaction.put(f"step-{step:06}/weights", bytes(1_000_000))
-            usable = [path.portal for path in volume.devices[0].paths() if path.usable]
+            device = volume.devices[0]
+            assert isinstance(device, NativeDevice)  # over the fabric: it has paths
+            usable = [path.portal for path in device.paths() if path.usable]
             print(f"step {step}: usable {', '.join(usable)}")
     with Volume.open(address) as volume:
         assert len(list(volume.list("step-"))) == 20
