@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +78,10 @@ def write(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def batches(clock: Hands, *waits: float) -> Iterator[int]:
+    """Numbers, each waited for by the clock that is moved by hand."""
+    for number, seconds in enumerate(waits):
+        clock.pass_s(seconds)
+        yield number
