@@ -66,8 +66,10 @@ def pids(running: RecordFeed[Any]) -> list[int]:
 
 
 def is_there(pid: int) -> bool:
+    """Also one whose first thread has ended before another: nobody can wait for it yet."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return found[0] != "Z" or int(found[17]) > 1
     except OSError:
         return False
 
