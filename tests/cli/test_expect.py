@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,13 @@ from hypothesis import strategies as st
 
 from headrace.bench import cache
 from headrace.cli import expectation, main
+from headrace.cli.expectation_bench import Bench
 from headrace.device import NativeDevice, open_device
 from headrace.doctor import rate
+from headrace.doctor.facts import gather
+from headrace.doctor.machine import Machine
+from headrace.doctor.storage import named_storage
+from headrace.errors import UsageError
 from headrace.plan.catalogue import load_catalogue
 from headrace.plan.example import example, example_catalogue
 from headrace.plan.expect import compare, read_measured
@@ -109,14 +116,16 @@ def test_what_a_bench_printed_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
         for figure in outcome["figures"]:
             best[figure["name"]] = max(figure["value"], best.get(figure["name"], 0.0))
     file = catalogue(tmp_path, CLAIM.format("throughput", 1, "MB/s"), CLAIM.format("iops", 1, "IOPS"), seen="unknown")
-    machine = str(unpack("bare-metal-rdma", tmp_path / "machine"))
-    words = ["doctor", "--machine", machine, "/dev/nvme0n1", "--fail-on", "never", "--json"]
-    words += ["--expect", "ours", "--catalogue", str(file), "--measured", str(tmp_path / "bench.json")]
+    told = ["--fail-on", "never", "--json", "--expect", "ours", "--catalogue", str(file)]
+    told += ["--measured", str(tmp_path / "bench.json")]
+    words = ["doctor", str(tmp_path), "--no-measure", *told]
 
     def held() -> dict[str, Any]:
         (tmp_path / "bench.json").write_text(json.dumps(printed))
         assert main(words) == 0
-        return {one["way"]: one for one in json.loads(capsys.readouterr().out)["expected"]["claims"]}
+        said = json.loads(capsys.readouterr().out)["expected"]
+        assert said["given_by"] == f"figures out of bench.json, a bench of {tmp_path / 'data'}"
+        return {one["way"]: one for one in said["claims"]}
 
     claims = held()
     assert {way: one["measured"] for way, one in claims.items()} == {
@@ -124,6 +133,18 @@ def test_what_a_bench_printed_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
         "iops": pytest.approx(best["reads"]),
     }  # fmt: skip
     assert all(one["verdict"] == "met" for one in claims.values()) and "fsync" in claims["write"]["how"]
+    # Of nothing else on this machine, and of no other machine.
+    machine = str(unpack("bare-metal-rdma", tmp_path / "machine"))
+    for other in ({"hosts": ["elsewhere"]}, {"facts": {**printed["facts"], "mounted from": "elsewhere"}}, {"path": 1}):
+        (tmp_path / "bench.json").write_text(json.dumps({**printed, **other}))
+        assert main(words) == 2, other
+        assert "of another storage" in capsys.readouterr().err
+    for name in ("/dev/nvme0n1", "/scratch"):
+        assert main(["doctor", "--machine", machine, name, *told]) == 2
+        assert "of another storage" in capsys.readouterr().err
+    (tmp_path / "bench.json").write_text(json.dumps({**printed, "hosts": []}))
+    assert main(words) == 0
+    assert "does not say on which machine" in json.loads(capsys.readouterr().out)["expected"]["given_by"]
     for outcome in printed["outcomes"]:
         outcome["nodes"] = 4
     assert held()["read"]["measured"] == pytest.approx(best["read"] / 4)
@@ -142,6 +163,47 @@ def test_what_a_bench_printed_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / "bench.json").write_text(f'{{"outcomes": {wrong}}}')
         assert main(words) == 2
         assert "nothing was measured in it" in capsys.readouterr().err
+
+
+def test_a_bench_of_other_storage_is_told_from_one_of_this(tmp_path: Path) -> None:
+    """Names of devices mean something on their own machine; exports and subsystems everywhere."""
+    aws, rdma = (Machine(unpack(name, tmp_path / name)) for name in ("aws-ebs-and-instance-store", "bare-metal-rdma"))
+    other, uri = ["elsewhere"], "nvme+tcp://10.0.0.1:4420/nqn.2026-01.example:pool?nsid=1"
+    fsx = {"file system": "lustre", "mounted from": "10.0.3.20@tcp:/abcdef", "at": "/fsx"}
+    raid = {"file system": "xfs", "mounted from": "/dev/md0", "at": "/scratch"}
+    pool = {"name": "nvme0n1", "subsystem": "nqn.2026-01.example:pool", "size": "29.1 TiB"}
+    for machine, name, fits, hosts, kind, path, said in (
+        (aws, "/fsx", True, None, "folder", "/fsx/data", fsx),
+        (aws, "/fsx", True, other, "folder", "/mnt/data", fsx | {"at": "/mnt"}),
+        (aws, "/fsx", False, None, "folder", "/fsx", fsx | {"mounted from": "10.0.3.21@tcp:/abcdef"}),
+        (aws, "/fsx", False, None, "block device", "/dev/md0", {}),
+        (aws, "/dev/md0", True, None, "folder", "/scratch/data", raid),
+        (aws, "/dev/md0", False, other, "folder", "/scratch/data", raid),
+        (aws, "/dev/md0", False, None, "block device", "/dev/nvme1n1", {}),
+        (aws, "/scratch", True, None, "block device", "/dev/md0", {}),
+        (aws, "/scratch", False, None, "folder", "/fsx", fsx),
+        (aws, "/scratch", True, None, "file as a device", "file:/scratch/image", {}),
+        (aws, "/scratch", False, None, "file as a device", "file:/fsx/image", {}),
+        (rdma, "/dev/nvme0n1", True, None, "block device", "/dev/disk/by-id/pool", pool),
+        (rdma, "/dev/nvme0n1", True, None, "volume", "headrace://", {"on": "block:/dev/nvme0n1"}),
+        (rdma, "/dev/nvme0n1", False, other, "block device", "/dev/nvme0n1", pool),
+        (rdma, "/dev/nvme0n1", False, None, "block device", "/dev/nvme0n1", pool | {"subsystem": "nqn.2026-01.a:b"}),
+        (rdma, "/dev/nvme0n1", False, None, "block device", "/dev/nvme0n1", pool | {"size": "1.0 TiB"}),
+        (rdma, "/dev/nvme0n1", False, None, "namespace", uri, {}),
+        (rdma, uri, True, other, "namespace", uri.replace("10.0.0.1", "10.0.0.2,10.0.0.3"), {}),
+        (rdma, uri, True, None, "volume", "headrace://", {"on": uri}),
+        (rdma, uri, False, None, "volume", "headrace://", {"on": f"{uri}, {uri}"}),
+        (rdma, uri, False, None, "namespace", uri.replace("nsid=1", "nsid=2"), {}),
+        (rdma, uri, False, None, "namespace", uri.replace("pool", "pond"), {}),
+        (rdma, uri, False, None, "namespace", "nvme+tcp://[", {}),
+        (rdma, uri, False, None, "", "", {}),
+    ):  # fmt: skip
+        facts = gather(machine)
+        bench = Bench.of({"path": path, "kind": kind, "facts": said, "hosts": hosts or [socket.gethostname()]})
+        refused = nullcontext() if fits else pytest.raises(UsageError, match="of another storage")
+        with refused:
+            bench.check(facts, named_storage(machine, facts, [name])[0], file="bench.json", live=True)
+            assert ("by another node" in bench.told(live=True)) == bool(hosts)
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

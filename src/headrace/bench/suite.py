@@ -6,6 +6,7 @@ Rounds are interleaved: each piece of work once, then each once more, so that wh
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -120,10 +121,11 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """All of it. `stopped`: in words, where the time was up before the last round."""
+    """All of it. `stopped`: in words, where the time was up before the last round. `hosts`: names of the nodes."""
 
     path: str
     kind: str
+    hosts: Sequence[str]
     facts: dict[str, str]
     started_s: float
     seconds: float
@@ -265,8 +267,8 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
             next_step="give more time (--limit), or less to write and read (--size)",
         )  # fmt: skip
     return Result(
-        path=place.name, kind=place.kind, facts=dict(place.describe()), started_s=started_s,
-        seconds=time.monotonic() - begun, budget=budget.lines,
+        path=place.name, kind=place.kind, hosts=sorted(set(meeting.hosts)) if meeting else [socket.gethostname()],
+        facts=dict(place.describe()), started_s=started_s, seconds=time.monotonic() - begun, budget=budget.lines,
         outcomes=[together(rounds) for rounds in found.values() if rounds], stopped=stopped,
     )  # fmt: skip
 

@@ -108,7 +108,7 @@ def doctor(
             looked_at, names or [], measure=measure, tell=lambda text: progress.show(0.0, text),
             load=None if claims is None else claims.choose,
         )  # fmt: skip
-    held = None if claims is None else claims.held_against(found, live=machine is None)
+    held = None if claims is None else claims.held_against(found)
     found = check_nodes(found if held is None else held.told(found), others)
     if recorder is not None:
         recorder.write()

@@ -13,10 +13,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from headrace.bench.cache import in_memory, may_be_cached
+from headrace.cli.expectation_bench import Bench
 from headrace.doctor.checks import sort
 from headrace.doctor.describe import Section
 from headrace.doctor.examine import Examination
+from headrace.doctor.facts import Facts
 from headrace.doctor.finding import NOTE, WARNING, Finding
 from headrace.doctor.rate import Rate
 from headrace.doctor.storage import Storage, link_of
@@ -32,13 +33,6 @@ RECORDED = "measured.json"
 _MAX_BYTES = 1 << 20
 _WRITES = "the doctor writes nothing; `headrace bench` does, and --measured takes what it printed as JSON"
 _NETWORK = "the doctor puts no load on the network alone; figures measured elsewhere can be given with --measured"
-#: Of `headrace bench`: its figures by name and unit, and what they are here. Both at once are slower than one.
-_BENCH = {
-    ("read", "B/s"): "read", ("restore", "B/s"): "read", ("write", "B/s"): "write", ("save", "B/s"): "write",
-    ("reads", "1/s"): "iops",
-}  # fmt: skip
-_BENCH_LEFT_OUT = "mixed"
-_BENCH_READS = ("read", "restore", "reads")
 _HELD_BACK = "what reads here was busy all the time, and storage may have more"
 #: By the kind of an offering: the verdicts that fit.
 _WORDS = {
@@ -58,13 +52,17 @@ class Expectation:
     #: Where these are from; "" where there are none. Of which storage, as `_name`; None: nobody says.
     given_by: str
     given_of: str | None
+    #: The run of `headrace bench` that had them.
+    bench: Bench | None
+    #: This machine, and not a recorded one.
+    live: bool
 
     @staticmethod
     def of(name: str, catalogue: Sequence[Path], measured: Path | None, machine: Path | None) -> Expectation:
         """UsageError: nobody of that name, files that are none."""
         offering = load_catalogue(catalogue).find(name)
         given: list[Measured] = []
-        of = None
+        of = bench = None
         file = measured or (machine / RECORDED if machine is not None and (machine / RECORDED).exists() else None)
         if file is not None:
             try:
@@ -72,23 +70,36 @@ class Expectation:
             except (ValueError, RecursionError):
                 raise UsageError("not a report of measurements", where=str(file), expected="JSON") from None
             if isinstance(tree, dict) and isinstance(tree.get("outcomes"), list):
-                tree = {"measured": _of_bench(tree["outcomes"], of=tree.get("path"), file=str(file))}
+                bench = Bench.of(tree)
+                tree = {"measured": bench.figures(tree["outcomes"], file=str(file))}
             given = read_measured(tree, file=str(file))
             of = tree.get("of")
         return Expectation(
             offering=offering, given=tuple(given), given_by="" if file is None else file.name,
-            given_of=of if isinstance(of, str) else None,
+            given_of=of if isinstance(of, str) else None, bench=bench, live=machine is None,
         )  # fmt: skip
 
-    def choose(self, storage: Sequence[Storage]) -> Storage:
-        """The piece that is meant: the only one, or the only one of such a kind. UsageError where it must be named."""
+    def choose(self, facts: Facts, storage: Sequence[Storage]) -> Storage:
+        """The piece that is meant: the only one, or the only one of such a kind. UsageError where it must be named, and
+        where what was measured elsewhere is not of it."""
         chosen = self._choose(storage)
         if self.given_of not in (None, _name(chosen)):
             raise UsageError(
                 "what was measured is of another storage", where=self.given_by, expected=_name(chosen),
                 found=repr(self.given_of)[:200],
             )  # fmt: skip
+        if self.bench is not None:
+            self.bench.check(facts, chosen, file=self.given_by, live=self.live)
         return chosen
+
+    def _told(self) -> str:
+        """Of the figures that somebody else measured."""
+        if not self.given_by:
+            return ""
+        if self.bench is not None:
+            return f"figures out of {self.given_by}, {self.bench.told(live=self.live)}"
+        of = "" if self.given_of is not None else ", which does not say of which storage they are"
+        return f"figures out of {self.given_by}{of}"
 
     def _choose(self, storage: Sequence[Storage]) -> Storage:
         words = _WORDS[self.offering.kind] if self.offering.seen == "unknown" else (self.offering.seen,)
@@ -103,17 +114,17 @@ class Expectation:
             next_step=f"headrace doctor NAME --expect {self.offering.key}",
         )  # fmt: skip
 
-    def held_against(self, found: Examination, *, live: bool) -> Held:
-        chosen = self.choose(found.storage)
+    def held_against(self, found: Examination) -> Held:
+        chosen = self.choose(found.facts, found.storage)
         measured = [*_measured(found, chosen), *self.given]
         here = Here(
             gpus=len(found.facts.gpus.gpus) or None, size_bytes=_size(found, chosen), devices=max(1, chosen.devices),
-            missing=_missing(found, live=live), **_link(found, chosen),
+            missing=_missing(found, live=self.live), **_link(found, chosen),
         )  # fmt: skip
         return Held(
             offering=self.offering, storage=chosen, measured=tuple(measured),
             comparisons=tuple(compare(self.offering, measured, here)), today=datetime.date.today(),
-            given_by=self.given_by,
+            given_by=self._told(),
         )  # fmt: skip
 
 
@@ -126,6 +137,7 @@ class Held:
     measured: tuple[Measured, ...]
     comparisons: tuple[Comparison, ...]
     today: datetime.date
+    #: Where figures are from that somebody else measured.
     given_by: str
 
     def findings(self) -> list[Finding]:
@@ -183,7 +195,7 @@ class Held:
             ] for one in self.comparisons
         ]  # fmt: skip
         how = list(dict.fromkeys(one.how for one in self.measured if one.how))
-        note = "; ".join(how) + (f"; figures out of {self.given_by}" if self.given_by else "")
+        note = "; ".join([*how, *([self.given_by] if self.given_by else [])])
         if not rows:
             note = "it claims no figure that can be measured: only what it is, or what it costs"
         return Section(
@@ -203,7 +215,8 @@ class Held:
     def to_json(self) -> dict[str, Any]:
         return {
             "offering": self.offering.key, "storage": self.storage.name, "sentence": self.sentence,
-            "claims": [one.to_json(self.today) for one in self.comparisons], **to_record(self.measured),
+            "given_by": self.given_by, "claims": [one.to_json(self.today) for one in self.comparisons],
+            **to_record(self.measured),
         }  # fmt: skip
 
 
@@ -224,41 +237,6 @@ def to_record(measured: Sequence[Measured]) -> dict[str, Any]:
         }  # fmt: skip
         rows.append({key: value for key, value in row.items() if value != ""})
     return {"measured": rows}
-
-
-def _of_bench(outcomes: Sequence[Any], *, of: Any, file: str) -> list[dict[str, Any]]:
-    """What `headrace bench` printed with `--json`, as `read_measured` reads it: of each kind the most that one pattern
-    had, of ranks the mean of their nodes. What is no outcome says nothing, nor does what came out of a cache."""
-    best: dict[str, dict[str, Any]] = {}
-    cached = False
-    for one in outcomes:
-        figures = one.get("figures") if isinstance(one, dict) and one.get("pattern") != _BENCH_LEFT_OUT else None
-        for figure in figures if isinstance(figures, list) else ():
-            name, unit = (figure.get(key) if isinstance(figure, dict) else None for key in ("name", "unit"))
-            what = _BENCH.get((name, unit)) if isinstance(name, str) and isinstance(unit, str) else None
-            value = figure.get("value") if what else None
-            if what is None or isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e18:
-                continue
-            cache, nodes = str(one.get("cache") or ""), one.get("nodes")
-            if (may_be_cached if name in _BENCH_READS else in_memory)(cache):
-                cached = True
-                continue
-            said = [str(one.get(key) or "") for key in ("pattern", "work", "cache", "durable")]
-            said.append(f"{one.get('flows')} flows")
-            if isinstance(nodes, int) and nodes > 1:
-                value /= nodes
-                said.append(f"mean of {nodes} nodes")
-            how = f"headrace bench {of if isinstance(of, str) else ''}: " + ", ".join(part for part in said if part)
-            scaled, unit_here = (value, "IOPS") if what == "iops" else (value / 1e6, "MB/s")
-            if what not in best or scaled > best[what]["value"]:
-                how = "".join(letter for letter in how if letter.isprintable())[:300]
-                best[what] = {"what": what, "per": "node", "value": scaled, "unit": unit_here, "how": how}
-    if cached and not best:
-        raise UsageError(
-            "what was read may have come out of memory", where=file,
-            expected="reads that a bench has dropped the page cache before (--cache dropped, direct)",
-        )  # fmt: skip
-    return list(best.values())
 
 
 def _measured(found: Examination, chosen: Storage) -> list[Measured]:

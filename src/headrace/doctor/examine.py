@@ -98,7 +98,7 @@ class Examination:
 
 def examine(
     machine: Machine, names: Sequence[str] = (), *, measure: bool = True, tell: Callable[[str], None] = lambda _: None,
-    load: Callable[[Sequence[Storage]], Storage] | None = None,
+    load: Callable[[Facts, Sequence[Storage]], Storage] | None = None,
 ) -> Examination:  # fmt: skip
     """Look at the machine, and at the storage that is named, or all that there is; `measure`: at a live one also by
     connecting to targets that are named, reading from disks, and asking file systems. `tell`: what is being done.
@@ -110,7 +110,7 @@ def examine(
     facts = gather(machine)
     storage = named_storage(machine, facts, names) if names else all_storage(facts)
     measure = measure and machine.live
-    chosen = load(storage) if load is not None else None
+    chosen = load(facts, storage) if load is not None else None
     targets, touches = _measure(facts, storage, tell) if measure else ([], [])
     rate = None
     if chosen is not None and measure:

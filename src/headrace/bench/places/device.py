@@ -103,6 +103,10 @@ class DevicePlace:
             "volatile_cache",
         )
         found = {key.replace("_", " "): str(said[key]) for key in keys if key in said}
+        kernel = said.get("kernel", {})
+        for key, text in (("name", kernel.get("name")), ("subsystem", kernel.get("subsysnqn"))):
+            if text:
+                found[key] = str(text)
         found["size"] = format_bytes(self.size_bytes)
         if self.holds:
             found["holds"] = self.holds

@@ -62,7 +62,8 @@ class VolumePlace:
         devices = [device for device in present(self._volume.devices) if isinstance(device, NativeDevice)]
         transports = sorted({str(device.describe().get("transport")) for device in devices})
         return {
-            "volume": info.name or info.id, "members": str(len(info.members)), "transport": ", ".join(transports),
+            "volume": info.name or info.id, "members": str(len(info.members)),
+            "on": ", ".join(self._uris), "transport": ", ".join(transports),
             "free": format_bytes(info.free_bytes), "objects": str(info.object_count), "fence": info.fence,
         }  # fmt: skip
 
