@@ -170,5 +170,6 @@ def test_an_interrupted_run_leaves_nothing(folder: Path, number: signal.Signals)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 128 + number and err.splitlines()[-1] == "headrace: error: interrupted"
+    assert process.returncode == 128 + number, err
+    assert err.splitlines()[-1] == "headrace: error: interrupted", err
     assert not [*folder.iterdir()]

@@ -17,13 +17,13 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from headrace.accidents.peace import in_peace
 from headrace.errors import HeadraceError
 
 _PR_SET_PDEATHSIG = 1
@@ -204,9 +204,7 @@ class Processes:
 
     def close(self) -> None:
         """Kill everything. A Ctrl-C while this runs is put off until nothing is left."""
-        main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-        try:
+        with in_peace():
             living = [child for child in self._children if child.poll() is None]
             family = descendants([child.pid for child in living])
             for child in living:
@@ -219,9 +217,6 @@ class Processes:
             for child in self._children:
                 child.let_go()
             self._children.clear()
-        finally:
-            if main:
-                signal.signal(signal.SIGINT, before)
 
     def __enter__(self) -> Processes:
         return self

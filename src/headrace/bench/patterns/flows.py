@@ -20,6 +20,7 @@ from headrace.bench.meter import Meter, latencies_of_all, series_of
 from headrace.bench.patterns.options import Options
 from headrace.bench.patterns.samples import split
 from headrace.bench.places.protocol import Pending, Place, Ranges, Reader, Tell
+from headrace.bench.threads import all_ended
 from headrace.errors import DeviceTimeout, HeadraceError
 from headrace.units import format_bytes
 
@@ -139,15 +140,11 @@ class Flows:
             self._join(_END_S)
 
     def _join(self, patience_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + patience_s
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                raise DeviceTimeout(
-                    "the path gives nothing", where=self._place.name, found=f"a read that takes {PATIENCE_S:.0f} s",
-                    next_step="see what it waits for: `headrace doctor` looks at the path",
-                )  # fmt: skip
+        if not all_ended(self._threads, patience_s):
+            raise DeviceTimeout(
+                "the path gives nothing", where=self._place.name, found=f"a read that takes {PATIENCE_S:.0f} s",
+                next_step="see what it waits for: `headrace doctor` looks at the path",
+            )  # fmt: skip
 
     # ---- on the thread of a flow ----
 

@@ -12,6 +12,7 @@ from headrace.bench.patterns.options import Options
 from headrace.bench.places import open_writer
 from headrace.bench.places.filling import Stopped
 from headrace.bench.places.protocol import Place, Shard, Tell, Writer
+from headrace.bench.threads import all_ended
 from headrace.errors import DeviceTimeout
 from headrace.units import MIB, format_bytes
 
@@ -20,6 +21,8 @@ _MOST_FILE, _LEAST_FILE = 64 * MIB, 1 * MIB
 _FILES = 16
 #: A file that takes longer to be written hangs.
 _PATIENCE_S = 300.0
+#: Flows that were told to end do so with the chunk that they are at.
+_END_S = 10.0
 
 
 def files_of(options: Options) -> tuple[int, int]:
@@ -94,9 +97,7 @@ class Writing:
         except BaseException:
             self._stop.set()
             self._given_up.set()
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(10)
+            all_ended(threads, _END_S)
             raise
         if self._errors:
             raise self._errors[0]

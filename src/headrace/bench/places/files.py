@@ -12,6 +12,7 @@ from headrace.bench.cache import DIRECT
 from headrace.bench.places.errors import said
 from headrace.bench.places.memory import ALIGN, Pool
 from headrace.bench.places.protocol import U8, Item, Ranges
+from headrace.bench.threads import all_ended
 from headrace.errors import DeviceError, DeviceTimeout
 
 #: A file system that gives nothing for so long hangs.
@@ -102,10 +103,7 @@ class FilesReader:
         for _ in self._threads:
             self._work.put(None)
         # Of one that the kernel holds in a read its wait has told already.
-        deadline = time.monotonic() + _END_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        hangs = any(thread.is_alive() for thread in self._threads)
+        hangs = not all_ended(self._threads, _END_S)
         self._threads.clear()
         with self._lock:
             # A number that is closed may be another file's when that read goes on.

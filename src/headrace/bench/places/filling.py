@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headrace.bench.places.protocol import Tell, Writer
+from headrace.bench.threads import all_ended
 from headrace.units import format_bytes
 
 _THREADS = 4
@@ -62,8 +63,7 @@ def write_all(open_writer: Callable[[], Writer], lengths: Sequence[int], tell: T
                 tell(done / total, f"writing what is read: {format_bytes(done)} of {format_bytes(total)}")
     except BaseException:
         ended.set()
-        for thread in threads:
-            thread.join(_END_S)
+        all_ended(threads, _END_S)
         raise
     if errors:
         raise next((error for error in errors if not isinstance(error, Stopped)), errors[0])

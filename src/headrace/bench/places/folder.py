@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
-import signal
 import stat
 import tempfile
 import threading
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.accidents.peace import in_peace
 from headrace.bench import cache as caches
 from headrace.bench.cache import DIRECT, DROPPED, WARM
 from headrace.bench.places import mounts
@@ -162,15 +163,20 @@ class FolderPlace:
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        scratch, self._scratch = self._scratch, None
-        if scratch is not None:
-            scratch.remove()
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
 
     def __enter__(self) -> FolderPlace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            self.close()
+        except KeyboardInterrupt:
+            # Before it was put off, or after it: where it has done its work it does nothing.
+            self.close()
+            raise
 
     # ---- files that are there ----
 
@@ -222,39 +228,44 @@ class FolderPlace:
     def _made(self) -> _Scratch:
         if self._scratch is None:
             self._scratch = _Scratch(self._path)
+            self._scratch.make()
         return self._scratch
 
 
 class _Scratch:
-    """The folder that all of a run is written into; locked, so that others see that it lives."""
+    """The folder that all of a run is written into; locked, so that others see that it lives.
+
+    It has its name before it is there: who is interrupted while it is made knows what to remove.
+    """
 
     def __init__(self, below: str) -> None:
-        try:
-            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=below)
-        except OSError as error:
-            raise said(error, below) from None
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.path = f"{below}/{PREFIX}{secrets.token_hex(6)}"
+        self._lock: int | None = None
         self._removed = False
+
+    def make(self) -> None:
+        try:
+            os.mkdir(self.path, 0o700)  # noqa: PTH102
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise said(error, str(Path(self.path).parent)) from None
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
         """All of it. A Ctrl-C while this runs is put off until nothing is left, or a file system that hangs has had its
         time."""
-        main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-        try:
+        with in_peace():
             thread = threading.Thread(target=self._remove, name="bench-remove", daemon=True)
             thread.start()
             thread.join(_REMOVE_S)
             if not self._removed:
                 raise DeviceError("what was written could not be removed", where=self.path, next_step="remove it")
-        finally:
-            if main:
-                signal.signal(signal.SIGINT, before)
 
     def _remove(self) -> None:
-        os.close(self._lock)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
         # NFS keeps a file that somebody still has open under another name for a moment.
         for _ in range(20):
             shutil.rmtree(self.path, ignore_errors=True)

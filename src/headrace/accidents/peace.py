@@ -1,0 +1,43 @@
+"""Cleaning up that a signal does not cut short."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def in_peace() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP that come in here are put off until its end, and heard then.
+
+    For what must not stop half-way and has a bound of its own. On another thread than the main one it changes nothing:
+    no signal is heard there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    # What somebody chose to ignore (`nohup`), and what Python cannot put back (a handler in C), stays as it is.
+    before = {
+        number: handler
+        for number in _ENDING
+        if (handler := signal.getsignal(number)) is not None and handler is not signal.SIG_IGN
+    }
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for first in came[:1]:
+            signal.raise_signal(first)
