@@ -294,3 +294,43 @@ def test_a_full_file_system_is_one_line(folder: Path, monkeypatch: pytest.Monkey
     with open_place(str(folder)) as place, pytest.raises(DeviceError, match="no space left") as caught:
         place.prepare(MIB, tell=quiet)
     assert "\n" not in str(caught.value) and not [*folder.iterdir()]
+
+
+def _written(kind: str, name: str) -> list[bytes]:
+    """All that is there now, as a folder, a device or a volume has it."""
+    if kind == "folder":
+        return [path.read_bytes() for path in Path(name).rglob("*") if path.is_file()]
+    if kind == "volume":
+        with Volume.open(name) as volume:
+            return [volume.read(each.name) for each in volume.list()]
+    with open_device(name) as device:
+        memory = np.empty(device.size_bytes, np.uint8)
+        device.read_into(0, memory)
+    return [memory.tobytes()]
+
+
+@pytest.mark.parametrize("kind", ["folder", "namespace", "volume"])
+def test_no_block_is_written_twice(request: pytest.FixtureRequest, kind: str) -> None:
+    """Storage that keeps equal blocks once, or caches by what they hold, has nothing to find: in one run, nor between
+    two, which may be two ranks."""
+    name = str(request.getfixturevalue(kind))
+    # More chunks than a writer has memory for, and a short one at the end.
+    shards = [Shard("a", 24 * BLOCK), Shard("b", 41 * MIB + BLOCK)]
+    blocks: list[int] = []
+    for _ in range(2):
+        with (
+            open_place(f"headrace://{name}" if kind == "volume" else name, scratch=kind != "folder") as place,
+            place.room(shards) as room,
+        ):
+            place.prepare(2 * MIB, tell=quiet)
+            writer = open_writer(room.for_writer())
+            try:
+                room.commit(writer.save([0, 1], lambda count: None))
+            finally:
+                writer.close()
+            for memory in _written(kind, name):
+                pieces = [memory[at : at + BLOCK] for at in range(0, len(memory), BLOCK)]
+                blocks += [hash(piece) for piece in pieces if any(piece[:16])]
+    # Data of both runs are all there.
+    assert len(blocks) == 2 * (24 + 41 * MIB // BLOCK + 1 + 2 * MIB // BLOCK)
+    assert len(set(blocks)) == len(blocks)

@@ -1,14 +1,14 @@
 """What is written: bytes that no storage makes smaller, and that say where they belong.
 
 Each 4 KiB block begins with 16 bytes: the number of its file and its own number in it. The rest is the same random
-8 MiB again and again, so writing it costs no computing. Storage that looks for blocks of equal contents finds none, as
-no two are equal; what compares less than whole blocks might.
+8 MiB again and again, so writing it costs no computing. Storage that looks for blocks of equal contents finds none: no
+two are equal, whichever file, run or rank they are of. What compares less than whole blocks might find some.
 """
 
 from __future__ import annotations
 
 import functools
-import zlib
+import hashlib
 
 import numpy as np
 
@@ -22,8 +22,8 @@ CHUNK = 8 << 20
 
 
 def number_of(name: str) -> int:
-    """Of a file, as its blocks have it."""
-    return zlib.crc32(name.encode())
+    """Of a file, as its blocks have it. Its name is to be one that no other run has: else both have the same bytes."""
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
 
 
 @functools.cache

@@ -146,10 +146,12 @@ class DevicePlace:
             return
         shard = Shard("data", self._whole(total_bytes))
         self._base = self._take(shard.length_bytes)
-        # In pieces, so that several threads write.
+        # In pieces, so that several threads write; of this run alone.
+        salt = secrets.token_hex(4)
         each = max(CHUNK, shard.length_bytes // 16 // CHUNK * CHUNK)
         pieces = [
-            Shard(f"data/{at:x}", min(each, shard.length_bytes - at)) for at in range(0, shard.length_bytes, each)
+            Shard(f"{salt}/data/{at:x}", min(each, shard.length_bytes - at))
+            for at in range(0, shard.length_bytes, each)
         ]
         offsets = [self._base + at for at in range(0, shard.length_bytes, each)]
         spec = {"uri": self._device.uri, "shards": pieces, "offsets": offsets}

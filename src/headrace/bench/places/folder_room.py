@@ -70,7 +70,7 @@ class FolderWriter:
         return []
 
     def _write(self, path: str, shard: Shard, seen: Callable[[int], None]) -> None:
-        number = number_of(shard.name)
+        number = number_of(path)
         # One that is saved again takes the place of the one before, as an old checkpoint's name is used again.
         with suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
@@ -107,7 +107,7 @@ class FolderWriter:
         return total
 
     def _read(self, file: int, path: str, shard: Shard, seen: Callable[[int], None]) -> int:
-        number, offset = number_of(shard.name), 0
+        number, offset = number_of(path), 0
         view = self._memory.data
         while offset < shard.length_bytes:
             wanted, got = min(CHUNK, shard.length_bytes - offset), 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
-from headrace.bench.places.content import CHUNK, Content
+from headrace.bench.places.content import CHUNK, Content, number_of
 from headrace.bench.places.memory import Pool, aligned
 from headrace.bench.places.protocol import U8, Ranges, Shard
 from headrace.errors import HeadraceError
 from headrace.volume import Grant, ObjectInfo, Parts, Receipt, Ticket, Transaction, Volume, VolumeTransfer
 
-#: Of one writer, as an unpaced one has it.
-_UNDER_WAY = 4 * CHUNK
+#: Chunks of one writer that are under way at once, about as an unpaced one has them.
+_UNDER_WAY = 4
 
 
 class VolumePending:
@@ -106,14 +106,41 @@ class VolumeRoom:
         return self._state
 
 
+class _Chunks(list[U8]):
+    """The chunks of an object: one becomes what it is when it is asked for, about to be sent, in the
+    memory of the one that was `_UNDER_WAY` before it, which has been answered by then (`_Told`)."""
+
+    def __init__(self, content: Content, memory: Sequence[U8], name: str, length_bytes: int) -> None:
+        self.starts = [*range(0, length_bytes, CHUNK)]
+        super().__init__(
+            memory[index % len(memory)][: min(CHUNK, length_bytes - start)] for index, start in enumerate(self.starts)
+        )
+        self._content, self._memory, self._file = content, memory, number_of(name)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> U8: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> list[U8]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice, /) -> U8 | list[U8]:
+        if isinstance(index, slice):
+            # Of the last one, where that is too short to be written from where it lies.
+            return [self[each] for each in range(*index.indices(len(self)))]
+        number = int(index)
+        self._content.stamp(self._memory[number % len(self._memory)], self._file, self.starts[number])
+        return super().__getitem__(number)
+
+
 class _Told:
-    """Of a write, how far it is; no slower than without. An object may be large, and who waits must hear of it."""
+    """Of a write, how far it is; no slower than without. An object may be large, and who waits must hear of it. A chunk
+    at a time."""
 
     def __init__(self, seen: Callable[[int], None]) -> None:
         self._seen = seen
 
     def take(self, under_way_bytes: int) -> int:
-        return CHUNK if under_way_bytes < _UNDER_WAY else 0
+        return CHUNK if under_way_bytes <= (_UNDER_WAY - 1) * CHUNK else 0
 
     def answered(self, length_bytes: int, seconds: float) -> None:
         self._seen(length_bytes)
@@ -126,16 +153,16 @@ class VolumeWriter:
         ticket = None if spec["ticket"] is None else Ticket.from_json(spec["ticket"])
         self._grants = [Grant.from_json(text) for text in spec["grants"]]
         self._volume = Volume.open([*spec["uris"]], write=True, ticket=ticket)
-        self._memory = Content().chunk()
+        self._content = Content()
+        self._memory = [self._content.chunk() for _ in range(_UNDER_WAY)]
 
     def save(self, shards: Sequence[int], seen: Callable[[int], None]) -> list[str]:
         proofs = []
         for index in shards:
             grant = self._grants[index]
-            # The same memory again and again: checksums tell the blocks apart.
-            starts = [*range(0, grant.length_bytes, CHUNK)]
-            pieces = [self._memory[: min(CHUNK, grant.length_bytes - start)] for start in starts]
-            parts = Parts(pieces, starts, grant.length_bytes)
+            chunks = _Chunks(self._content, self._memory, grant.name, grant.length_bytes)
+            parts = Parts([*list.__iter__(chunks)], chunks.starts, grant.length_bytes)
+            parts.views = chunks
             parts.pace = _Told(seen)
             proofs.append(self._volume.write_grant(grant, parts).to_json())
         return proofs
