@@ -1,8 +1,9 @@
 """What watching costs a training loop, and how good its predictions are.
 
-Overhead: steps of 10 ms (a clock that is waited for), with a watch that writes its file, three parts a step and a
-loader with a thread, and without; interleaved pairs. What a watched step takes longer is the watch. CPU time of the
-thread that trains is told beside it, which a busy machine changes less.
+Overhead: what stands in a loop of steps of 10 ms because it is watched is timed where it stands (a loader's `next`,
+begin and end of three parts, and what comes once a second), in turns with a loop that has none of it, whose clocks are
+subtracted. Between them the loop computes, and fills the caches, or sleeps, and others fill them. Whole steps are not
+compared: on a machine whose speed swings by several percent one percent is not seen.
 
 Ring: `watch_ring.py`, what it costs that every device keeps what it did.
 
@@ -11,117 +12,99 @@ Prediction: `watch_prediction.py`. What was told, and when, stays in `build/watc
 
 from __future__ import annotations
 
-import queue
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.pairs import interleaved
 from benchmarks.watch_prediction import grid
 from benchmarks.watch_ring import ring
 from headrace.measure import Watch
+from headrace.units import MIB
 
 STEP_S = 0.010
 BATCH_BYTES = 1_000_000
 WRITTEN = Path("build") / "watch-prediction.jsonl"
-
-
-def _until(moment: float) -> None:
-    """Sleeps for the most of it, and spins for the rest: to some microseconds."""
-    left = moment - time.perf_counter()
-    if left > 0.0005:
-        time.sleep(left - 0.0004)
-    while time.perf_counter() < moment:
-        pass
-
-
-class _Ahead:
-    """Batches by a thread that is two ahead, at once."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __iter__(self) -> Iterator[int]:
-        made: queue.Queue[int] = queue.Queue(2)
-
-        def run() -> None:
-            for number in range(self.count):
-                made.put(number)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        for _ in range(self.count):
-            yield made.get()
-        thread.join()
-
-
-def _work(step_s: float) -> None:
-    """As much as a step has to do, whenever it begins."""
-    _until(time.perf_counter() + step_s)
-
-
 #: Steps at the begin of a loop that are not counted: what is set up is no step's.
 WARM = 20
 
-Part = Callable[[], Any]
+Work = Callable[[float], None]
 
 
-def _loop(batches: Iterable[Any], steps: int, copy: Part, compute: Part, collective: Part, work: Any) -> _Cost:
-    for number, _ in enumerate(batches):
-        if number == WARM:
-            started, cpu = time.perf_counter(), time.thread_time()
-        with copy():
-            work(STEP_S / 2)
-        with compute():
-            work(STEP_S / 4)
-        with collective():
-            work(STEP_S / 4)
-    return _Cost((time.perf_counter() - started) / (steps - WARM), (time.thread_time() - cpu) / (steps - WARM))
+class _Computes:
+    """Goes through more memory than any cache of a core has."""
+
+    def __init__(self) -> None:
+        self._memory = np.ones((64, MIB), np.uint8)
+        self._turn = 0
+
+    def __call__(self, seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self._turn += 1
+            np.copyto(self._memory[self._turn % 32], self._memory[32 + self._turn % 32])
 
 
-class _Cost(NamedTuple):
-    """Of a step, seconds: of the wall, and of the CPU of the thread that trains."""
-
-    wall_s: float
-    cpu_s: float
-
-
-def _bare(steps: int, work: Any) -> _Cost:
-    return _loop(_Ahead(steps), steps, nullcontext, nullcontext, nullcontext, work)
+class _Batches:
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield 0
 
 
-def _watched(steps: int, work: Any, folder: Path) -> _Cost:
-    with Watch(folder, device=None) as watch:
-        batches = watch.loader(_Ahead(steps), batch_bytes=BATCH_BYTES)
-        return _loop(batches, steps, watch.copy, watch.compute, watch.collective, work)
+def _watched_s(watch: Watch, batches: Iterator[Any], steps: int, work: Work) -> float:
+    """Of a step, what is there because it is watched; and clocks."""
+    now, spent = time.perf_counter, 0.0
+    for _ in range(steps):
+        begun = now()
+        next(batches)
+        spent += now() - begun
+        for part, share in ((watch.copy, 0.5), (watch.compute, 0.25), (watch.collective, 0.25)):
+            begun = now()
+            with part():
+                spent += now() - begun
+                work(share * STEP_S)
+                begun = now()
+            spent += now() - begun
+    return spent / steps
+
+
+def _bare_s(batches: Iterator[Any], steps: int, work: Work) -> float:
+    """The same clocks, and what is there anyway."""
+    now, spent = time.perf_counter, 0.0
+    for _ in range(steps):
+        begun = now()
+        next(batches)
+        spent += now() - begun
+        for share in (0.5, 0.25, 0.25):
+            begun = now()
+            spent += now() - begun
+            work(share * STEP_S)
+            begun = now()
+            spent += now() - begun
+    return spent / steps
 
 
 def overhead(quick: bool) -> Iterator[Figure]:
-    rounds, steps = (5, 120) if quick else (15, 220)
-    with tempfile.TemporaryDirectory(prefix="headrace-watch-") as name:
-        folder = Path(name)
-        pairs = interleaved(
-            lambda: 1 / _watched(steps, _work, folder).wall_s, lambda: 1 / _bare(steps, _work).wall_s, rounds
+    # A round takes more than a second, so that what comes once a second is in it.
+    rounds, steps = (3, 120) if quick else (15, 220)
+    for name, work in (("overhead", _Computes()), ("overhead_asleep", time.sleep)):
+        found: list[float] = []
+        with tempfile.TemporaryDirectory(prefix="headrace-watch-") as folder, Watch(folder, device=None) as watch:
+            watched, bare = iter(watch.loader(_Batches(), batch_bytes=BATCH_BYTES)), iter(_Batches())
+            _watched_s(watch, watched, WARM, work)
+            for _ in range(rounds):
+                clocks_s = _bare_s(bare, steps // 4, work)
+                found.append((_watched_s(watch, watched, steps, work) - clocks_s) / STEP_S)
+        yield Figure(
+            suite="watch", figure=name, value=statistics.median(found), samples=found,
+            at_most=0.01 if name == "overhead" else None,
+            unit="of a step of 10 ms that " + ("computes" if name == "overhead" else "sleeps"),
         )  # fmt: skip
-        # Loops that do nothing but sleep: their CPU time is that of the loop.
-        cpu = [_watched(steps, time.sleep, folder).cpu_s - _bare(steps, time.sleep).cpu_s for _ in range(rounds)]
-    shares = [1 / ratio - 1 for ratio in pairs.ratios]
-    yield Figure(
-        suite="watch", figure="overhead", value=statistics.median(shares), unit="of a step of 10 ms", at_most=0.01,
-        samples=shares, noise=pairs.noise, ours=statistics.median(pairs.ours), peer=statistics.median(pairs.peer),
-        measured_in="steps/s",
-    )  # fmt: skip
-    used = [seconds / STEP_S for seconds in cpu]
-    yield Figure(
-        suite="watch", figure="overhead_cpu", value=statistics.median(used), at_most=0.01, samples=used,
-        unit="of a step of 10 ms, CPU time of the thread",
-    )  # fmt: skip
 
 
 def prediction(quick: bool) -> Iterator[Figure]:

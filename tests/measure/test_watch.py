@@ -436,7 +436,7 @@ def test_delay_between_two_askings_is_divided_by_time_off_the_cpu() -> None:
     note("copy", None)
     note(None, None, 1)
     note(WAIT, (None, 0), 0, 1)
-    note(None, (None, 1, None), 7, 1)
+    note(None, (None, 1, None, 0), 7, 1)
     asked(4)
     note(BEGIN, (1, 1010.0, False, 0, None))
     note("compute", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from headrace.measure.watch.watch import Watch
 
 Batch = TypeVar("Batch")
+#: Of a loader that does not tell, and works in threads of its own or not at all.
+NOTHING_TOLD = (None, -1)
 #: A wait is long from so many times on what looking at helpers costs.
 _LONG = 200
 
@@ -26,7 +29,9 @@ class Source:
         self.teller = teller_of(batches)
         self.batch_bytes = batch_bytes
         #: In the thread that trains.
-        self.works = False
+        self._works = False
+        #: A wait has nothing to ask it for.
+        self.quiet = self.teller is None
         self.helpers = host.Helpers()
         #: What they do, as was seen in the last wait in which they were looked at; None: there are none.
         self.shares: HelperShares | None = None
@@ -47,6 +52,16 @@ class Source:
     def devices(self) -> list[Any]:
         """Of a loader of headrace: what it reads from."""
         return list(getattr(self.teller, "devices", None) or ())
+
+    def told(self) -> tuple[tuple[float, float, int] | None, int]:
+        """What a loader that tells has counted; and how often the thread that trains has let go of its CPU to wait for
+        something, where it works in that: else -1, not asked for."""
+        sleeps = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if self._works else -1
+        return None if self.teller is None else self.teller.waited, sleeps
+
+    def see(self, *, works: bool) -> None:
+        """Whether it did in the last long wait."""
+        self._works, self.quiet = works, self.teller is None and not works
 
     def begin(self) -> None:
         """It begins: who comes from now on, until its first batch is there, helps it."""
@@ -89,11 +104,6 @@ class Source:
         self._seen = now, after
         return HelperShares.of(before, after, now - since)
 
-    def bytes_of(self, batch: Any) -> int:
-        if callable(self.batch_bytes):
-            return int(self.batch_bytes(batch))
-        return self.batch_bytes or 0
-
     def counters(self) -> dict[str, Any]:
         """Of its helpers, since it was asked before."""
         now, last = self.helpers.read(), self._last
@@ -127,19 +137,27 @@ class WatchedLoader(Generic[Batch]):
         iterator: Iterator[Batch] | None = None
         batch: Any = None
         number: int | None = None
+        bytes_of = source.batch_bytes if source.teller is None else 0
+        size = 0 if callable(bytes_of) else bytes_of or 0
         try:
             while True:
                 if count % self._per_step == 0:
                     number = watch.begin_step()
-                with wait:
+                wait.begin()
+                try:
                     if iterator is None:
                         iterator = iter(self._batches)
                     batch = next(iterator, _END)
+                except BaseException:
+                    wait.end()
+                    raise
                 if batch is _END:
+                    wait.end()
                     return
+                wait.end(size)
                 count += 1
-                if source.teller is None:
-                    watch.add_bytes(source.bytes_of(batch))
+                if callable(bytes_of):
+                    watch.add_bytes(int(bytes_of(batch)))
                 yield batch
         finally:
             # Also where the loop was left. A wait for a batch that did not come is no step.

@@ -1,15 +1,15 @@
 """What the thread that trains does for a watch: it notes what begins and ends, and no more.
 
-Between the notes training fills the caches, and whatever is done there is done slowly, calls of the kernel above all (5
-to 25 microseconds each on a busy machine). So all that notes mean is worked out later, many steps at once
-(`replay.py`), and the thread's CPU time is read where waits begin and end, and where a loader works.
+Between the notes training fills the caches, and whatever is done there is done slowly: a function that is called costs
+microseconds, not its instructions do, and a call of the kernel up to 25. So all that notes mean is worked out later,
+many steps at once (`replay.py`); which parts are open, too: here they are only counted. The thread's CPU time is read
+where waits begin and end, and where a loader works. What is needed now and then (`slow_at`) stands in functions of its
+own, behind one comparison.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import resource
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from headrace.errors import UsageError
 from headrace.measure.watch.causes import WAIT
 from headrace.measure.watch.device import ON_DEVICE, DeviceClock
 from headrace.measure.watch.host import RunQueue, own_queue
-from headrace.measure.watch.loader import Source
-from headrace.measure.watch.replay import BEGIN, DELAY, DROP, END, Note, Replay, Step
+from headrace.measure.watch.loader import NOTHING_TOLD, Source
+from headrace.measure.watch.replay import BEGIN, DELAY, DROP, END, NO_BATCH, Note, Replay, Step
 
 #: The kernel is asked for the run queue delay at most so often: that takes tens of microseconds with cold caches.
 ASKED_S = 0.1
@@ -38,6 +38,11 @@ MOST_NOTES = 10_000
 class Notes:
     """Of one thread. `full`: called when they are too many."""
 
+    __slots__ = (
+        "_before", "_behind", "_delay_s", "_queue", "add", "ask_at", "by_hand", "cpu_s", "device", "entered", "full",
+        "full_at", "left", "notes", "now", "owner", "slow_at",
+    )  # fmt: skip
+
     def __init__(self, monotonic: Callable[[], float], device: DeviceClock | None, full: Callable[[], None]) -> None:
         self.now = monotonic
         # What the kernel says of a thread has nothing to do with a clock that is moved by hand.
@@ -46,10 +51,13 @@ class Notes:
         self.device = device
         self.full = full
         self.owner: int | None = None
-        #: Parts that are open, innermost last.
-        self.stack: list[str] = []
+        #: Parts that were begun, and that were ended.
+        self.entered = self.left = 0
+        self.full_at = MOST_NOTES // 2
         self._queue: RunQueue | None = None
         self._delay_s = self.ask_at = 0.0
+        #: A step that begins from then on has more to do than to be noted.
+        self.slow_at = -math.inf
         #: The same list all the time: parts hold its `append`.
         self.notes: list[Note] = []
         self.add = self.notes.append
@@ -82,9 +90,11 @@ class Notes:
     def delay_s(self) -> float:
         """For how long the thread could have run and did not, since it began."""
         if self._queue is not None:
-            # It has ended, and a new thread has its identifier.
-            with contextlib.suppress(OSError):
+            try:
                 self._delay_s = self._queue.read()[1]
+            except OSError:
+                # It has ended, and a new thread has its identifier.
+                return self._delay_s
         return self._delay_s
 
     def close(self) -> None:
@@ -100,6 +110,11 @@ class Notes:
     def mark(self) -> Any:
         return None if self.device is None else self.device.mark()
 
+    @property
+    def open(self) -> list[str]:
+        """Parts that are open, innermost last."""
+        return self.peek()[0].stack
+
     def ask(self) -> None:
         """For the run queue delay."""
         if self._queue is not None:
@@ -108,9 +123,9 @@ class Notes:
 
     def leave_all(self) -> None:
         """Whatever is open: training ended in the middle of it."""
-        while self.stack:
-            cause = self.stack.pop()
-            self.note(None, (None, -1, None) if cause == WAIT else self.mark() if cause in ON_DEVICE else None)
+        for cause in reversed(self.open):
+            self.note(None, NO_BATCH if cause == WAIT else self.mark() if cause in ON_DEVICE else None)
+        self.left = self.entered
 
     def fold(self, into: deque[Step]) -> None:
         """What was noted is worked out, and forgotten. `into`: gets the steps that have ended in it."""
@@ -122,6 +137,7 @@ class Notes:
         self._behind = after
         del self.notes[:count]
         self._before, self._behind = after, None
+        self.full_at = self.entered + MOST_NOTES // 2
 
     def _seen(self) -> tuple[Replay, list[Note]]:
         """For any thread, and for what interrupts this one: they belong together, and are not changed."""
@@ -161,88 +177,106 @@ class Part:
     """`with watch.compute():`; made once, for all of them are alike. What it needs it holds: each thing that has to be
     looked for costs as much as the rest."""
 
-    __slots__ = ("_add", "_cause", "_cpu_s", "_device", "_list", "_notes", "_now", "_stack")
+    __slots__ = ("_add", "_cause", "_cpu_s", "_device", "_notes", "_now")
 
     def __init__(self, notes: Notes, cause: str) -> None:
         self._notes, self._cause = notes, cause
-        self._list, self._add, self._now = notes.notes, notes.add, notes.now
-        self._stack = notes.stack
+        self._add, self._now = notes.add, notes.now
         self._device = notes.device if cause in ON_DEVICE else None
         self._cpu_s = notes.cpu_s if cause in ("fetch", "preparation") else None
 
     def __enter__(self) -> None:
-        if self._notes.owner != get_ident():
-            self._notes.own()
+        notes = self._notes
+        if notes.owner != get_ident():
+            notes.own()
+        notes.entered = entered = notes.entered + 1
+        if entered > notes.full_at:
+            notes.full()
         mark = None if self._device is None else self._device.mark()
-        self._stack.append(self._cause)
         self._add((self._cause, self._now(), None if self._cpu_s is None else self._cpu_s(), mark))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        at, stack = self._now(), self._stack
-        if not stack or stack[-1] != self._cause:
-            # Of a generator that was left in it: it has been ended meanwhile.
-            return
-        stack.pop()
+        at = self._now()
         mark = None if self._device is None else self._device.mark()
         self._add((None, at, None if self._cpu_s is None else self._cpu_s(), mark))
-        if len(self._list) > MOST_NOTES:
-            self._notes.full()
+        self._notes.left += 1
 
 
 class Wait:
-    """A wait for a batch of a loader."""
+    """A wait for a batch of a loader: `begin` and `end`, or `with`."""
 
-    __slots__ = ("_at", "_cpu_s", "_notes", "_short_s", "_source")
+    __slots__ = ("_add", "_at", "_cpu_s", "_last", "_notes", "_now", "_open", "_source")
 
     def __init__(self, notes: Notes, source: Source) -> None:
         self._notes, self._source = notes, source
-        self._at = self._cpu_s = self._short_s = 0.0
+        self._add, self._now = notes.add, notes.now
+        self._at = self._last = self._cpu_s = 0.0
+        self._open = 0
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
         notes, source = self._notes, self._source
+        at = self._now()
+        if at >= notes.ask_at or at >= source.look_at or notes.owner != get_ident():
+            self._first(at)
+        notes.entered += 1
+        self._open = notes.entered - notes.left
+        begun = NOTHING_TOLD if source.quiet else source.told()
+        self._last, self._cpu_s = self._at, notes.cpu_s()
+        self._at = at = self._now()
+        self._add((WAIT, at, self._cpu_s, begun))
+
+    def _first(self, at: float) -> None:
+        notes = self._notes
         if notes.owner != get_ident():
             notes.own()
-        at = notes.now()
         if at >= notes.ask_at:
             notes.ask()
-        if at >= source.look_at:
-            source.look()
-        teller = source.teller
-        begun = (None if teller is None else teller.waited, _sleeps() if source.works else -1)
-        notes.stack.append(WAIT)
-        self._short_s = min(SHORT_S, SHORT_SHARE * (at - self._at))
-        self._cpu_s, self._at = notes.cpu_s(), notes.now()
-        notes.add((WAIT, self._at, self._cpu_s, begun))
+        if notes.entered > notes.full_at:
+            notes.full()
+        if at >= self._source.look_at:
+            self._source.look()
+
+    def end(self, size: int = 0) -> None:
+        """`size`: bytes of the batch, where they are known, and no loader tells."""
+        notes, source = self._notes, self._source
+        at, open_ones = self._now(), notes.entered - notes.left
+        waited_s = at - self._at
+        if (
+            waited_s > SHORT_S or waited_s > SHORT_SHARE * (self._at - self._last)
+            or not source.quiet or source.before is not None or open_ones != self._open
+        ):  # fmt: skip
+            self._end(at, size, open_ones)
+        else:
+            self._add((None, at, None, (None, -1, source.shares, size)))
+            notes.left += 1
+
+    def _end(self, at: float, size: int, open_ones: int) -> None:
+        notes, source, cpu_s = self._notes, self._source, None
+        waited_s = at - self._at
+        told, sleeps = source.told()
+        if waited_s > min(SHORT_S, SHORT_SHARE * (self._at - self._last)):
+            cpu_s = notes.cpu_s()
+            source.see(works=cpu_s - self._cpu_s > WORKS_S)
+        shares = source.looked() if source.before is not None else source.shares_in(waited_s)
+        if open_ones < self._open:
+            # The watch was closed meanwhile.
+            return
+        if open_ones > self._open:
+            raise UsageError(
+                "a loader hands out a batch inside a part of its own", expected="the part ends before `yield`",
+                found=notes.open[-1],
+            )  # fmt: skip
+        self._add((None, at, cpu_s, (told, sleeps, shares, size)))
+        notes.left += 1
+        if at >= notes.ask_at:
+            notes.ask()
+
+    def __enter__(self) -> None:
+        self.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        notes, source, cpu_s = self._notes, self._source, None
-        at, teller = notes.now(), source.teller
-        sleeps = _sleeps() if source.works else -1
-        if at - self._at > self._short_s:
-            cpu_s = notes.cpu_s()
-            source.works = cpu_s - self._cpu_s > WORKS_S
-        shares = source.looked() if source.before is not None else source.shares_in(at - self._at)
-        stack = notes.stack
-        if not stack:
-            # The watch was closed meanwhile.
-            return
-        if stack[-1] != WAIT:
-            raise UsageError(
-                "a loader hands out a batch inside a part of its own", expected="the part ends before `yield`",
-                found=stack[-1],
-            )  # fmt: skip
-        stack.pop()
-        notes.add((None, at, cpu_s, (None if teller is None else teller.waited, sleeps, shares)))
-        if at >= notes.ask_at:
-            notes.ask()
-        if len(notes.notes) > MOST_NOTES:
-            notes.full()
-
-
-def _sleeps() -> int:
-    """How often the thread has let go of its CPU to wait for something: asked for where a loader works in it."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        self.end()

@@ -6,9 +6,10 @@ takes microseconds), and what else there is to say:
     a cause     such a part begins           the mark in the device's stream, where there is one
     WAIT        a wait for a batch begins    what a loader that tells has counted; how often the thread has slept, -1:
                                              not known
-    None        the innermost part ends      a mark; of a wait as at its begin, and what the loader's helpers do
+    None        the innermost part ends      a mark; of a wait as at its begin, what the loader's helpers do, and bytes
+                                             of the batch of a loader that does not tell
     BEGIN       a step begins, and the one   number, time by the system's clock, whether it was counted, bytes of the
-                before ends                  one before (of loaders that do not tell), a mark
+                before ends                  one before that nobody else told, a mark
     END, DROP   a step ends; it was none     bytes, a mark
     DELAY       the kernel was asked         the thread's run queue delay since it began, seconds
     WINDOW      counters were taken          they
@@ -24,7 +25,7 @@ several parts lie between two readings of the CPU time, it is divided by their t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,9 +36,10 @@ from headrace.measure.watch.wait import HelperShares, split
 
 BEGIN, END, DROP, DELAY, WINDOW, RECAST = "begin", "end", "drop", "delay", "window", "recast"
 READY, EXCHANGED = "ready", "exchanged"
-_OF_GRADIENTS = (READY, EXCHANGED)
 
 Note = tuple[str | None, float, float | None, Any]
+#: Behind a wait in which no batch came.
+NO_BATCH = (None, -1, None, 0)
 #: Of the time between two readings of the CPU time: shares in which the thread was on its CPU, and waited for it.
 _Rates = tuple[float, float]
 
@@ -116,50 +118,48 @@ class Replay:
     def run(self, notes: Sequence[Note]) -> list[Step]:
         """The steps that end in them."""
         self._ended = []
-        intervals = iter(self._intervals(notes))
-        on_cpu, late = next(intervals)
-        last, stack = self.at, self.stack
-        for what, at, cpu_s, more in notes:
-            if what in _OF_GRADIENTS:
-                self._gradients[what] = (at, more)
+        rates = iter(self._rates_of(notes))
+        on_cpu, late = next(rates)
+        at, stack, marked = self.at, self.stack, self.marked
+        for what, now, cpu_s, more in notes:
+            kind = _OTHERS.get(what)
+            if kind is _gradients:
+                # By any thread, and perhaps late: no time passes with it.
+                kind(self, (what, now, more))
                 continue
-            wall_s, last = at - last, at
+            wall_s, at = now - at, now
             cause = stack[-1] if stack else "other" if self.step is not None else None
             if cause == WAIT:
                 self._waits[-1].add(wall_s, on_cpu, late)
             elif cause is not None:
+                spent = self.spent
                 if late:
-                    self.spent["starved"] = self.spent.get("starved", 0.0) + late * wall_s
+                    spent["starved"] = spent.get("starved", 0.0) + late * wall_s
                     wall_s -= late * wall_s
-                self.spent[cause] = self.spent.get(cause, 0.0) + wall_s
-            self.at = at
+                spent[cause] = spent.get(cause, 0.0) + wall_s
             if cpu_s is not None:
-                self._read, (on_cpu, late) = (at, cpu_s), next(intervals)
-            if what is None:
-                self._leave(more)
-            elif what == DELAY:
-                self.delay_s = more
-            elif what == BEGIN:
-                number, wall_s, counted, size, mark = more
-                self._end(size, mark)
-                self.since, before_s = at, sum(self.spent.values())
-                marks = DeviceStep(mark) if self.marked else None
-                self.step = Step(number, wall_s - before_s, at - before_s, counted, marks)
-            elif what == END:
-                self._end(*more)
-            elif what == DROP:
-                self.step, self.spent = None, {}
-            elif what == WINDOW:
-                step = self.step or (self._ended[-1] if self._ended else None)
-                if step is not None:
-                    step.window = more
-            elif what == RECAST:
-                self._move("other", *more)
-            else:
-                self._enter(what, more)
+                self._read, (on_cpu, late) = (now, cpu_s), next(rates)
+            if kind is not None:
+                self.at = now
+                kind(self, more)
+            elif what is not None:
+                self.since = now
+                stack.append(what)
+                if what == WAIT:
+                    self._waits.append(_Wait(*more))
+                elif marked and what in ON_DEVICE:
+                    self._enter_on_device(what, more)
+            elif stack:
+                # Else an interrupt came between the part and the note of it.
+                self.since = now
+                if (ended := stack.pop()) == WAIT:
+                    self._waited(self._waits.pop(), *more)
+                elif marked or self._gradients:
+                    self._leave_on_device(ended, more)
+        self.at = at
         return self._ended
 
-    def _intervals(self, notes: Iterable[Note]) -> list[_Rates]:
+    def _rates_of(self, notes: Iterable[Note]) -> list[_Rates]:
         """Between the readings of the CPU time in them. Behind the last one nothing is known, and behind the last
         asking for the delay it is not known how much of the time off the CPU that was."""
         found: list[_Rates] = []
@@ -171,8 +171,11 @@ class Replay:
             some.append((at - last, cpu_s - last_s))
             last, last_s = at, cpu_s
             if what == DELAY:
-                off_s = sum(max(0.0, wall_s - used_s) for wall_s, used_s in some)
-                found += [_rates(*each, max(0.0, more - delay_s) / off_s if off_s > 0 else 0.0) for each in some]
+                late_s = more - delay_s
+                if late_s > 0:
+                    off_s = sum([wall_s - used_s for wall_s, used_s in some if wall_s > used_s])
+                    late_s = late_s / off_s if off_s > 0 else 0.0
+                found += [_rates(wall_s, used_s, late_s) for wall_s, used_s in some]
                 delay_s, some = more, []
         return [*found, *(_rates(*each, 0.0) for each in some), (0.0, 0.0)]
 
@@ -189,35 +192,60 @@ class Replay:
             spent={name: seconds for name, seconds in spent.items() if seconds > 0},
         )  # fmt: skip
 
-    def _enter(self, cause: str, more: Any) -> None:
-        self.stack.append(cause)
-        self.since = self.at
-        if cause == WAIT:
-            self._waits.append(_Wait(*more))
-        elif self.marked and cause in ON_DEVICE:
-            if self._open:
-                self._carried_out(*self._open[-1], more)
-            self._open.append((cause, more))
+    def _enter_on_device(self, cause: str, mark: Any) -> None:
+        if self._open:
+            self._carried_out(*self._open[-1], mark)
+        self._open.append((cause, mark))
 
-    def _leave(self, more: Any) -> None:
-        if not self.stack:
-            # An interrupt came between the part and the note of it.
-            return
-        cause = self.stack.pop()
-        self.since = self.at
-        if cause == WAIT:
-            self._waited(self._waits.pop(), *more)
-            return
+    def _leave_on_device(self, cause: str, mark: Any) -> None:
         if cause == "compute" and self._gradients:
             self._exchanged()
         if self.marked and cause in ON_DEVICE:
-            self._carried_out(*self._open.pop(), more)
+            self._carried_out(*self._open.pop(), mark)
             if self._open:
                 # The outer one goes on.
-                self._open[-1] = (self._open[-1][0], more)
+                self._open[-1] = (self._open[-1][0], mark)
 
-    def _waited(self, wait: _Wait, told: Any, sleeps: int, shares: HelperShares | None) -> None:
+    # ---- notes that are no part ------------------------------------------------------------------------------------
+
+    def _begin(self, more: Any) -> None:
+        number, wall_s, counted, size, mark = more
+        self._end((size, mark))
+        self.since, before_s = self.at, sum(self.spent.values())
+        marks = DeviceStep(mark) if self.marked else None
+        self.step = Step(number, wall_s - before_s, self.at - before_s, counted, marks)
+
+    def _end(self, more: Any) -> None:
+        size, mark = more
+        step, self.step = self.step, None
+        if step is None:
+            return
+        step.ended, step.spent, self.spent = self.at, self.spent, {}
+        step.bytes += size
+        if step.marks is not None:
+            step.marks.end = mark
+        self._ended.append(step)
+
+    def _drop(self, more: Any) -> None:
+        self.step, self.spent = None, {}
+
+    def _delay(self, more: Any) -> None:
+        self.delay_s = more
+
+    def _window(self, more: Any) -> None:
+        step = self.step or (self._ended[-1] if self._ended else None)
+        if step is not None:
+            step.window = more
+
+    def _recast(self, more: Any) -> None:
+        self._move("other", *more)
+
+    # ---- what a part was ---------------------------------------------------------------------------------------------
+
+    def _waited(self, wait: _Wait, told: Any, sleeps: int, shares: HelperShares | None, size: int) -> None:
         counted = None
+        if self.step is not None:
+            self.step.bytes += size
         if wait.told is not None and told is not None:
             counted = (told[0] - wait.told[0], told[1] - wait.told[1], told[2] - wait.told[2])
             if self.step is not None:
@@ -228,16 +256,6 @@ class Replay:
         )  # fmt: skip
         for cause, seconds in found.items():
             self.spent[cause] = self.spent.get(cause, 0.0) + seconds
-
-    def _end(self, size: int, mark: Any) -> None:
-        step, self.step = self.step, None
-        if step is None:
-            return
-        step.ended, step.spent, self.spent = self.at, self.spent, {}
-        step.bytes += size
-        if step.marks is not None:
-            step.marks.end = mark
-        self._ended.append(step)
 
     def _move(self, source: str, cause: str, seconds: float) -> None:
         """So much of `source` was `cause`, at most what is there."""
@@ -261,3 +279,15 @@ class Replay:
     def _carried_out(self, cause: str, first: Any, last: Any) -> None:
         if self.step is not None and self.step.marks is not None:
             self.step.marks.parts.append((cause, first, last))
+
+
+def _gradients(replay: Replay, more: Any) -> None:
+    what, at, mark = more
+    replay._gradients[what] = (at, mark)
+
+
+#: What is neither the begin of a part nor the end of one.
+_OTHERS: dict[str | None, Callable[[Replay, Any], None]] = {
+    BEGIN: Replay._begin, END: Replay._end, DROP: Replay._drop, DELAY: Replay._delay, WINDOW: Replay._window,
+    RECAST: Replay._recast, READY: _gradients, EXCHANGED: _gradients,
+}  # fmt: skip

@@ -20,6 +20,7 @@ work is carried out by a device behind its back, by that of the device (`device`
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -184,10 +185,21 @@ class Watch:
     def begin_step(self, number: int | None = None) -> int:
         """The next step begins here, and the one before ends. By itself where `loader` is iterated over. `number`: of
         the step; else one more than that of the last. Returns it."""
+        notes = self._notes
+        now = self._now()
+        if now >= notes.slow_at or number is not None or notes.entered != notes.left or notes.owner != get_ident():
+            return self._begin_slowly(number)
+        # One more, right behind another one.
+        self._number = self._next_number = number = self._next_number + 1
+        size, self._bytes_open = self._bytes_open, 0
+        mark = None if self._device is None else self._device.mark()
+        notes.add((BEGIN, now, None, (number, self._wall(), False, size, mark)))
+        return number
+
+    def _begin_slowly(self, number: int | None) -> int:
         notes, open_one = self._notes, self._number
-        if notes.stack or self._closed or notes.owner != get_ident():
-            self._own()
-            self._no_part()
+        self._own()
+        self._no_part()
         least = self._next_number if open_one is None else open_one + 1
         if number is None:
             number = least
@@ -210,6 +222,8 @@ class Watch:
         notes.add((BEGIN, self._now(), None, (number, self._wall(), counted, size, notes.mark())))
         if due:
             self._settle()
+        if open_one is not None:
+            notes.slow_at = min(notes.ask_at, self._due)
         return number
 
     def end_step(self, *, drop: bool = False) -> None:
@@ -220,6 +234,7 @@ class Watch:
             return
         self._notes.note(DROP if drop else END, (self._bytes_open, self._notes.mark()))
         self._begun |= not drop
+        self._notes.slow_at = -math.inf
         self._next_number, self._number, self._bytes_open = self.next_step - drop, None, 0
         if self._now() >= self._due:
             self._take_window()
@@ -229,7 +244,7 @@ class Watch:
         """As `end_step`, by a loop that may have been left long ago, or in the middle of anything. `number`: of the
         step that it began last; another one is not its."""
         its = self._number is not None and self._number == number
-        if not self._closed and self._notes.mine and not self._notes.stack and its:
+        if not self._closed and self._notes.mine and self._notes.entered == self._notes.left and its:
             self.end_step(drop=drop)
 
     def add_bytes(self, count: int) -> None:
@@ -375,9 +390,9 @@ class Watch:
             raise UsageError("the watch is closed", where=self.name)
 
     def _no_part(self) -> None:
-        if self._notes.stack:
+        if self._notes.entered != self._notes.left:
             raise UsageError(
-                "a step ends inside one of its parts", expected="no part open", found=self._notes.stack[-1]
+                "a step ends inside one of its parts", expected="no part open", found=", ".join(self._notes.open[-1:])
             )  # fmt: skip
 
     def _take_window(self) -> None:
