@@ -1,9 +1,10 @@
 """What watching costs a training loop, and how good its predictions are.
 
-Overhead: what stands in a loop of steps of 10 ms because it is watched is timed where it stands (a loader's `next`,
-begin and end of three parts, and what comes once a second), in turns with a loop that has none of it, whose clocks are
-subtracted. Between them the loop computes, and fills the caches, or sleeps, and others fill them. Whole steps are not
-compared: on a machine whose speed swings by several percent one percent is not seen.
+Overhead: PyTorch trains on one core, in steps of some 10 ms. What stands in that loop because it is watched is timed
+where it stands (a loader's `next`, begin and end of three parts, and what comes once a second), in turns with a loop
+that has none of it, whose clocks are subtracted. Whole steps are not compared: on a machine whose speed swings by
+several percent one percent is not seen. The same beside it where steps sleep: then the caches are colder than in any
+training.
 
 Ring: `watch_ring.py`, what it costs that every device keeps what it did.
 
@@ -19,13 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.figures import Figure
 from benchmarks.watch_prediction import grid
 from benchmarks.watch_ring import ring
 from headrace.measure import Watch
-from headrace.units import MIB
 
 STEP_S = 0.010
 BATCH_BYTES = 1_000_000
@@ -33,21 +31,46 @@ WRITTEN = Path("build") / "watch-prediction.jsonl"
 #: Steps at the begin of a loop that are not counted: what is set up is no step's.
 WARM = 20
 
-Work = Callable[[float], None]
+#: A step: its batch is copied, gradients are computed, are averaged, and applied (which is in no part).
+_Step = tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any], Callable[[], Any]]
 
 
-class _Computes:
-    """Goes through more memory than any cache of a core has."""
+def _trains() -> _Step:
+    """A perceptron of a million parameters, on one thread, with a batch that makes its step one of 10 ms."""
+    rows, step_s = 32, 0.0
+    while step_s < STEP_S and rows < 4096:
+        rows += rows // 2
+        step = _perceptron(rows)
+        begun = time.perf_counter()
+        for _ in range(WARM):
+            for part in step:
+                part()
+        step_s = (time.perf_counter() - begun) / WARM
+    return step
 
-    def __init__(self) -> None:
-        self._memory = np.ones((64, MIB), np.uint8)
-        self._turn = 0
 
-    def __call__(self, seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            self._turn += 1
-            np.copyto(self._memory[self._turn % 32], self._memory[32 + self._turn % 32])
+def _perceptron(rows: int) -> _Step:
+    import torch
+
+    torch.set_num_threads(1)
+    width = 512
+    model = torch.nn.Sequential(*[part for _ in range(4) for part in (torch.nn.Linear(width, width), torch.nn.GELU())])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    given, here = torch.randn(rows, width), torch.empty(rows, width)
+
+    def compute() -> None:
+        optimizer.zero_grad()
+        model(here).square().mean().backward()
+
+    def average() -> None:
+        for gradient in [parameter.grad for parameter in model.parameters() if parameter.grad is not None]:
+            gradient.div_(1.0)
+
+    return lambda: here.copy_(given), compute, average, optimizer.step
+
+
+def _sleeps() -> _Step:
+    return lambda: time.sleep(STEP_S / 2), lambda: time.sleep(STEP_S / 4), lambda: time.sleep(STEP_S / 4), lambda: None
 
 
 class _Batches:
@@ -56,54 +79,73 @@ class _Batches:
             yield 0
 
 
-def _watched_s(watch: Watch, batches: Iterator[Any], steps: int, work: Work) -> float:
+def _watched_s(watch: Watch, batches: Iterator[Any], steps: int, step: _Step) -> float:
     """Of a step, what is there because it is watched; and clocks."""
+    copy, compute, average, apply = step
     now, spent = time.perf_counter, 0.0
     for _ in range(steps):
         begun = now()
         next(batches)
         spent += now() - begun
-        for part, share in ((watch.copy, 0.5), (watch.compute, 0.25), (watch.collective, 0.25)):
-            begun = now()
-            with part():
-                spent += now() - begun
-                work(share * STEP_S)
-                begun = now()
+        begun = now()
+        with watch.copy():
             spent += now() - begun
+            copy()
+            begun = now()
+        spent += now() - begun
+        begun = now()
+        with watch.compute():
+            spent += now() - begun
+            compute()
+            begun = now()
+        spent += now() - begun
+        begun = now()
+        with watch.collective():
+            spent += now() - begun
+            average()
+            begun = now()
+        spent += now() - begun
+        apply()
     return spent / steps
 
 
-def _bare_s(batches: Iterator[Any], steps: int, work: Work) -> float:
+def _bare_s(batches: Iterator[Any], steps: int, step: _Step) -> float:
     """The same clocks, and what is there anyway."""
+    copy, compute, average, apply = step
     now, spent = time.perf_counter, 0.0
     for _ in range(steps):
         begun = now()
         next(batches)
         spent += now() - begun
-        for share in (0.5, 0.25, 0.25):
+        for part in (copy, compute, average):
             begun = now()
             spent += now() - begun
-            work(share * STEP_S)
+            part()
             begun = now()
             spent += now() - begun
+        apply()
     return spent / steps
 
 
 def overhead(quick: bool) -> Iterator[Figure]:
     # A round takes more than a second, so that what comes once a second is in it.
-    rounds, steps = (3, 120) if quick else (15, 220)
-    for name, work in (("overhead", _Computes()), ("overhead_asleep", time.sleep)):
+    rounds, steps = (3, 150) if quick else (15, 220)
+    step_s = STEP_S
+    for name, step, does in (("overhead", _trains(), "trains"), ("overhead_asleep", _sleeps(), "sleeps")):
         found: list[float] = []
         with tempfile.TemporaryDirectory(prefix="headrace-watch-") as folder, Watch(folder, device=None) as watch:
             watched, bare = iter(watch.loader(_Batches(), batch_bytes=BATCH_BYTES)), iter(_Batches())
-            _watched_s(watch, watched, WARM, work)
+            _watched_s(watch, watched, WARM, step)
             for _ in range(rounds):
-                clocks_s = _bare_s(bare, steps // 4, work)
-                found.append((_watched_s(watch, watched, steps, work) - clocks_s) / STEP_S)
+                clocks_s = _bare_s(bare, steps // 4, step)
+                begun = time.perf_counter()
+                spent_s = _watched_s(watch, watched, steps, step) - clocks_s
+                step_s = (time.perf_counter() - begun) / steps
+                found.append(spent_s / step_s)
         yield Figure(
             suite="watch", figure=name, value=statistics.median(found), samples=found,
             at_most=0.01 if name == "overhead" else None,
-            unit="of a step of 10 ms that " + ("computes" if name == "overhead" else "sleeps"),
+            unit=f"of a step of {1000 * step_s:.1f} ms, in which a loop {does}",
         )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ NO_BATCH = (None, -1, None, 0)
 _Rates = tuple[float, float]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Wait:
     """A wait that is open, without the parts in it."""
 
@@ -60,7 +60,7 @@ class _Wait:
         self.late_s += late * wall_s
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """`begun`, `ended`: by the watch's clock; `ended` 0: it is open."""
 
@@ -254,8 +254,9 @@ class Replay:
             wait.wall_s, own_cpu_s=wait.cpu_s, own_queue_s=wait.late_s, told=counted, shares=shares,
             slept=sleeps < 0 or sleeps != wait.sleeps,
         )  # fmt: skip
+        spent = self.spent
         for cause, seconds in found.items():
-            self.spent[cause] = self.spent.get(cause, 0.0) + seconds
+            spent[cause] = spent.get(cause, 0.0) + seconds
 
     def _move(self, source: str, cause: str, seconds: float) -> None:
         """So much of `source` was `cause`, at most what is there."""

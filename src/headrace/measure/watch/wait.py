@@ -87,6 +87,10 @@ def split(
     """By cause; together `wall_s`. `own_cpu_s`, `own_queue_s`: of the thread that waited. `told`: what a loader that
     tells counted in this wait. `shares`: of its helpers, where it has some. `slept`: the thread let go
     of its CPU to wait for something; else what is left is time in which the machine ran something else."""
+    if not own_queue_s and told is None and shares is None and slept:
+        # Once a step of most loops.
+        work = min(wall_s, own_cpu_s)
+        return {"preparation": work, "blocked": wall_s - work} if work > 0 else {"blocked": wall_s}
     starved = min(wall_s, own_queue_s)
     own = min(wall_s - starved, own_cpu_s)
     rest = max(0.0, wall_s - starved - own)
