@@ -108,8 +108,8 @@ def test_a_lost_path_and_what_it_took_with_it(target: Target) -> None:
                 until(lambda: len(of(device.events(), EventKind.READ)), "the read is under way")
                 relay.cut()
                 relay.release()
-                until(lambda: len(of(device.events(), EventKind.WAITING)), "it waits for a path")
-                waits = of(device.events(), EventKind.WAITING)[0]
+                until(lambda: len(of(device.events(), EventKind.WAITING_READ)), "it waits for a path")
+                waits = of(device.events(), EventKind.WAITING_READ)[0]
                 assert (waits["path"], waits["offset"], waits["retries"]) == (NO_PATH, 0, 1)
                 until(lambda: len(of(device.events(), EventKind.NOT_CONNECTED)), "an attempt failed")
             finally:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,7 +22,7 @@ from headrace.accidents.relay import Relay
 from headrace.device import EventKind, open_device
 from headrace.errors import UsageError
 from headrace.fabric import MemoryMedia, NamespaceOptions, SubsystemOptions, Target, TargetOptions
-from headrace.measure.blackbox import BlackBox, Dump, dump_name, read_dump
+from headrace.measure.blackbox import BlackBox, Dump, dump_name, pauses, read_dump
 from headrace.measure.blackbox import box as module
 from headrace.measure.blackbox import take as taking
 from headrace.measure.blackbox.box import DUMP_NOW, DumpFailed
@@ -185,7 +185,7 @@ def test_a_file_asks_all_ranks_and_ranks_do_not_ask_each_other_in_circles(
         assert len(dumps(tmp_path)) == 2
 
 
-def test_what_leaves_a_collective_or_the_box_is_dumped_once(watch: Watch, tmp_path: Path) -> None:
+def test_what_leaves_a_collective_is_dumped_once(watch: Watch, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="timed out"), BlackBox(tmp_path, watch=watch):
         watch.begin_step(7)
         with suppress(ConnectionError), watch.collective():
@@ -196,21 +196,72 @@ def test_what_leaves_a_collective_or_the_box_is_dumped_once(watch: Watch, tmp_pa
         with watch.collective():
             raise RuntimeError("timed out")
     assert [dump.why for dump in dumps(tmp_path)] == ["collective", "collective"]
+
+
+def test_what_leaves_a_collective_again_and_again_is_dumped_now_and_then(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        with suppress(ConnectionError), watch.collective():
+            raise ConnectionError("reset by peer")
+
+    watch.begin_step(7)
+    with BlackBox(tmp_path, watch=watch, kept=10) as box:
+        for _ in range(5):
+            fails()
+        assert len(dumps(tmp_path)) == 1
+        assert (
+            caplog.text.count("another ConnectionError in collective (ConnectionError: reset by peer), not dumped") == 1
+        )
+        # Another kind is.
+        with suppress(ValueError), watch.collective():
+            raise ValueError("shapes differ")
+        assert len(dumps(tmp_path)) == 2
+        passed = time.monotonic() + module._QUIET_S
+        monkeypatch.setattr(pauses, "time", SimpleNamespace(monotonic=lambda: passed))
+        fails()
+        assert dumps(tmp_path)[0].detail == (
+            "ConnectionError: reset by peer (4 more of its kind since the last dump of one were not dumped)"
+        )
+        # The pause is twice as long now.
+        passed += module._QUIET_S
+        fails()
+        assert len(dumps(tmp_path)) == 3
+    # What ends training is dumped, whatever was before it.
+    with pytest.raises(ConnectionError), BlackBox(tmp_path, watch=watch, kept=10), watch.collective():
+        raise ConnectionError("the end")
+    with pytest.raises(ConnectionError), BlackBox(tmp_path, watch=watch, kept=10) as box:
+        box._core._pauses.begin("ConnectionError in collective")
+        with watch.collective():
+            raise ConnectionError("the end")
+    assert [dump.why for dump in dumps(tmp_path)][:2] == ["exception", "collective"]
+
+
+def test_what_leaves_the_box_is_dumped_once(watch: Watch, tmp_path: Path) -> None:
     with pytest.raises(OSError), BlackBox(tmp_path, watch=watch), watch.compute():
         raise OSError("no")
     assert dumps(tmp_path)[0].why == "exception"
     with pytest.raises(SystemExit), BlackBox(tmp_path, watch=watch):
         raise SystemExit(0)
-    assert len(dumps(tmp_path)) == 3
+    assert len(dumps(tmp_path)) == 1
 
 
-def test_what_pytorch_wrote_on_a_timeout_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pytorch_wrote_on_a_timeout_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder = ModuleType("headrace.torch.flight_recorder")
     recorder.flight_recorder_trace = lambda: b"of now"  # type: ignore[attr-defined]
     for name in ("headrace.torch.flight_recorder", "torch.distributed"):
         monkeypatch.setitem(sys.modules, name, recorder)
     monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    with monkeypatch.context() as broken:
+        broken.setitem(sys.modules, "headrace.torch.flight_recorder", None)
+        # It is imported when the box is made, and costs the file of the recorder where it cannot be.
+        with BlackBox(tmp_path, rank=3) as box:
+            assert "no Flight Recorder beside dumps" in caplog.text
+            box.dump()
     trace = tmp_path / "flight-recorder-3"
+    assert not trace.exists()
     with BlackBox(tmp_path, rank=3) as box:
         assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "flight-recorder-")
         box.dump()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import struct
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +174,46 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(tmp_path: Path) -> None
         read_dump(path)
     with pytest.raises(UsageError, match="cannot read a dump"):
         read_dump(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["entries", "directory", "zip64", "values", "lines"])
+def test_what_would_take_much_memory_is_refused_before_it_does(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "crafted"
+    write_dump(path, a_dump())
+    data = path.read_bytes()
+    end, many = module._END.unpack(data[-module._END.size :]), 100_000
+    place = end[6]
+    if name in ("entries", "directory"):
+        # As many members as one likes, of 46 bytes each, whether or not the end says so.
+        entry = data[place : place + 46 + 10]
+        claimed = [3, 3] if name == "directory" else [0xFFFF, 0xFFFF]
+        counts = module._END.pack(*end[:3], *claimed, many * len(entry), place, 0)
+        path.write_bytes(data[:place] + entry * many + counts)
+    elif name == "zip64":
+        # A second end counts instead, if there is one.
+        entry = data[place : place + 46 + 10]
+        directory = entry * many
+        second = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, many, many, len(directory), place)
+        locator = struct.pack("<4sIQI", b"PK\6\7", 0, place + len(directory), 1)
+        counts = module._END.pack(*end[:5], len(second) + len(locator), place + len(directory), 0)
+        path.write_bytes(data[:place] + directory + second + locator + counts)
+    else:
+        header, events, steps = _arrays(tmp_path)
+        if name == "values":
+            header = _bytes({**json.loads(header.tobytes()), "threads": {"a": [[] for _ in range(20 * many)]}})
+        else:
+            steps = np.full(40 * many, ord("\n"), np.uint8)
+        np.savez(path, header=header, events=events, steps=steps)
+        path.with_suffix(".npz").rename(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DumpUnreadable, match="no dump that can be read"):
+            read_dump(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Its bytes, twice: as they are in the file, and as an array.
+    assert most < 2 * path.stat().st_size + 1_000_000
 
 
 def test_a_dump_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.device.events import EventKind
+from headrace.device.events import NO_PATH, EventKind
 from headrace.errors import UsageError
 from headrace.measure.blackbox import DumpedDevice, dump_name, write_dump
 from headrace.measure.blackbox.dump import DumpUnreadable
@@ -177,6 +177,12 @@ def test_a_save_is_storage_where_it_was_written_and_not_where_it_was_packed() ->
     packed = Rank().usual()
     packed.step(kind=EventKind.WRITE, **spent)
     assert explain(evidence(packed)).storage == "no"
+    # What waits to be sent is a write, or a read: of either kind it is no other one's path.
+    for kind, storage in ((EventKind.WAITING_WRITE, "yes"), (EventKind.WAITING_READ, "unknown")):
+        waiting = Rank().usual().step(hangs=(0, NO_PATH), kind=kind, cause="checkpoint", quiet=True, checkpoint=30.0)
+        found = explain(evidence(waiting, why="watchdog"))
+        text = "where a write of 4.0 KiB at byte 8192 waited for a path for 30.0 s"
+        assert (found.storage, text in sentence(found)) == (storage, storage == "yes")
     elsewhere = explain(evidence(Rank().usual().step(**spent)))
     assert elsewhere.storage == "unknown" and "nothing was written by headrace" in facts(elsewhere)["because"]
 

@@ -113,7 +113,7 @@ impl Core {
                 bytes: range.blocks.saturating_mul(block).try_into().unwrap_or(u32::MAX),
                 path: NO_PATH,
                 retries: range.sent.try_into().unwrap_or(u8::MAX),
-                ..Event::new(EventKind::Waiting, range.since?, None)
+                ..Event::new(EventKind::waiting(range.reads), range.since?, None)
             })
         }));
         sent.sort_by_key(|each| each.started_ns);

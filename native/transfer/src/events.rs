@@ -52,7 +52,8 @@ pub enum EventKind {
     Flush = 3,
     Other = 4,
     Recalled = 5,
-    Waiting = 6,
+    WaitingRead = 6,
+    WaitingWrite = 7,
     Connected = 8,
     NotConnected = 9,
     PathLost = 10,
@@ -61,19 +62,29 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    const ALL: [EventKind; 11] = [
+    const ALL: [EventKind; 12] = [
         EventKind::Read,
         EventKind::Write,
         EventKind::Flush,
         EventKind::Other,
         EventKind::Recalled,
-        EventKind::Waiting,
+        EventKind::WaitingRead,
+        EventKind::WaitingWrite,
         EventKind::Connected,
         EventKind::NotConnected,
         EventKind::PathLost,
         EventKind::PathSlow,
         EventKind::PathWell,
     ];
+
+    /// Of what waits to be sent: a read, or anything else.
+    pub fn waiting(reads: bool) -> EventKind {
+        if reads {
+            EventKind::WaitingRead
+        } else {
+            EventKind::WaitingWrite
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -322,23 +333,34 @@ mod tests {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                // Also where the reader fails, or whoever reads sees nothing for ever: the scope waits for this thread.
+                let deadline = Instant::now() + Duration::from_secs(60);
                 let mut number = 0;
-                while !over.load(Ordering::Relaxed) {
+                while !over.load(Ordering::Relaxed) && (number & 0xFFFF != 0 || Instant::now() < deadline) {
                     recorder.record(&event(number));
                     number += 1;
                 }
+                over.store(true, Ordering::Relaxed);
             });
-            let (mut looks, mut seen) = (0, 0);
-            while looks < 2000 || seen < 10_000 {
+            let (mut looks, mut seen, mut wrong) = (0, 0, None);
+            while (looks < 2000 || seen < 10_000) && wrong.is_none() && !over.load(Ordering::Relaxed) {
                 let found = ring.read(u64::MAX);
                 looks += 1;
                 seen += found.events.len();
                 let first = found.recorded - found.events.len() as u64;
-                for (at, each) in found.events.iter().enumerate() {
-                    assert_eq!(*each, event(first + at as u64));
-                }
+                let expected = (first..).map(event);
+                wrong = found
+                    .events
+                    .into_iter()
+                    .zip(expected)
+                    .find(|(each, as_written)| each != as_written);
             }
             over.store(true, Ordering::Relaxed);
+            assert_eq!(wrong, None, "an event that was read, and as it was written");
+            assert!(
+                looks >= 2000 && seen >= 10_000,
+                "{looks} looks in a minute saw {seen} events"
+            );
         });
     }
 

@@ -330,7 +330,7 @@ impl BlockDevice for MediaDevice {
             let queue = self.inner.queue();
             let waiting = queue.waiting.iter().take(UNDER_WAY_MAX);
             let waiting = waiting.map(|(since, request)| Event {
-                kind: EventKind::Waiting,
+                kind: EventKind::waiting(matches!(request.op, Op::Read { .. })),
                 path: NO_PATH,
                 ..event(request, *since)
             });

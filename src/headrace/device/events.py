@@ -37,7 +37,7 @@ NO_PATH = 0xFFFF
 
 
 class EventKind(IntEnum):
-    """What it was. Up to `OTHER` and `WAITING` commands, the others moments of a path."""
+    """What it was. Up to `WAITING_WRITE` commands, the others moments of a path."""
 
     READ = 1
     WRITE = 2
@@ -47,7 +47,9 @@ class EventKind(IntEnum):
     #: A read that was taken back from a slow path, and sent by another; its answer, if it came, was for nobody.
     RECALLED = 5
     #: Under way only: a request that waits for a path, for its turn, or to be tried again. `started_ns`: handed over.
-    WAITING = 6
+    WAITING_READ = 6
+    #: The same of what is no read.
+    WAITING_WRITE = 7
     #: The path was made ready; `started_ns`: when that attempt began.
     CONNECTED = 8
     #: An attempt to connect failed, or was refused.
@@ -60,7 +62,11 @@ class EventKind(IntEnum):
 
     @property
     def command(self) -> bool:
-        return self <= EventKind.WAITING
+        return self <= EventKind.WAITING_WRITE
+
+    @property
+    def waits(self) -> bool:
+        return self in (EventKind.WAITING_READ, EventKind.WAITING_WRITE)
 
 
 #: Of `status`: 0 success; to 0x7FF what the controller answered, status code type and code (SCT << 8 | SC); from here

@@ -14,6 +14,7 @@ so does it, and nothing else.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
 import os
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING
 from headrace.device import BlockDevice, open_devices
 from headrace.errors import HeadraceError, UsageError
 from headrace.measure.blackbox.dump import dump_name, write_dump
+from headrace.measure.blackbox.pauses import Pauses
 from headrace.measure.blackbox.signals import GRACE_S, Signals
 from headrace.measure.blackbox.take import clocks, take
 
@@ -50,7 +52,8 @@ _TICK_S, _LOOK_S = 0.25, 1.0
 _SHORT_S = 1.0
 #: So many steps make a median.
 _STEPS = 8
-#: After a dump by the watchdog, the next one is not before; each time twice as long.
+#: After a dump by the watchdog, or of an exception in a loop, the next one of its kind is not before; each time twice
+#: as long.
 _QUIET_S, _MOST_QUIET_S = 30.0, 3600.0
 #: What one rank asks of the others is not done twice.
 _RECENT_S = 30.0
@@ -181,9 +184,10 @@ class _Core:
         if flight_recorder:
             pytorchs, self._told_pytorch = _pytorchs_file(self._recorders_file, rank)
             self._seen[pytorchs] = _sign(pytorchs)
+            self._make_ready()
         self._watchdog_failed = False
         self._told: tuple[int, float] | None = None
-        self._quiet_until, self._quiet_s = 0.0, _QUIET_S
+        self._pauses = Pauses(_QUIET_S, _MOST_QUIET_S)
         self._dumped_at = -_RECENT_S
         self._queue: deque[_Asked] = deque()
         self._changed = threading.Condition()
@@ -216,13 +220,26 @@ class _Core:
         return asked.path
 
     def failed(self, cause: str, error: BaseException) -> None:
-        """An exception left a part of a step, or (cause "") the `with` of the box. Waits for the dump, not for long."""
+        """An exception left a part of a step, or (cause "") the `with` of the box. Waits for the dump, not for long.
+        A loop may catch one after the other: of one kind the next one is dumped after a while only."""
         if self._process != os.getpid() or self._over or getattr(error, "_headrace_dumped", False):
             return
+        name, detail = type(error).__name__, f"{type(error).__name__}: {error}"[:500]
+        if cause:
+            kind = f"{name} in {cause}"
+            if (left_s := self._pauses.left_s(kind)) > 0:
+                if self._pauses.leave_out(kind):
+                    _log.warning(
+                        "headrace: another %s (%s), not dumped by the black box at %s; the next one in %.0f s at the "
+                        "earliest", kind, detail, self.path, left_s,
+                    )  # fmt: skip
+                return
+            if left_out := self._pauses.begin(kind):
+                detail += f" ({left_out} more of its kind since the last dump of one were not dumped)"
         with suppress(AttributeError):
             # The same one goes on through what is around it.
             error._headrace_dumped = True  # type: ignore[attr-defined]
-        self._ask(cause or "exception", f"{type(error).__name__}: {error}"[:500]).over.wait(GRACE_S)
+        self._ask(cause or "exception", detail).over.wait(GRACE_S)
 
     def close(self) -> None:
         if self._process == os.getpid():
@@ -273,15 +290,14 @@ class _Core:
         if self._watch is None or (self._watchdog_s is None and self._watchdog_times is None):
             return
         step = self._watch.under_way()
-        if step is None or (step.step, step.begun) == self._told or time.monotonic() < self._quiet_until:
+        if step is None or (step.step, step.begun) == self._told or self._pauses.left_s("watchdog") > 0:
             return
         took = step.now - step.begun
         bound = self._bound(step.cause) if took > min(_SHORT_S, self._watchdog_s or _SHORT_S) else None
         if bound is None or took <= bound[0]:
             return
         self._told = (step.step, step.begun)
-        self._quiet_until = time.monotonic() + self._quiet_s
-        self._quiet_s = min(2 * self._quiet_s, _MOST_QUIET_S)
+        self._pauses.begin("watchdog")
         self._ask(
             "watchdog",
             f"step {step.step} has been under way for {took:.1f} s, {bound[1]}; for {step.now - step.since:.1f} s in "
@@ -340,6 +356,15 @@ class _Core:
         except Exception as error:
             # There is a dump all the same.
             _log.warning("headrace: no Flight Recorder beside the dump at %s: %r", self.path, error)
+
+    def _make_ready(self) -> None:
+        """Modules are imported now, not by the thread that dumps: that may take seconds, and the recorder goes on."""
+        if "torch.distributed" in sys.modules:
+            try:
+                importlib.import_module("headrace.torch.flight_recorder")
+            except Exception as error:
+                self._flight_recorder = False
+                _log.warning("headrace: no Flight Recorder beside dumps at %s: %r", self.path, error)
 
     def _write_flight_recorder(self) -> None:
         ours = self._recorders_file

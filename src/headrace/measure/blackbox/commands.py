@@ -23,8 +23,12 @@ SLOW_TIMES, SLOW_S = 3.0, 0.001
 #: So many commands tell what is usual.
 ENOUGH = 16
 
-READS = (EventKind.READ, EventKind.RECALLED)
-WRITES = (EventKind.WRITE, EventKind.FLUSH, EventKind.OTHER)
+READS = (EventKind.READ, EventKind.RECALLED, EventKind.WAITING_READ)
+WRITES = (EventKind.WRITE, EventKind.FLUSH, EventKind.OTHER, EventKind.WAITING_WRITE)
+_WORDS = {
+    EventKind.READ: "read", EventKind.WAITING_READ: "read", EventKind.WRITE: "write", EventKind.WAITING_WRITE: "write",
+    EventKind.FLUSH: "flush",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +106,7 @@ def look(dump: Dump, start_ns: int, end_ns: int, kinds: Iterable[EventKind]) -> 
     now = dump.dumped.monotonic_ns
     events = dump.events
     ended = np.where(events["ended_ns"] == 0, now, events["ended_ns"])
-    of_kind = np.isin(events["kind"], [*kinds, EventKind.WAITING])
+    of_kind = np.isin(events["kind"], [*kinds])
     inside = of_kind & (ended > start_ns) & (events["started_ns"] < end_ns)
     before = of_kind & (ended <= start_ns) & (events["status"] == 0)
     usual = _usual(dump, ended, inside, before)
@@ -234,9 +238,9 @@ def _hung(dump: Dump, events: Events, open_ones: npt.NDArray[np.intp]) -> Hung |
     oldest = events[open_ones[int(np.argmin(events["started_ns"][open_ones]))]]
     kind = EventKind(int(oldest["kind"]))
     return Hung(
-        kind={EventKind.READ: "read", EventKind.WRITE: "write", EventKind.FLUSH: "flush"}.get(kind, "command"),
+        kind=_WORDS.get(kind, "command"),
         offset=int(oldest["offset"]), bytes=int(oldest["bytes"]),
-        age_s=(dump.dumped.monotonic_ns - int(oldest["started_ns"])) * 1e-9, waits=kind is EventKind.WAITING,
+        age_s=(dump.dumped.monotonic_ns - int(oldest["started_ns"])) * 1e-9, waits=kind.waits,
     )  # fmt: skip
 
 

@@ -16,13 +16,14 @@ import io
 import json
 import math
 import os
+import struct
 import tokenize
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -36,8 +37,14 @@ DUMPED = np.dtype([("device", "<u2"), *[(name, EVENT[name].str) for name in EVEN
 #: No dump is longer, and none is read that is.
 MOST_BYTES = 256 << 20
 _MOST_TEXT_BYTES = 16 << 20
+#: Of JSON: 16 MiB of empty lists would be half a gigabyte of them.
+_MOST_VALUES = 1 << 20
 MOST_STEPS, MOST_DEVICES, MOST_PATHS = 4096, 4096, 64
 _MEMBERS = ("header", "events", "steps")
+#: The end of a zip's directory: signature, disks, entries (twice), length and place of the directory, length of a
+#: comment; before it the locator of a zip64 one.
+_END, _LOCATOR_BYTES = struct.Struct("<4sHHHHIIH"), 20
+_MOST_DIRECTORY_BYTES = 4096
 
 
 class DumpUnreadable(HeadraceError):
@@ -177,12 +184,29 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
             size = os.fstat(file.fileno()).st_size
             if size > MOST_BYTES:
                 raise _unreadable(path, f"at most {MOST_BYTES} bytes", f"{size}")
-            return _read(path, io.BytesIO(file.read(MOST_BYTES)))
+            _check_directory(path, file, size)
+            return _read(path, file)
     except OSError as error:
         raise UsageError("cannot read a dump", where=str(path), found=error.strerror or str(error)) from None
 
 
-def _read(path: Path, file: io.BytesIO) -> Dump:
+def _check_directory(path: Path, file: BinaryIO, size: int) -> None:
+    """`zipfile` takes all of a directory into memory, however long. That of a dump has three entries, and ends, without
+    a comment, where the file does (APPNOTE.TXT 4.3.16)."""
+    file.seek(max(0, size - _END.size - _LOCATOR_BYTES))
+    tail = file.read(_END.size + _LOCATOR_BYTES)
+    if len(tail) < _END.size:
+        raise _unreadable(path, "a whole file of a black box", f"{size} bytes")
+    signature, *_, entries, length, offset, comment = _END.unpack(tail[-_END.size :])
+    if signature != b"PK\5\6" or comment:
+        raise _unreadable(path, "a whole file of a black box", "no end of a zip directory")
+    # A second end, of zip64, would count instead.
+    small = entries == len(_MEMBERS) and length <= _MOST_DIRECTORY_BYTES and not tail.startswith(b"PK\6\7")
+    if not small or offset + length + _END.size != size:
+        raise _unreadable(path, "header, events and steps", f"a directory of {entries} entries in {length} bytes")
+
+
+def _read(path: Path, file: BinaryIO) -> Dump:
     try:
         with zipfile.ZipFile(file) as archive:
             names = sorted(entry.filename for entry in archive.infolist())
@@ -215,6 +239,9 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> Events:
 
 
 def _dump(path: Path, header: bytes, events: Events, steps: bytes) -> Dump:
+    for name, text in (("header", header), ("steps", steps)):
+        if (values := sum(map(text.count, (b"[", b"{", b",", b"\n", b"\r")))) > _MOST_VALUES:
+            raise _unreadable(path, f"{name} of at most {_MOST_VALUES} values", f"{values}")
     said = json.loads(header)
     if said["format"] != FORMAT:
         raise _unreadable(path, FORMAT, repr(said["format"])[:64])
