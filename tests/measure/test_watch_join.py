@@ -324,7 +324,7 @@ def test_what_the_command_says(tmp_path: Path, capsys: pytest.CaptureFixture[str
     html = tmp_path / "page.html"
     assert main(["watch", "show", str(tmp_path / "job"), "--html", str(html), "--gpu-hour-price", "2"]) == 0
     checked = check_page(html.read_text())
-    assert "svg" in checked.tags and "p99 250.0 ms" in html.read_text()
+    assert "svg" in checked.tags and "p99 250.0\N{NO-BREAK SPACE}ms" in html.read_text()
     capsys.readouterr()
     assert main(["watch", "show", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.startswith("headrace: error: there is no such file")

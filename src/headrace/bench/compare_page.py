@@ -30,7 +30,7 @@ def build(found: Comparison) -> Page:
     ]
     page.section(
         f"As a multiple of A: {found.paths[0]}",
-        legend(keys),
+        legend(keys, dots=True),
         intervals(rows, x_label="times A (rates: more is better; times: less is better)"),
         note=f"Dot: median of the rounds. Line: where it lies, but for a chance of {CHANCE:.0%} in the whole table.",
     )

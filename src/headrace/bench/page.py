@@ -19,8 +19,7 @@ def build(result: Result) -> Page:
     page.cards(_cards(result))
     _over_flows(page, result)
     _over_time(page, result)
-    rows = [[*row[:4], _whole(row[4]), _whole(row[5]), row[6]] for row in report.rows(result.outcomes)]
-    page.table("Figures", list(report.COLUMNS), rows)
+    page.table("Figures", list(report.COLUMNS), report.rows(result.outcomes))
     page.facts("The path", {**result.facts, **{f"budget {at + 1}": text for at, text in enumerate(result.budget)}})
     lines = "".join(f"<li>{escape(line)}</li>" for line in report.notes(result))
     page.section("How to read this", f"<ul>{lines}</ul>")
@@ -50,7 +49,10 @@ def _over_flows(page: Page, result: Result) -> None:
     if lines:
         page.section(
             "More flows", charts.legend([(line.style, line.name) for line in lines], lines=True),
-            charts.line_chart(lines, x_label="flows", y_label="MiB/s"),
+            charts.line_chart(
+                lines, x_label="flows", y_label="MiB/s", from_zero=True, log_x=True,
+                x_at=sorted({x for line in lines for x, _ in line.points}),
+            ),
             note="A flow has connections or file handles of its own. Where a line is flat, more of them gain nothing.",
         )  # fmt: skip
 
@@ -68,7 +70,7 @@ def _over_time(page: Page, result: Result) -> None:
     if lines:
         page.section(
             "While it ran", charts.legend([(line.style, line.name) for line in lines], lines=True),
-            charts.line_chart(lines, x_label="seconds", y_label="MiB/s"),
+            charts.line_chart(lines, x_label="seconds", y_label="MiB/s", from_zero=True),
             note="The median round of each, in slots of a tenth of a second.",
         )  # fmt: skip
     spread = [one for one in result.outcomes if one.latencies is not None]
@@ -85,10 +87,5 @@ def _latencies(outcomes: Sequence[Outcome]) -> list[list[str]]:
         assert spread is not None
         values = (spread.p50, spread.p90, spread.p99, spread.p999, spread.max)
         name = f"{report.NAMES.get(one.pattern, one.pattern)}, {one.work}"
-        found.append([name, str(one.flows), *(_whole(report.value_text(value, "s")) for value in values)])
+        found.append([name, str(one.flows), *(report.value_text(value, "s") for value in values)])
     return found
-
-
-def _whole(text: str) -> str:
-    """A number and its unit stay on one line."""
-    return text.replace(" ", "\u00a0")

@@ -24,7 +24,14 @@ def rows(found: Judgement) -> list[list[str]]:
 
 def build(outcome: Outcome, found: Judgement, facts: Mapping[str, str]) -> Page:
     page = Page("headrace bench sustained", verdict=found.sentence, subtitle=f"{outcome.path}, {outcome.flows} flows")
-    page.cards([(rate(found.sustained_rate), "lasts", found.kind)])
+    cards = [(rate(found.sustained_rate), "lasts", found.kind)]
+    if len(found.segments) > 1:
+        cards.insert(0, (rate(found.segments[0].rate), "at first", f"for {span(found.segments[0].seconds)}"))
+    if found.credit_bytes:
+        cards.append((size(found.credit_bytes), "burst credit", "moved above the rate that lasts"))
+    if found.segments:
+        cards.append((size(sum(one.bytes for one in found.segments)), "moved", f"in {span(found.segments[-1].end_s)}"))
+    page.cards(cards)
     series = outcome.series
     if series is not None and len(series.bytes) > 1:
         fold = -(-len(series.bytes) // _POINTS)
@@ -40,7 +47,7 @@ def build(outcome: Outcome, found: Judgement, facts: Mapping[str, str]) -> Page:
         markers = [charts.Marker(x=one.start_s, text=rate(one.rate), style="idle") for one in found.segments[1:9]]
         page.section(
             "The rate, and its levels", charts.legend([("s0", "rate"), ("s1", "levels")], lines=True),
-            charts.line_chart(lines, x_label="seconds", y_label="MB/s", markers=markers),
+            charts.line_chart(lines, x_label="seconds", y_label="MB/s", markers=markers, from_zero=True),
         )  # fmt: skip
     page.table("Levels", list(COLUMNS), rows(found))
     said = {"caches": outcome.cache, "durable when": outcome.durable}

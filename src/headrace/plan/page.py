@@ -10,7 +10,7 @@ from headrace.plan import goodput, units
 from headrace.plan.plan import PARTS, Plan
 from headrace.plan.quantities import Answer, Range
 
-_STYLES = {"data_wait": "data_wait", "saves": "checkpoint", "rework": "s5", "restarts": "restart"}
+_STYLES = {"data_wait": "data_wait", "saves": "checkpoint", "rework": "rework", "restarts": "restart"}
 _POINTS = 80
 
 
@@ -113,7 +113,7 @@ def _lost(plan: Plan) -> str:
 
 
 def _over_rates(plan: Plan) -> tuple[str, str]:
-    """Goodput over a storage that reads and writes alike, from a tenth of what is needed to twice as much."""
+    """Goodput over a storage that reads and writes alike, from a fifth of the least need to twice the greatest."""
     synchronous, given = plan.job.flag("checkpoint.synchronous"), plan.job.has("checkpoint.interval")
     formula = goodput.formulas(synchronous=synchronous, given_interval=given)["goodput"]
     needs = {
@@ -121,32 +121,29 @@ def _over_rates(plan: Plan) -> tuple[str, str]:
         for question in plan.questions if question.name in ("feeding", "saves", "restarts")
         for answer in question.answers if answer.formula.result.startswith("needed") and answer.value.unit == units.RATE
     }  # fmt: skip
-    most = 2 * max(needs.values())
+    there = min(plan.storage.read.likely, plan.storage.write.likely)
+    most, least = 2 * max(needs.values()), min(*needs.values(), there) / 5
     lines: dict[str, list[tuple[float, float]]] = {"low": [], "likely": [], "high": []}
-    power, unit = next(
-        ((f, n) for f, n in ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")) if most >= f), (1.0, "B/s")
-    )
     for index in range(_POINTS + 1):
-        rate = Range.point(most * max(index, 0.01) / _POINTS, units.RATE)
+        rate = Range.point(least * (most / least) ** (index / _POINTS), units.RATE)
         ranges = {**plan.ranges, "read rate": rate, "write rate": rate}
         value = formula.put(goodput.put(ranges, synchronous=synchronous, given_interval=given)).value
         for end, points in lines.items():
-            points.append((rate.likely / power, 100 * getattr(value, end)))
+            points.append((rate.likely, 100 * getattr(value, end)))
     names = {"needed to read, in all": "feeding", "needed to write, in all": "saves",
              "needed to read in a restart, in all": "restarts"}  # fmt: skip
-    markers = [Marker(x=need / power, text=names[name], style="good") for name, need in needs.items()]
-    there = min(plan.storage.read.likely, plan.storage.write.likely)
+    markers = [Marker(x=need, text=names[name], style="good") for name, need in needs.items()]
     if there <= most:
-        markers.append(Marker(x=there / power, text="there now", style="bad"))
+        markers.append(Marker(x=there, text="there now", style="bad"))
     markers.sort(key=lambda marker: marker.x)
     chart = line_chart(
         [
             Series(name="likely", points=lines["likely"], style="s0"),
-            Series(name="at worst", points=lines["low"], style="s1", dashed=True),
-            Series(name="at best", points=lines["high"], style="s4", dashed=True),
+            Series(name="at worst", points=lines["low"], style="s1"),
+            Series(name="at best", points=lines["high"], style="s4"),
         ],
-        x_label=f"{unit}, to and from all nodes together", y_label="% of the time trains",
-        markers=markers,
+        x_label="rate of reads and of writes, all nodes together", y_label="% of the time trains",
+        markers=markers, from_zero=True, log_x=True, x_text=lambda rate: units.show(rate, units.RATE),
     )  # fmt: skip
     note = "If storage read and wrote at this rate. Lines mark what feeding, saves and restarts need, and what is there"
     if there > most:

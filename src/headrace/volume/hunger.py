@@ -29,8 +29,9 @@ os.register_at_fork(after_in_child=_reading.clear)
 
 def join(ahead: Ahead) -> None:
     """It counts until `leave`, or until nobody holds it any more."""
-    number = id(ahead)
-    _reading[number] = ref(ahead, lambda _: _reading.pop(number, None))
+    number, forget = id(ahead), _reading.pop
+    # Not by a name of this module: where a program ends with a loader open, names are gone before what they held.
+    _reading[number] = ref(ahead, lambda _: forget(number, None))
 
 
 def leave(ahead: Ahead) -> None:

@@ -23,13 +23,15 @@ def build(found: Emulation) -> Page:
         lines = [
             charts.Series(name="AU", points=points, style="s0", dots=True),
             charts.Series(
-                name="enough", style="s1", dashed=True,
+                name="enough", style="s1",
                 points=[(points[0][0], 100 * work.au), (points[-1][0], 100 * work.au)],
             ),
         ]  # fmt: skip
         page.section(
             "Utilisation over accelerators", charts.legend([("s0", "AU"), ("s1", "enough")], lines=True),
-            charts.line_chart(lines, x_label="accelerators", y_label="AU, %"),
+            charts.line_chart(
+                lines, x_label="accelerators", y_label="AU, %", from_zero=True, x_at=[at for at, _ in points]
+            ),
         )  # fmt: skip
     page.table("Trials", list(COLUMNS), rows(found))
     page.facts(

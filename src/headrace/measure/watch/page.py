@@ -5,25 +5,13 @@ from __future__ import annotations
 from headrace.measure import charts
 from headrace.measure.report import Page, table
 from headrace.measure.watch import tell
-from headrace.measure.watch.causes import LOST
+from headrace.measure.watch.causes import CAUSES, LOST
 from headrace.measure.watch.join import Attribution
 from headrace.measure.watch.verdict import gpu_time, money, path_text, percent, sentence
 from headrace.units import format_bytes, format_seconds
 
-#: Classes of the page's style, by cause: alike where the remedy is.
-STYLE = {
-    "compute": "compute",
-    "fetch": "data_wait",
-    "blocked": "s5",
-    "preparation": "s0",
-    "starved": "bad",
-    "copy": "good",
-    "collective": "s3",
-    "straggler": "straggler",
-    "checkpoint": "checkpoint",
-    "restart": "restart",
-    "other": "idle",
-}
+#: Classes of the page's style, by cause.
+STYLE = {cause: cause for cause in (*CAUSES, "straggler")}
 
 
 def page(found: Attribution, *, title: str = "headrace watch", gpu_hour_price: float | None = None) -> str:
@@ -53,7 +41,8 @@ def page(found: Attribution, *, title: str = "headrace watch", gpu_hour_price: f
             ],
             x_label="step", y_label="seconds a step",
         ),
-        note="The slowest rank of each step; a bar is the mean of the steps from its number on.",
+        note="The slowest rank of each step; a bar is the mean of the steps from its number on. Its parts stand in the "
+        "order of the names, from the bottom up.",
     )  # fmt: skip
     columns, rows = tell.lost_table(found, gpu_hour_price)
     made.table("What it was lost to", columns, rows or [["nothing", *[""] * (len(columns) - 1)]])
