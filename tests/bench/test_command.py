@@ -8,17 +8,26 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headrace.bench import suite as suite_module
+from headrace.bench.figures import Outcome
+from headrace.bench.meeting import Meeting
+from headrace.bench.patterns.options import Options
 from headrace.bench.places import open_place
-from headrace.bench.suite import SuiteOptions, budget_of, run_suite
+from headrace.bench.places.protocol import Place, Tell
+from headrace.bench.suite import Result, SuiteOptions, budget_of, run_suite
 from headrace.cli import main
 from headrace.errors import DeviceTimeout
+from headrace.testing.serve import free_port
 from headrace.units import MIB
-from tests.waiting import until
+from tests.bench.crew import Crew
+from tests.waiting import PATIENCE_S, until
 
 QUICK = ("--size", "2MiB", "--seconds", "0.05", "--rounds", "2", "--flows", "1,2")
 
@@ -129,6 +138,33 @@ def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
         result = run_suite(place, suite, budget_of(place, suite), lambda fraction, text: None)
     assert "of 100 rounds" in result.stopped and 1 <= result.seconds < 30
     assert 1 <= len(result.outcomes) <= 2
+
+
+def test_time_that_is_up_ends_a_load_of_several_ranks_with_what_there_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all of them alike, whichever it is that does not come to its end."""
+    suite = SuiteOptions(
+        patterns=["latency", "load"], flows=[1], size_bytes=2 * MIB, seconds=0.1, rounds=1, limit_s=2, cache="warm"
+    )
+    load = suite_module._RUN["load"]
+
+    def slow(place: Place, options: Options, tell: Tell) -> Outcome:
+        while threading.current_thread().name == "rank-1":
+            tell(0.1, "model load")
+            time.sleep(0.01)
+        return load(place, options, tell)
+
+    def work(meeting: Meeting) -> Result:
+        with open_place(str(folder)) as place:
+            return run_suite(place, suite, budget_of(place, suite), lambda fraction, text: None, meeting)
+
+    monkeypatch.setitem(suite_module._RUN, "load", slow)
+    found = Crew(work, [0, 1], 2, join_s=PATIENCE_S, port=free_port()).join()
+    for rank in (0, 1):
+        assert isinstance(found[rank], Result), found
+        assert found[rank].stopped.startswith("stopped in the middle of round 2 of 2"), found
+        assert [one.pattern for one in found[rank].outcomes] == ["latency"]
 
 
 def test_time_that_is_up_while_data_are_written_is_an_error(folder: Path) -> None:

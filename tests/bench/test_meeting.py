@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.meeting import Meeting, meet, seat_of
+from headrace.bench.meeting import Meeting, beats, meet, seat_of
+from headrace.bench.meeting.folder import FolderMeeting
 from headrace.bench.meeting.messages import HELLO_BYTES, MAGIC, Garbage, Inbox, encode
 from headrace.bench.meeting.seat import first_node
 from headrace.bench.meeting.tcp import TcpMeeting, _listen
@@ -104,6 +107,44 @@ def test_a_rank_that_brings_nothing_is_named(how: dict[str, Any]) -> None:
         assert "rank 1 (node1)" in str(found[rank]) and "within 2 s" in str(found[rank])
 
 
+@pytest.mark.parametrize(("what", "hung"), [("held", 1), ("silent", 0)])
+def test_a_rank_that_hangs_is_named_soon_and_since_when(
+    how: dict[str, Any], what: str, hung: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its main thread sits in one call, as on a mount that hangs; or nothing comes of it, as of a stopped process."""
+    monkeypatch.setattr(beats, "BEAT_S", 0.05)
+    monkeypatch.setattr(beats, "HANGS_S", 1.5 if what == "held" else 60.0)
+    for kind in (Meeting, FolderMeeting):
+        monkeypatch.setattr(kind, "silent_s", 60.0 if what == "held" else 3.0)
+    over = threading.Event()
+    count = [0]
+
+    def work(meeting: Any) -> Any:
+        meeting.gather(1, len, within_s=PATIENCE_S)
+        if meeting.seat.rank == hung:
+            if what == "silent":
+                meeting._beats.stop()
+            over.wait(PATIENCE_S)
+            return None
+        try:
+            # Longer than a hang is looked for: who is heard of is waited for.
+            return meeting.gather(1, len, within_s=2 * PATIENCE_S)
+        finally:
+            count[0] += 1
+            if count[0] == 2:
+                over.set()
+
+    begun_s = time.time()
+    found = Crew(work, [0, 1, 2], 3, join_s=PATIENCE_S, **how).join()
+    word = "hangs" if what == "held" else "has not been heard of"
+    for rank in {0, 1, 2} - {hung}:
+        told = re.match(rf"rank {hung} \(node{hung}\) {word} since (\d\d:\d\d:\d\d): found", str(found[rank]))
+        assert isinstance(found[rank], MeetingFailed) and told, found
+        # To the second, of this day or of the one that ends now.
+        moments = {time.strftime("%H:%M:%S", time.localtime(begun_s + after)) for after in range(-1, 60)}
+        assert told[1] in moments
+
+
 def test_ranks_that_were_told_different_things_do_not_measure(how: dict[str, Any]) -> None:
     found = Crew(
         lambda meeting: meeting.start({"flows": meeting.seat.rank // 2}, within_s=PATIENCE_S), [0, 1, 2], 3,
@@ -123,8 +164,8 @@ def test_rounds_leave_no_files_behind(tmp_path: Path) -> None:
         return max(seen)
 
     found = Crew(work, [0, 1], 2, join_s=PATIENCE_S, folder=tmp_path).join()
-    # The run's name; an answer, a value and what is being written of each rank; who it is, and who has gone.
-    assert max(found.values()) <= 7
+    # The run's name; an answer, a value and what is being written of each rank; who it is, who has gone, and beats.
+    assert max(found.values()) <= 9
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -309,8 +350,10 @@ def test_first_nodes(nodes: str, first: str) -> None:
 
 RANK = """
     import os, sys
-    from headrace.bench.meeting import meet, seat_of
+    from headrace.bench.meeting import Meeting, beats, meet, seat_of
     from headrace.errors import MeetingFailed
+
+    beats.BEAT_S, Meeting.silent_s = 0.2, 3.0
 
     try:
         with meet(seat_of(os.environ), port=int(sys.argv[1]), join_s=60) as meeting:
@@ -323,7 +366,8 @@ RANK = """
 """
 
 
-def test_processes_as_torchrun_starts_them_and_one_is_killed() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_processes_as_torchrun_starts_them_and_one_is_killed_or_stopped(number: signal.Signals) -> None:
     port = free_port()
     settings_of = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     processes = [
@@ -339,11 +383,14 @@ def test_processes_as_torchrun_starts_them_and_one_is_killed() -> None:
     try:
         for process in processes:
             assert process.stdout is not None and process.stdout.readline() == "together\n"
-        processes[1].kill()
+        processes[1].send_signal(number)
         for process in (processes[0], processes[2]):
             said, _ = process.communicate("\n", timeout=PATIENCE_S)
             name = f"rank 1 ({socket.gethostname()})"
-            assert said.strip() in (f"{name} died or was stopped before it was done", f"{name} was lost")
+            if number == signal.SIGKILL:
+                assert said.strip() in (f"{name} died or was stopped before it was done", f"{name} was lost")
+            else:
+                assert said.startswith(f"{name} has not been heard of since "), said
     finally:
         for process in processes:
             process.kill()

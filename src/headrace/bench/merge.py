@@ -19,7 +19,7 @@ from headrace.bench.figures import BYTES_PER_S, PER_S, SECONDS, Figure, Latencie
 from headrace.bench.histogram import LEAST, MOST, added, quantile
 from headrace.bench.meeting.together import Meeting, printable
 from headrace.bench.sustained import span
-from headrace.errors import MeetingFailed
+from headrace.errors import DeviceTimeout, MeetingFailed
 from headrace.measure.statistics import median
 from headrace.units import format_bytes
 
@@ -30,24 +30,35 @@ _SLOWER = 0.9
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
-def round_of(meeting: Meeting, run: Callable[[], Outcome], *, what: Any, within_s: float) -> Outcome:
-    """One round on all ranks: they start it together, and each has the outcome of all.
+def round_of(
+    meeting: Meeting, run: Callable[[], Outcome], *, what: Any, within_s: float, end_s: float = math.inf
+) -> Outcome | None:
+    """One round on all ranks: they start it together, and each has the outcome of all. None on every rank where one
+    gave its part up because the time of the run is over: `DeviceTimeout`, from `end_s` (`time.monotonic`) on.
 
     `what`: what is run, the same on every rank. `within_s`: how long they wait for each other, before and after it.
     """
     begin_s = meeting.start(what, within_s=within_s)
     time.sleep(max(0.0, begin_s - time.monotonic()))
-    own = run()
+    own: Outcome | None
+    try:
+        own = run()
+    except DeviceTimeout:
+        if time.monotonic() < end_s:
+            raise
+        own = None
     # From seconds since 1970 here to rank 0's monotonic clock.
     shift_s = meeting.clock_s - (time.time() - time.monotonic())
-    value = {"outcome": to_json(own), "shift_s": shift_s}
+    value = {"outcome": None if own is None else to_json(own), "shift_s": shift_s}
 
     def answer(values: list[Any]) -> Any:
+        if any(isinstance(one, dict) and one.get("outcome", "") is None for one in values):
+            return None
         found = [read(one, meeting.names([rank])) for rank, one in enumerate(values)]
         return to_json(merged([one for one, _ in found], [shift for _, shift in found], meeting))
 
     said = meeting.gather(value, answer, within_s=within_s)
-    return outcome_of(said, "rank 0")
+    return None if said is None else outcome_of(said, "rank 0")
 
 
 def merged(outcomes: Sequence[Outcome], shifts_s: Sequence[float], meeting: Meeting) -> Outcome:

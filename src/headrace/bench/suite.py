@@ -232,7 +232,7 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
 
             def show(fraction: float, text: str, step: int = step, load: bool = work.pattern == "load") -> None:
                 # A load has no seconds of its own: all others end soon after them.
-                if load and meeting is None and time.monotonic() >= end:
+                if load and time.monotonic() >= end:
                     raise DeviceTimeout("the time of the run is up in the middle of a load", where=place.name)
                 tell((step + fraction) / total, f"{step + 1} of {total}, {text}")
 
@@ -245,19 +245,22 @@ def run_suite(place: Place, suite: SuiteOptions, budget: Budget, tell: Tell, mee
                     return _WITH_RANKS[pattern](place, options, show, ranks)
                 return _RUN[pattern](place, options, show)
 
+            outcome: Outcome | None = None
             if meeting is None:
                 try:
-                    found[index].append(once())
+                    outcome = once()
                 except DeviceTimeout:
                     # In the middle of a save or a load: what came before it is worth to be told.
                     if time.monotonic() < end or not any(found.values()):
                         raise
-                    stopped = f"stopped in the middle of round {step + 1} of {total}: the time was up (--limit)"
-                    break
             else:
                 # The first one waits for the ranks that still write what is read.
                 asked = {"round": step, "pattern": work.pattern, "options": asdict(options)}
-                found[index].append(round_of(meeting, once, what=asked, within_s=budget.limit_s + SLACK_S))
+                outcome = round_of(meeting, once, what=asked, within_s=budget.limit_s + SLACK_S, end_s=end)
+            if outcome is None:
+                stopped = f"stopped in the middle of round {step + 1} of {total}: the time was up (--limit)"
+                break
+            found[index].append(outcome)
     finally:
         if ranks is not None:
             ranks.close()

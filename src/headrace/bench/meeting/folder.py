@@ -3,10 +3,12 @@
     headrace-meet-JOB-run.json              rank 0: this run's name, new each time
     headrace-meet-JOB-RUN-ROUND-RANK.json   what a rank brings; round 0: who it is
     headrace-meet-JOB-RUN-ROUND-all.json    rank 0's answer, or why the meeting is over
+    headrace-meet-JOB-RUN-beat-RANK.json    its last sign of life (`beats`)
 
-Each file is written beside its place and renamed. JOB is what all ranks of a job know (`Seat.token`): others may meet
-in the same folder. What an earlier run of a job left behind misleads nobody: rank 0 takes it away, and a rank believes
-no first word of rank 0 that does not name the word that it chose by chance for this run. Clocks are those of the nodes.
+Each file but the last is written beside its place and renamed. JOB is what all ranks of a job know (`Seat.token`):
+others may meet in the same folder. What an earlier run of a job left behind misleads nobody: rank 0 takes it away, and
+a rank believes no first word of rank 0 that does not name the word that it chose by chance for this run. Clocks are
+those of the nodes.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.bench.meeting import beats
+from headrace.bench.meeting.beats import Beats, Heard
 from headrace.bench.meeting.messages import ALL_BYTES, RESULT_BYTES, Garbage, decode
 from headrace.bench.meeting.seat import Seat
 from headrace.bench.meeting.together import GRACE_S, Meeting, Value, printable, reason
@@ -30,8 +34,9 @@ _LOOK_MOST_S = 0.25
 
 
 class FolderMeeting(Meeting):
-    #: A file is seen by others when their node looks again.
+    #: A file is seen by others when their node looks again: NFS keeps what it knows for up to a minute.
     ahead_s = 2.0
+    silent_s = 90.0
 
     def __init__(self, seat: Seat, folder: str | os.PathLike[str]) -> None:
         super().__init__(seat)
@@ -46,8 +51,15 @@ class FolderMeeting(Meeting):
         self.clock_error_s = None
         #: Of rank 0: who has come, with the word of each, and so reads the last words.
         self._here: dict[int, Any] = {}
+        self._beats: Beats | None = None
+        self._heard: dict[int, Heard] = {}
+        self._looked_s = 0.0
 
     def join(self, within_s: float) -> None:
+        self._join(within_s)
+        self._beats = Beats(self._beat)
+
+    def _join(self, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s
         me = {"host": self.seat.host, "word": self._word}
         named = self._folder / f"{self._prefix}run.json"
@@ -98,7 +110,9 @@ class FolderMeeting(Meeting):
         mine = self._value(self.seat.rank)
         self._write(mine, {"value": value})
         pause_s = _LOOK_S
+        self._listen([0])
         while True:
+            self._look([0])
             said = self._read(self._answer(self._round))
             # Why a meeting is over stands under the round in which it ended, which may be one that others are in.
             said = said or self._read(self._failure())
@@ -116,6 +130,8 @@ class FolderMeeting(Meeting):
         if self._over:
             return
         self._over = True
+        if self._beats is not None:
+            self._beats.stop()
         with contextlib.suppress(OSError, MeetingFailed):
             if self.seat.rank == 0:
                 if error is not None:
@@ -151,6 +167,7 @@ class FolderMeeting(Meeting):
         """Every rank's value of this round, by rank."""
         values: dict[int, Any] = {0: own}
         pause_s = _LOOK_S
+        self._listen(range(1, self.seat.world))
         while True:
             for rank in range(1, self.seat.world):
                 if rank in values:
@@ -165,6 +182,7 @@ class FolderMeeting(Meeting):
             away = [rank for rank in range(self.seat.world) if rank not in values]
             if not away:
                 return [values[rank] for rank in range(self.seat.world)]
+            self._look(away)
             if time.monotonic() > deadline_s:
                 raise MeetingFailed(
                     f"{self.names(away)} of {self.seat.world} {what} within {within_s:g} s", where=str(self._folder),
@@ -172,6 +190,30 @@ class FolderMeeting(Meeting):
                 )  # fmt: skip
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_MOST_S)
+
+    # ---- signs of life ----
+
+    def _beat(self, still_s: float) -> None:
+        """On the thread of beats. Written over, not renamed: NFS looks again at a file that it knows when it is opened,
+        at a name only now and then."""
+        path = self._file(f"beat-{self.seat.rank}")
+        path.write_bytes(json.dumps(beats.message(still_s, self.clock_s)).encode())
+
+    def _listen(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._heard.setdefault(rank, Heard()).wait_from_now()
+        self._looked_s = time.monotonic()
+
+    def _look(self, ranks: Sequence[int]) -> None:
+        """MeetingFailed where one of them hangs. Nobody beats before all are there."""
+        if self._beats is None or time.monotonic() - self._looked_s < beats.BEAT_S:
+            return
+        self._looked_s = time.monotonic()
+        for rank in ranks:
+            said = self._read(self._file(f"beat-{rank}"))
+            if said:
+                self._heard[rank].beat(said, self.clock_s if self.seat.rank else 0.0)
+            self._heard[rank].check(self.names([rank]), self.silent_s)
 
     def _write(self, path: Path, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode()

@@ -9,6 +9,7 @@
                                   <- {"all": hosts}                         when everybody is ready
     {"round": k, "value": ...}    ->
                                   <- {"round": k, "answer": ...}            when everybody has brought one
+    {"beat": still, "sent": time} <->                                       every two seconds from then on (`beats`)
     {"leave": reason}             ->     a rank that failed
                                   <- {"failed": text}                       and the meeting is over, at any time
 
@@ -22,10 +23,13 @@ import contextlib
 import errno
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from headrace.bench.meeting import beats
+from headrace.bench.meeting.beats import Beats, Heard
 from headrace.bench.meeting.messages import ALL_BYTES, RESULT_BYTES, Garbage, Inbox, encode
 from headrace.bench.meeting.seat import Seat
 from headrace.bench.meeting.together import GRACE_S, Meeting, Value, printable, reason
@@ -42,6 +46,8 @@ _PIECE = 1 << 18
 _BACKLOG = 512
 _RETRY_S = 0.1
 _RETRY_MOST_S = 1.0
+#: Who waits for others looks so often whether they are heard of.
+_SLICE_S = 1.0
 
 
 class _Peer:
@@ -56,6 +62,9 @@ class _Peer:
         self.inbox = Inbox()
         self.since_s = time.monotonic()
         self.values: dict[int, Value] = {}
+        self.heard = Heard()
+        #: Of a beat, what found no room: it goes before all else.
+        self.rest = b""
 
 
 class TcpMeeting(Meeting):
@@ -78,6 +87,11 @@ class TcpMeeting(Meeting):
         #: Of the others: the way to rank 0.
         self._socket: socket.socket | None = None
         self._inbox = Inbox(RESULT_BYTES)
+        self._heard = Heard()
+        self._rest = b""
+        self._beats: Beats | None = None
+        #: Held by whoever sends: beats come from a thread of their own.
+        self._sending = threading.Lock()
 
     # ---- what all do ----
 
@@ -87,6 +101,7 @@ class TcpMeeting(Meeting):
             self._gather_all(deadline_s, within_s)
         else:
             self._come(deadline_s, within_s)
+        self._beats = Beats(self._beat)
 
     def gather(self, value: Value, answer: Callable[[list[Value]], Value], *, within_s: float) -> Value:
         self._round += 1
@@ -113,6 +128,8 @@ class TcpMeeting(Meeting):
         if self._over:
             return
         self._over = True
+        if self._beats is not None:
+            self._beats.stop()
         if error is not None:
             if self.seat.rank == 0:
                 text = str(error) if isinstance(error, MeetingFailed) else f"rank 0 failed: {reason(error)}"
@@ -130,6 +147,20 @@ class TcpMeeting(Meeting):
 
     def _where(self) -> str:
         return f"{self.seat.address}:{self._port}"
+
+    def _beat(self, still_s: float) -> None:
+        """On the thread of beats. What finds no room is left out: who does not listen now needs none."""
+        data = encode(beats.message(still_s, self.clock_s))
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            if self._socket is not None:
+                self._rest = _some(self._socket, self._rest, data)
+            for peer in self._peers:
+                with contextlib.suppress(OSError):
+                    peer.rest = _some(peer.connection, peer.rest, data)
+        finally:
+            self._sending.release()
 
     # ---- rank 0 ----
 
@@ -241,13 +272,16 @@ class TcpMeeting(Meeting):
         with selectors.DefaultSelector() as waiting:
             for peer in self._peers:
                 waiting.register(peer.connection, selectors.EVENT_READ, peer)
+                peer.heard.wait_from_now()
                 self._take(peer)  # What came with the last round's already.
             while away := [peer for peer in self._peers if self._round not in peer.values]:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     names = self.names([peer.rank or 0 for peer in away])
                     raise MeetingFailed(f"{names} brought nothing within {within_s:g} s")
-                for key, _ in waiting.select(left_s):
+                for peer in away:
+                    peer.heard.check(self._name(peer), self.silent_s)
+                for key, _ in waiting.select(min(left_s, _SLICE_S)):
                     peer = key.data
                     try:
                         if not _receive(peer):
@@ -264,6 +298,9 @@ class TcpMeeting(Meeting):
             while (message := peer.inbox.next()) is not None:
                 if "leave" in message:
                     raise MeetingFailed(f"{self._name(peer)} failed: {printable(message['leave'])}")
+                if "beat" in message:
+                    peer.heard.beat(message, 0.0)
+                    continue
                 if message.get("round") != self._round or "value" not in message:
                     raise Garbage("not what was asked for")
                 peer.values[self._round] = message["value"]
@@ -276,13 +313,15 @@ class TcpMeeting(Meeting):
     def _tell(self, message: dict[str, Any]) -> None:
         """All at once, as far as that goes; who does not take it is noticed the next time that it is listened to."""
         data = encode(message)
-        for peer in self._peers:
-            if peer.rank is not None:
-                with contextlib.suppress(OSError):
-                    peer.connection.settimeout(GRACE_S)
-                    peer.connection.sendall(data)
-                with contextlib.suppress(OSError):
-                    peer.connection.setblocking(False)
+        with self._sending:
+            for peer in self._peers:
+                if peer.rank is not None:
+                    with contextlib.suppress(OSError):
+                        peer.connection.settimeout(GRACE_S)
+                        peer.connection.sendall(peer.rest + data)
+                        peer.rest = b""
+                    with contextlib.suppress(OSError):
+                        peer.connection.setblocking(False)
 
     def _name(self, peer: _Peer) -> str:
         return f"rank {peer.rank}" + (f" ({peer.host})" if peer.host else "")
@@ -338,8 +377,10 @@ class TcpMeeting(Meeting):
     def _send(self, data: bytes, deadline_s: float) -> None:
         assert self._socket is not None
         try:
-            self._socket.settimeout(max(0.01, deadline_s - time.monotonic()))
-            self._socket.sendall(data)
+            with self._sending:
+                self._socket.settimeout(max(0.01, deadline_s - time.monotonic()))
+                self._socket.sendall(self._rest + data)
+                self._rest = b""
         except OSError as error:
             # It may have said why before it went.
             with contextlib.suppress(OSError):
@@ -349,11 +390,17 @@ class TcpMeeting(Meeting):
     def _hear(self, deadline_s: float, within_s: float) -> dict[str, Any]:
         assert self._socket is not None
         try:
-            while (message := self._inbox.next()) is None:
+            self._heard.wait_from_now()
+            while (message := self._inbox.next()) is None or "beat" in message:
+                if message is not None:
+                    self._heard.beat(message, self.clock_s)
+                    continue
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise MeetingFailed(f"rank 0 said nothing within {within_s:g} s", where=self._where())
-                self._socket.settimeout(left_s)
+                if self._beats is not None:
+                    self._heard.check(self.names([0]), self.silent_s)
+                self._socket.settimeout(min(left_s, _SLICE_S))
                 try:
                     data = self._socket.recv(_PIECE)
                 except TimeoutError:
@@ -425,6 +472,15 @@ def _reply(peer: _Peer, message: dict[str, Any]) -> None:
         peer.connection.sendall(encode(message))
     except BlockingIOError:
         raise Garbage("it does not read what it is told") from None
+
+
+def _some(connection: socket.socket, rest: bytes, data: bytes) -> bytes:
+    """Send what was left of a message, or else `data`, as far as there is room; gives what is left of it then."""
+    try:
+        sent = connection.send(rest or data)
+    except (BlockingIOError, TimeoutError):
+        return rest
+    return (rest or data)[sent:]
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -33,6 +33,8 @@ class Meeting(abc.ABC):
 
     #: The common start lies so far ahead: everybody has heard of it by then.
     ahead_s = 0.25
+    #: A rank that is waited for is given up when no beat of it came for so long (`beats`).
+    silent_s = 15.0
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
