@@ -2,6 +2,7 @@
 
 figures.py meter.py     what is measured: series, latencies, figures, outcomes; rounds put together
 cache.py                dropped, passed by or warm: what is done about caches, and what cannot be
+look.py                 what is there, also in a process of its own
 places/                 what a path is: a folder, a block device, a namespace, a volume; read and written by flows
 layouts.py ranks.py     which files each rank of a checkpoint writes, and the processes that do (`rank.py` is one)
 patterns/               one file a pattern: `run(place, options, tell)` is one round

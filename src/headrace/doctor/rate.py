@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.accidents.apart import ask_apart
 from headrace.device import (
     Batch,
     BlockAddress,
@@ -35,7 +36,6 @@ from headrace.device import (
     submit_read,
 )
 from headrace.doctor.probe import with_patience
-from headrace.doctor.touch import ask_apart
 from headrace.errors import HeadraceError
 from headrace.measure.watch.host import IO_THREAD, thread_queue
 from headrace.units import KIB, MIB, format_bytes

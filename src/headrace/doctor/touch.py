@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from headrace.accidents.apart import ask_apart
 from headrace.doctor.latency import Latency
 
 #: What the slowest storage that is of any use takes, and a Python that starts.
@@ -59,37 +58,6 @@ def touch(kind: str, path: str, *, timeout_s: float = TIMEOUT_S) -> Touch:
     except TypeError:
         # That says nothing of the storage.
         return Touch(kind=kind, path=path, outcome="not asked", error="it said something else")
-
-
-def ask_apart(module: str, kind: str, path: str, *, timeout_s: float) -> tuple[str, dict[str, Any] | None, str | None]:
-    """What a module of ours says of a path, in a process of its own: ("answered", an object of JSON, None), or
-    ("silent" or "not asked", None, why)."""
-    # Modules of the folder in which somebody stands are none of ours (from Python 3.11 on).
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, kind, path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env=environment,
-        )  # fmt: skip
-    except OSError as error:
-        # No more processes for this user or cgroup, a Python that this user may not run.
-        return "not asked", None, f"no process for it: {error.strerror}"
-    try:
-        printed, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        # One that the kernel holds in a call cannot be waited for.
-        return "silent", None, None
-    except BaseException:
-        process.kill()
-        raise
-    try:
-        said = json.loads(printed)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        return "not asked", None, f"exit status {process.returncode}"
-    return "answered", said, None
 
 
 def touch_disk(path: str) -> Touch:

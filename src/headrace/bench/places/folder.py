@@ -13,13 +13,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headrace.accidents.peace import in_peace
 from headrace.bench import cache as caches
 from headrace.bench.cache import DIRECT, DROPPED, WARM
+from headrace.bench.look import PREFIX
 from headrace.bench.places import mounts
+from headrace.bench.places.asking import asked
 from headrace.bench.places.content import BLOCK, CHUNK
 from headrace.bench.places.errors import said
 from headrace.bench.places.files import FilesReader
@@ -29,11 +32,6 @@ from headrace.bench.places.protocol import Item, Shard, Tell
 from headrace.errors import DeviceError, UsageError
 from headrace.units import MIB, format_bytes
 
-#: Folders that are made here begin so.
-PREFIX = ".headrace-bench-"
-#: Files that are looked at below a folder, and those that are read, at most.
-_LOOKED_AT = 200_000
-_READ = 20_000
 #: Into so many files goes what is written to be read.
 _FILES = 16
 #: A file system that takes longer to remove them hangs.
@@ -49,36 +47,31 @@ class FolderPlace:
     kind = "folder"
     keeps = True
 
-    def __init__(self, name: str, *, existing: bool = False, whole: bool = False) -> None:
+    def __init__(self, name: str, found: Mapping[str, Any], *, existing: bool = False, whole: bool = False) -> None:
+        """`found`: what was `asked` of this place."""
         self.name = name
-        self._path = os.path.realpath(name)
-        try:
-            found = os.stat(self._path)  # noqa: PTH116
-        except OSError as error:
+        if "error" in found:
             raise UsageError(
-                "nothing to be measured is there", where=name, found=error.strerror or str(error),
+                "nothing to be measured is there", where=name, found=str(found["error"]),
                 expected="a folder, a file, a block device, nvme+tcp://… or headrace://",
-            ) from None  # fmt: skip
-        self._file = stat.S_ISREG(found.st_mode)
-        if not self._file and not stat.S_ISDIR(found.st_mode):
+            )  # fmt: skip
+        self._path = str(found["path"])
+        self._file = stat.S_ISREG(found["mode"])
+        if not self._file and not stat.S_ISDIR(found["mode"]):
             raise UsageError("neither a folder nor a file", where=name)
         self._existing = existing or self._file
         self.makes = not self._existing
         self._whole = whole
-        self.mount = mounts.mount_of(self._path)
-        self.why_read_only = self._why_read_only()
+        self.mount = mounts.mount_at(self._path)
+        self.why_read_only = "a file is read, not written" if self._file else None
+        if not self._file and not found["may_write"]:
+            self.why_read_only = "this user may not write there"
         self.durable = "fsync of each file, then of its folder"
-        self.size_bytes = _free_bytes(self._path)
+        self.size_bytes = int(found["free_bytes"])
         self._paths: list[str] = []
         self._items: list[Item] = []
+        self._held_bytes = 0
         self._scratch: _Scratch | None = None
-
-    def _why_read_only(self) -> str | None:
-        if self._file:
-            return "a file is read, not written"
-        if not os.access(self._path, os.W_OK | os.X_OK):
-            return "this user may not write there"
-        return None
 
     @property
     def items(self) -> Sequence[Item]:
@@ -181,15 +174,12 @@ class FolderPlace:
     # ---- files that are there ----
 
     def _take(self, total_bytes: int) -> None:
-        kept: list[tuple[str, int]] = []
-        total = 0
-        for path, length in self._found():
-            kept.append((path, length))
-            total += length
-            if total >= total_bytes or len(kept) >= _READ:
-                break
-        self._paths = [path for path, _ in kept]
-        self._items = [Item(os.path.relpath(path, self._path), length) for path, length in kept]
+        found = asked(f"files:{total_bytes}", self._path, self.name)
+        if "error" in found:
+            raise DeviceError(str(found["error"]), where=self.name)
+        self._paths = [path for path, _, _ in found["files"]]
+        self._items = [Item(os.path.relpath(path, self._path), length) for path, length, _ in found["files"]]
+        self._held_bytes = sum(held for _, _, held in found["files"])
 
     def _look(self, total_bytes: int) -> tuple[int, int]:
         if not self._items:
@@ -200,30 +190,8 @@ class FolderPlace:
 
     def _holes(self) -> float:
         """The share of what is read for which the file system has no space."""
-        held = total = 0
-        for path, item in zip(self._paths, self._items, strict=True):
-            with suppress(OSError):
-                held += min(item.length_bytes, os.stat(path).st_blocks * 512)  # noqa: PTH116
-                total += item.length_bytes
-        return 1 - held / total if total else 0.0
-
-    def _found(self) -> Iterator[tuple[str, int]]:
-        """Regular files that may be read, and their lengths; links are not followed."""
-        if self._file:
-            yield self._path, os.stat(self._path).st_size  # noqa: PTH116
-            return
-        looked = 0
-        for folder, folders, names in os.walk(self._path):
-            folders[:] = sorted(name for name in folders if not name.startswith(PREFIX))
-            for name in sorted(names):
-                looked += 1
-                if looked > _LOOKED_AT:
-                    return
-                path = f"{folder}/{name}"
-                with suppress(OSError):
-                    found = os.lstat(path)
-                    if stat.S_ISREG(found.st_mode) and found.st_size and os.access(path, os.R_OK):
-                        yield path, found.st_size
+        total = sum(item.length_bytes for item in self._items)
+        return 1 - self._held_bytes / total if total else 0.0
 
     def _made(self) -> _Scratch:
         if self._scratch is None:

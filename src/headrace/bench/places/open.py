@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from headrace.bench.places.asking import asked
 from headrace.bench.places.device import DevicePlace
 from headrace.bench.places.device_io import DeviceWriter
 from headrace.bench.places.folder import FolderPlace
@@ -39,7 +39,10 @@ def open_place(
         raise UsageError("which path?", expected="a folder, a device, nvme+tcp://… or headrace://")
     if "\0" in name:
         raise UsageError("not a path", found=repr(name)[:80])
-    if whole and (not existing or name.startswith((_VOLUME, *_DEVICES)) or _is_block(name)):
+    # Asked once, and before it is touched: its server may be away.
+    found = {} if name.startswith((_VOLUME, *_DEVICES)) else asked("place", name, name)
+    block = stat.S_ISBLK(found.get("mode", 0))
+    if whole and (not existing or block or not found):
         raise UsageError(
             "--whole-files", where=name, expected="a folder with --existing: files that are there, of a sample each"
         )
@@ -51,7 +54,7 @@ def open_place(
                 next_step="give them, or set HEADRACE_VOLUME",
             )  # fmt: skip
         return VolumePlace(name, addresses(where), scratch=scratch, unfenced=unfenced)
-    if name.startswith(_DEVICES) or _is_block(name):
+    if name.startswith(_DEVICES) or block:
         if existing:
             raise UsageError("--existing", where=name, expected="a folder: a device is read as it is without --scratch")
         uri = name if name.startswith(_DEVICES) else f"block:{quote(str(Path(name).absolute()))}"
@@ -61,7 +64,7 @@ def open_place(
             "--scratch", where=name, expected="a device or a volume",
             next_step="leave it out: what is written to a folder goes into one of its own",
         )  # fmt: skip
-    return FolderPlace(name, existing=existing, whole=whole)
+    return FolderPlace(name, found, existing=existing, whole=whole)
 
 
 def open_writer(spec: Mapping[str, Any]) -> Writer:
@@ -70,10 +73,3 @@ def open_writer(spec: Mapping[str, Any]) -> Writer:
         "folder": FolderWriter, "device": DeviceWriter, "volume": VolumeWriter,
     }  # fmt: skip
     return kinds[str(spec["kind"])](spec)
-
-
-def _is_block(name: str) -> bool:
-    try:
-        return stat.S_ISBLK(os.stat(name).st_mode)  # noqa: PTH116
-    except (OSError, ValueError):
-        return False
