@@ -33,6 +33,7 @@ class WatchCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._per_step = trainer.accumulate_grad_batches
+        self._watch.drop_step()
         self._watch.begin_step(max(self._watch.next_step, trainer.global_step + 1))
         self._source.begin()
         self._batches = 0
@@ -56,19 +57,24 @@ class WatchCallback(Callback):  # type: ignore[misc]
         self._end()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._let_go()
+        if self._let_go():
+            self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._let_go()
+        if self._let_go():
+            # Whoever catches it trains again from before this step.
+            self._watch.drop_step()
 
-    def _let_go(self) -> None:
-        if self._profiler is not None:
-            # The methods of its class again.
-            del self._profiler.start, self._profiler.stop
-            self._profiler = None
-            while self._open:
-                self._open.popitem()[1].__exit__(None, None, None)
-            self._end()
+    def _let_go(self) -> bool:
+        """Whether training was watched until now."""
+        if self._profiler is None:
+            return False
+        # The methods of its class again.
+        del self._profiler.start, self._profiler.stop
+        self._profiler = None
+        while self._open:
+            self._open.popitem()[1].__exit__(None, None, None)
+        return True
 
     def _end(self) -> None:
         self._watch.end_step(drop=not self._batches)

@@ -77,6 +77,11 @@ def watch_trainer(trainer: Any, watch: Watch, loader: Any = None) -> None:
         computing: Any = None
         saves_from = 0.0
 
+        def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            # Also behind an error that somebody caught, as `auto_find_batch_size` does.
+            watch.drop_step()
+            self.computing = None
+
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             source.begin()
 

@@ -210,19 +210,36 @@ def test_a_sampler_that_lightning_would_deal_out_again(job: Job) -> None:
 def test_a_watched_lightning_says_what_its_steps_waited_for(job: Job) -> None:
     warnings.simplefilter("ignore")
     job = replace(job, accumulation=2)
+
+    class Fails(Model):
+        def training_step(self, batch: torch.Tensor, index: int) -> Any:
+            if index == 1:
+                raise RuntimeError("out of memory")
+            return super().training_step(batch, index)
+
     with job.volume() as volume, job.loader(volume) as loader, Watch(device=None) as watch:
         callback = WatchCallback(watch, loader)
         saves = ModelCheckpoint(
             dirpath=job.folder / "watched", every_n_train_steps=SAVE_EVERY, save_top_k=-1, filename="{step}"
         )  # fmt: skip
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, max_steps=job.steps, callbacks=[callback, saves], logger=False,
-            enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2,
-            default_root_dir=job.folder,
-        )  # fmt: skip
-        trainer.fit(Model(tiny_gpt()), Epochs(loader))
-        # Whoever looked at the trainer's profiler before looks at it again.
-        assert "start" not in vars(trainer.profiler)
+
+        def train(model: Model) -> None:
+            trainer = lightning.Trainer(
+                accelerator="cpu", devices=1, max_steps=job.steps, callbacks=[callback, saves], logger=False,
+                enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2,
+                default_root_dir=job.folder,
+            )  # fmt: skip
+            try:
+                trainer.fit(model, Epochs(loader))
+            finally:
+                # Whoever looked at the trainer's profiler before looks at it again.
+                assert "start" not in vars(trainer.profiler)
+
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(Fails(tiny_gpt()))
+        # A step that failed is none.
+        assert watch.next_step == 1
+        train(Model(tiny_gpt()))
     assert [step.step for step in watch.steps] == list(range(1, job.steps + 1))
     assert all(step["compute"] + step["starved"] > 0 for step in watch.steps)
     saved = {step.step for step in watch.steps if step["checkpoint"] > 0}

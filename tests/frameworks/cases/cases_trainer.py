@@ -3,6 +3,7 @@ checkpoints of its own, and in the volume."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -215,3 +216,29 @@ def test_a_watched_trainer_says_what_its_steps_waited_for(job: Job) -> None:
     assert sum(step.bytes for step in watch.steps) == job.steps * BATCH * (LENGTH + 1) * 2
     assert all(step["blocked"] == 0 for step in watch.steps), "a loader of headrace tells"
     assert attribute(files_of([job.folder / "watch"])).steps == job.steps
+
+
+def test_a_step_that_failed_is_none_to_a_watched_trainer(job: Job) -> None:
+    """What `auto_find_batch_size` catches, and what its caller does: training begins again."""
+    model, calls = tiny_gpt(), 0
+
+    def fails(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls in (3, 6):
+            raise RuntimeError("CUDA out of memory." if calls == 3 else "another error")
+
+    model.register_forward_pre_hook(fails)
+    with job.volume() as volume, Watch(device=None) as watch:
+        for _ in range(2):
+            arguments = _arguments(job, 1, auto_find_batch_size=True, save_strategy="no")
+            arguments.max_steps = 4
+            trainer = Trainer(model=model, args=arguments, train_dataset=job.dataset(volume, form="causal"))
+            watch_trainer(trainer, watch)
+            with pytest.raises(RuntimeError, match="another") if calls == 0 else nullcontext():
+                trainer.train()
+    # Two, the third one failed; two, the third one failed; four.
+    assert [step.step for step in watch.steps] == list(range(1, 9))
+    assert calls == 10 and trainer.state.global_step == 4
+    for step in watch.steps:
+        assert step["compute"] + step["starved"] > 0 and step.wall_s == pytest.approx(sum(step.spent.values()))

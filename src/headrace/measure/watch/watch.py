@@ -240,6 +240,13 @@ class Watch:
             self._take_window()
             self._settle()
 
+    def drop_step(self) -> None:
+        """Training was left in the middle of a step, and begins again: whatever part is open ends, and the step was
+        none. Nothing happens between steps."""
+        self._own()
+        self._notes.leave_all()
+        self.end_step(drop=True)
+
     def leave_loop(self, number: int | None, *, drop: bool) -> None:
         """As `end_step`, by a loop that may have been left long ago, or in the middle of anything. `number`: of the
         step that it began last; another one is not its."""
