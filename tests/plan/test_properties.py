@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import headrace.plan
 from headrace.errors import UsageError
 from headrace.plan import Plan, Range, goodput, make_plan, read_job, units
+from headrace.plan.extremes import TOLERANCE
 from headrace.plan.quantities import Formula, least
 from headrace.plan.units import BASES, KINDS, Unit, parse_one, show
 
@@ -73,7 +74,7 @@ def test_dimensions(name: str, data: st.DataObject) -> None:
 @settings(max_examples=6)
 @given(data=st.data())
 def test_a_range_contains_what_lies_between(name: str, data: st.DataObject) -> None:
-    """Which holds where a formula goes up or down with each symbol and never turns."""
+    """Which holds where a formula goes up or down with each symbol and never turns, or says what its ends are."""
     formula = FORMULAS[name]
     put, inside = {}, {}
     for symbol, unit in formula.symbols.items():
@@ -84,7 +85,7 @@ def test_a_range_contains_what_lies_between(name: str, data: st.DataObject) -> N
         put[symbol] = Range(low, min(middle, high), high, unit)
         inside[symbol] = data.draw(st.floats(low, high), f"inside {symbol}")
     found, value = formula.put(put).value, formula.of(inside)
-    slack = 1e-9 * max(abs(found.low), abs(found.high), 1e-9)
+    slack = TOLERANCE if formula.extremes is not None else 1e-9 * max(abs(found.low), abs(found.high), 1e-9)
     assert found.low - slack <= value <= found.high + slack
     assert found.likely in found
 
@@ -101,7 +102,7 @@ def test_what_turns_is_contained() -> None:
     ends = (within[0], within[-1])
     assert max(within) > max(ends) + 0.1
     found = formula.put({**put, "mtbf": Range(600, 7200, 600 * 1.1**89, units.SECONDS)}).value
-    assert all(found.low - 1e-9 <= value <= found.high + 1e-9 for value in within)
+    assert all(found.low - TOLERANCE <= value <= found.high + TOLERANCE for value in within)
     # Slower writes make saves longer, until failures leave nothing that could be stopped.
     formula = goodput.formulas(synchronous=True, given_interval=False)["saves"]
     here = {name: value for name, value in likely.items() if name in formula.symbols} | {"mtbf": 30_000.0}
@@ -109,7 +110,7 @@ def test_what_turns_is_contained() -> None:
     assert max(within) > max(within[0], within[-1]) + 0.1
     put = {name: Range.point(value, formula.symbols[name]) for name, value in here.items()}
     found = formula.put({**put, "write rate": Range(1e8, 1e9, 1e8 * 1.1**89, units.RATE)}).value
-    assert all(found.low - 1e-9 <= value <= found.high + 1e-9 for value in within)
+    assert all(found.low - TOLERANCE <= value <= found.high + TOLERANCE for value in within)
 
 
 def test_units_are_checked() -> None:

@@ -4,9 +4,9 @@
     print(plan.verdict.sentence)
 
 `quantities.py` has ranges and formulas, `units.py` their units; `fields.py` everything that a job may say, and what is
-assumed where it does not, `job.py` reads it. `model`, `feeding`, `checkpoint`, `network`, `storage`, `goodput` and
-`money` answer a question each; `cures.py` and `verdict.py` draw the conclusion; `catalogue.py` and `expect.py` are
-about claims. Nothing here measures anything, or opens a device.
+assumed where it does not, `job.py` reads it. `model`, `feeding`, `checkpoint`, `network`, `storage`, `goodput` (on
+`situation` and `extremes`) and `money` answer a question each; `cures.py` and `verdict.py` draw the conclusion;
+`catalogue.py` and `expect.py` are about claims. Nothing here measures anything, or opens a device.
 """
 
 from __future__ import annotations

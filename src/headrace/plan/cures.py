@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.plan import checkpoint, goodput, units
-from headrace.plan.goodput import Situation
+from headrace.plan.extremes import Change, Extremes
 from headrace.plan.quantities import Answer, Formula, Range
-
-Change = Callable[[Situation], Situation]
+from headrace.plan.situation import Shares, Situation
+from headrace.plan.situation import goodput as trains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Cure:
     text: str
     gain: Answer
     #: Shares of the time once it is done, as likely.
-    shares: goodput.Shares
+    shares: Shares
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "do": self.text, "gain": self.gain.value.to_json(), "trains": self.shares.trains}
@@ -93,12 +93,12 @@ def cures(
 def _cure(name: str, text: str, change: Change, ranges: Mapping[str, Range], synchronous: bool) -> Cure:
     def gain(**values: float) -> float:
         here = goodput.situation({key.replace("_", " "): v for key, v in values.items()}, synchronous=synchronous)
-        return goodput.goodput(change(here)) - goodput.goodput(here)
+        return trains(change(here)) - trains(here)
 
     formula = Formula(
         result=f"won by {text}", text="goodput then - goodput now", unit=units.SHARE,
         symbols={key: value.unit for key, value in ranges.items()}, source=goodput.SOURCE, function=gain,
-        turns=goodput.turns("storage", given_interval="interval" in ranges),
+        extremes=Extremes("gain", synchronous=synchronous, change=change).within,
     )  # fmt: skip
     likely = goodput.situation({key: value.likely for key, value in ranges.items()}, synchronous=synchronous)
     return Cure(name=name, text=text, gain=formula.put(ranges), shares=change(likely).shares())

@@ -9,6 +9,7 @@ from headrace.measure.report import Page
 from headrace.plan import goodput, units
 from headrace.plan.plan import PARTS, Plan
 from headrace.plan.quantities import Answer, Range
+from headrace.plan.situation import Shares
 
 _STYLES = {"data_wait": "data_wait", "saves": "checkpoint", "rework": "rework", "restarts": "restart"}
 _POINTS = 80
@@ -88,7 +89,7 @@ def _card(value: Range, name: str) -> list[tuple[str, str, str]]:
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
-def _bars(plan: Plan) -> list[tuple[str, str, goodput.Shares]]:
+def _bars(plan: Plan) -> list[tuple[str, str, Shares]]:
     put = goodput.put(
         plan.ranges, synchronous=plan.job.flag("checkpoint.synchronous"),
         given_interval=plan.job.has("checkpoint.interval"),

@@ -13,10 +13,10 @@ from headrace.plan.checkpoint import Checkpoints
 from headrace.plan.cures import Cure, Goals, cures
 from headrace.plan.feeding import Feeding
 from headrace.plan.fields import FIELDS
-from headrace.plan.goodput import Shares
 from headrace.plan.job import Job, Value
 from headrace.plan.model import Model
 from headrace.plan.quantities import Answer, Question, Range
+from headrace.plan.situation import Shares
 from headrace.plan.storage import Storage
 from headrace.plan.verdict import Verdict, judge
 

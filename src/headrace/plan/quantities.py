@@ -3,8 +3,7 @@
 A figure of a plan is a range: the least, the most, and what is likely. A formula is a function of plain numbers that
 goes up or down with each of them and never turns; so its least and its most lie at corners of the box of its ranges,
 and are found there. Interval arithmetic operator by operator would give wider ones wherever a symbol stands twice in a
-formula (decision 0039). A formula that does turn with some of its symbols names them: along these it is searched from
-the best corners on.
+formula (decision 0039). A formula that does turn with some of its symbols says itself what its ends are.
 """
 
 from __future__ import annotations
@@ -86,7 +85,8 @@ def least(ranges: Sequence[Range]) -> Range:
 class Formula:
     """What `result` follows from. `symbols`: the unit of each, by its name in `text` and in `function`.
 
-    `function` takes the symbols by name (blanks as `_`) and must be monotone in each that is not in `turns`.
+    `function` takes the symbols by name (blanks as `_`). It must be monotone in each, or `extremes` gives its least and
+    its most for ranges of them.
     """
 
     result: str
@@ -95,7 +95,7 @@ class Formula:
     symbols: Mapping[str, Unit]
     source: str
     function: Callable[..., float]
-    turns: frozenset[str] = frozenset()
+    extremes: Callable[[Mapping[str, Range]], tuple[float, float]] | None = None
 
     def of(self, values: Mapping[str, float]) -> float:
         return self.function(**{name.replace(" ", "_"): value for name, value in values.items()})
@@ -107,56 +107,17 @@ class Formula:
         for name, value in values.items():
             if value.unit != self.symbols[name]:
                 raise ValueError(f"{self.result}: {name} is in {value.unit}, expected {self.symbols[name]}")
-        ends = [(value.low,) if value.exact else (value.low, value.high) for value in values.values()]
-        corners = [dict(zip(values, corner, strict=True)) for corner in itertools.product(*ends)]
-        found = [self.of(corner) for corner in corners]
-        turning = {name: value for name, value in values.items() if name in self.turns and not value.exact}
-        if turning:
-            # Where corners are all alike, what is likely leads on.
-            starts = [*corners, {name: value.likely for name, value in values.items()}]
-            found += [self._searched(starts, [*found, self.of(starts[-1])], turning, sign) for sign in (1, -1)]
+        if self.extremes is not None:
+            found = list(self.extremes(values))
+        else:
+            ends = [(value.low,) if value.exact else (value.low, value.high) for value in values.values()]
+            found = [self.of(dict(zip(values, corner, strict=True))) for corner in itertools.product(*ends)]
         likely = self.of({name: value.likely for name, value in values.items()})
         # Rounding may put what is likely a last digit outside.
         return Answer(
             formula=self, put=dict(values), value=Range(min(*found, likely), likely, max(*found, likely), self.unit),
             note=note,
         )  # fmt: skip
-
-    def _searched(
-        self, starts: Sequence[dict[str, float]], found: Sequence[float], turning: Mapping[str, Range], sign: int
-    ) -> float:
-        """The most (sign 1) or the least (-1), from the best two of `starts` and the last one on, along one turning
-        symbol after the other."""
-        order = sorted(range(len(starts)), key=lambda index: -sign * found[index])
-        best = found[order[0]]
-        for index in (*order[:2], len(starts) - 1):
-            point, value = starts[index], found[index]
-            for _ in range(_ROUNDS):
-                before = value
-                for name, within in turning.items():
-                    at = _steps(within.low, within.high)
-                    for _ in range(_FINER):
-                        values = [sign * self.of({**point, name: place}) for place in at]
-                        top = values.index(max(values))
-                        if values[top] > sign * value:
-                            point, value = {**point, name: at[top]}, sign * values[top]
-                        at = _steps(at[max(top - 1, 0)], at[min(top + 1, len(at) - 1)])
-                if value == before:
-                    break
-            best = sign * max(sign * best, sign * value)
-        return best
-
-
-#: A search: rounds over all symbols, how often places along one are set closer, and how many these are.
-_ROUNDS, _FINER, _PLACES = 2, 3, 12
-
-
-def _steps(low: float, high: float) -> list[float]:
-    """Places from one end to the other, evenly by their logarithm where there is one."""
-    if low <= 0:
-        return [low + (high - low) * index / _PLACES for index in range(_PLACES + 1)]
-    ratio = high / low
-    return [low, *(low * ratio ** (index / _PLACES) for index in range(1, _PLACES)), high]
 
 
 @dataclass(frozen=True, kw_only=True)
