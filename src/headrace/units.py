@@ -38,6 +38,16 @@ def format_bytes(count: float) -> str:
     return f"{count / 1024:.1f} PiB"
 
 
+def format_rate(bytes_per_s: float) -> str:
+    """1.46e9 -> `"1.46 GB/s"`: decimal, as links, media and providers have it."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if abs(bytes_per_s) < 999.5:
+            break
+        bytes_per_s, unit = bytes_per_s / 1000, larger
+    return f"{bytes_per_s:.3g} {unit}/s" if unit != "B" else f"{bytes_per_s:.0f} B/s"
+
+
 def format_seconds(seconds: float) -> str:
     """0.00042 -> `"420 us"`, 75 -> `"75.0 s"`, 240 -> `"4.0 min"`."""
     if seconds < 1e-3:

@@ -9,9 +9,11 @@ import time
 import numpy as np
 import pytest
 
+from headrace.bench import report
 from headrace.bench.figures import Figure, Outcome, differ, latencies_of, rate, to_json, together
 from headrace.bench.meter import Meter, latencies_of_all, series_of
 from headrace.bench.patterns.options import Options
+from headrace.bench.suite import Result
 from headrace.errors import UsageError
 
 
@@ -91,3 +93,26 @@ def test_json_has_no_number_that_json_has_not() -> None:
 def test_options_check_themselves(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Options(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_remark_of_many_rounds_is_told_once() -> None:
+    outcomes = [
+        outcome(1e6, flows=flows, notes=(f"all were read in {flows}.5 s", *(["stood"] if flows == 4 else [])))
+        for flows in (1, 2, 4)
+    ]
+    result = Result(
+        path="/mnt/a", kind="folder", hosts=["a"], facts={}, started_s=0.0, seconds=1.0, budget=[], outcomes=outcomes
+    )
+    told = report.notes(result)
+    assert "random samples, 1, 2, 4 flows, as an example: all were read in 1.5 s" in told
+    assert "random samples, 4 flows: stood" in told
+    assert sum("were read" in one for one in told) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7.5, "8 B/s"), (999.4, "999 B/s"), (999.6, "1 kB/s"), (47.83e6, "47.8 MB/s"), (999.9e6, "1 GB/s"),
+     (2**30, "1.07 GB/s"), (5.25e12, "5.25 TB/s"), (4e15, "4 PB/s"), (0.0, "0 B/s")],
+)  # fmt: skip
+def test_rates_are_decimal(value: float, text: str) -> None:
+    assert report.value_text(value, "B/s") == text

@@ -24,7 +24,7 @@ def test_what_the_guide_says_works(
         exec(compile(block, "docs/guides/watch.md", "exec"), {})
     said = capsys.readouterr().out
     assert said.startswith("Storage is your problem: fetch stall")
-    assert "With storage of 476.8 MiB/s utilisation would" in said
+    assert "With storage of 500 MB/s utilisation would" in said
     lines = [line for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.M | re.S) for line in block.splitlines()]
     assert len(lines) == 5
     for line in lines:

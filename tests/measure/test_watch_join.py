@@ -186,6 +186,31 @@ def test_how_a_loader_reads_says_how_far_reads_are_hidden(
     assert (told.low, told.high) == pytest.approx({0.0: (ends[0],) * 2, 1.0: (ends[1],) * 2}.get(overlap, tuple(ends)))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("bytes_of_a_step", [0, 1_000_000])
+def test_a_comparison_is_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], bytes_of_a_step: int) -> None:
+    runs = {"synthetic": {}, "cached": {"preparation": 0.1}, "storage": {"preparation": 0.1, "fetch": 0.4}}
+    for name, spent in runs.items():
+        lines = [step(n, bytes=bytes_of_a_step, window={"reads_ahead": False}, compute=0.5, **spent) for n in range(12)]
+        job(tmp_path / name, lines)
+    page = tmp_path / "page.html"
+    command = ["watch", "compare", *(str(tmp_path / name) for name in runs), "--html", str(page)]
+    rates = ["--rate", "5MB/s", "--rate", "1GB"] if bytes_of_a_step else []
+    assert main([*command, *rates]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"page: {page}\n" and "fetch stall 40.0 % of a step" in said.out
+    html = page.read_text().replace("\N{NO-BREAK SPACE}", " ")
+    checked = check_page(html)
+    assert ("polyline" in checked.tags) is bool(bytes_of_a_step)
+    if bytes_of_a_step:
+        # It reads when it is asked: 0.5 s of 0.6 s and what 1 MB takes.
+        assert "With storage of 5 MB/s utilisation would be 62.5 %" in said.out
+        assert "5 MB/s, asked for" in html and "2.5 MB/s, measured" in html and "62.5 %" in html
+        assert main([*command, "--rate", "5 things"]) == 2
+        assert "--rate: expected a rate such as 500MB/s" in capsys.readouterr().err
+    else:
+        assert "--step-bytes" in html
+
+
 def test_starts_that_only_count_their_steps_did_none_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (
         [step(n, 1000.0 + n, compute=1.0) for n in range(6)],
@@ -311,7 +336,9 @@ def test_what_the_command_says(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert lines[0].startswith(
         "Storage is your problem: waiting for reads cost 16.7 % of accelerator time (3.6 GPU-seconds, $3.60)"
     )
-    assert "path 10.0.0.1:4420 to nvme+tcp://10.0.0.1:4420/nqn.a?nsid=1, p99 250.0 ms" in lines[0]
+    assert lines[0].endswith(
+        ". Slowest: path 10.0.0.1:4420 to nqn.a?nsid=1, p99 250.0 ms, slower than the others, on rank 0."
+    )
     assert "not measured (there is no GPU)" in text and "2.0 cores" in text
     worst = next(line for line in lines if line.split()[:1] == ["7"])
     assert "fetch 1.0 s" in worst and "p99 250.0 ms, slower than the others" in worst

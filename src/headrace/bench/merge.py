@@ -21,7 +21,7 @@ from headrace.bench.meeting.together import Meeting, printable
 from headrace.bench.sustained import span
 from headrace.errors import DeviceTimeout, MeetingFailed
 from headrace.measure.statistics import median
-from headrace.units import format_bytes
+from headrace.units import format_rate
 
 #: Slots and buckets of one rank, at most: what it says is not believed beyond.
 _MOST_SLOTS = 1 << 20
@@ -156,8 +156,8 @@ def _told(
     slowest = int(np.argmin(rates))
     if rates[slowest] < _SLOWER * median(rates):
         told.append(
-            f"the slowest is {meeting.names([slowest])}: {format_bytes(rates[slowest])}/s, median "
-            f"{format_bytes(median(rates))}/s"
+            f"the slowest is {meeting.names([slowest])}: {format_rate(rates[slowest])}, median "
+            f"{format_rate(median(rates))}"
         )
     if window is None and len(starts) == len(outcomes):
         told.append("the ranks never ran at the same moment: their rates are added though one may have had it alone")

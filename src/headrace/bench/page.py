@@ -11,8 +11,6 @@ from headrace.bench.suite import Result
 from headrace.measure import charts
 from headrace.measure.report import Page, table
 
-_MIB = 1 << 20
-
 
 def build(result: Result) -> Page:
     page = Page("headrace bench", verdict=report.sentence(result), subtitle=f"{result.path}, {result.kind}")
@@ -43,14 +41,14 @@ def _over_flows(page: Page, result: Result) -> None:
     for pattern in ("sequential", "random", "ingest"):
         for work, ones in report.of_pattern(result.outcomes, pattern).items():
             if len(ones) > 1:
-                points = [(float(one.flows), one.main.value / _MIB) for one in ones]
+                points = [(float(one.flows), one.main.value / 1e6) for one in ones]
                 name = f"{report.NAMES[pattern]}, {work}"
                 lines.append(charts.Series(name=name, points=points, style=f"s{len(lines) % 6}", dots=True))
     if lines:
         page.section(
             "More flows", charts.legend([(line.style, line.name) for line in lines], lines=True),
             charts.line_chart(
-                lines, x_label="flows", y_label="MiB/s", from_zero=True, log_x=True,
+                lines, x_label="flows", y_label="MB/s", from_zero=True, log_x=True,
                 x_at=sorted({x for line in lines for x, _ in line.points}),
             ),
             note="A flow has connections or file handles of its own. Where a line is flat, more of them gain nothing.",
@@ -64,13 +62,13 @@ def _over_time(page: Page, result: Result) -> None:
         for work, ones in report.of_pattern(result.outcomes, pattern).items():
             series = ones[-1].series
             if series is not None and len(series.rates()) > 2:
-                points = [((at + 0.5) * series.every_s, rate / _MIB) for at, rate in enumerate(series.rates())]
+                points = [((at + 0.5) * series.every_s, rate / 1e6) for at, rate in enumerate(series.rates())]
                 name = f"{report.NAMES[pattern]}, {work}, flows: {ones[-1].flows}"
                 lines.append(charts.Series(name=name, points=points, style=f"s{len(lines) % 6}"))
     if lines:
         page.section(
             "While it ran", charts.legend([(line.style, line.name) for line in lines], lines=True),
-            charts.line_chart(lines, x_label="seconds", y_label="MiB/s", from_zero=True),
+            charts.line_chart(lines, x_label="seconds", y_label="MB/s", from_zero=True),
             note="The median round of each, in slots of a tenth of a second.",
         )  # fmt: skip
     spread = [one for one in result.outcomes if one.latencies is not None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from headrace.bench import figures
 from headrace.bench.figures import BYTES_PER_S, PER_S, SECONDS, SHARE, Figure, Outcome, differ
 from headrace.bench.suite import Result
-from headrace.units import format_bytes, format_seconds
+from headrace.units import format_bytes, format_rate, format_seconds
 
 #: Noise above this share of a figure is told.
 NOISY = 0.2
@@ -21,7 +22,7 @@ NAMES = {
 
 def value_text(value: float, unit: str) -> str:
     if unit == BYTES_PER_S:
-        return f"{format_bytes(value)}/s"
+        return format_rate(value)
     if unit == SECONDS:
         return format_seconds(value)
     if unit == SHARE:
@@ -107,9 +108,7 @@ def notes(result: Result) -> list[str]:
                     NAMES.get(o.pattern, o.pattern) for o in result.outcomes if getattr(o, kind) == text
                 )
                 found.append(f"{of} ({', '.join(names)}): {text}")
-    for one in result.outcomes:
-        of = NAMES.get(one.pattern, one.pattern) + ("" if one.pattern == "checkpoint" else f", {_flows(one.flows)}")
-        found += [f"{of}: {note}" for note in one.notes]
+    found += _said(result.outcomes)
     if any(
         one.main.noise is not None and one.main.noise > NOISY * one.main.value for one in result.outcomes if one.figures
     ):
@@ -122,6 +121,23 @@ def notes(result: Result) -> list[str]:
         "sees, its own time included"
     )
     return list(dict.fromkeys(found))
+
+
+def _said(outcomes: Sequence[Outcome]) -> list[str]:
+    """What patterns said, each once: with other numbers of flows it is the same but for its figures."""
+    alike: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for one in outcomes:
+        for note in one.notes:
+            alike.setdefault((one.pattern, re.sub(r"\d+(\.\d+)?", "#", note)), []).append((one.flows, note))
+    found = []
+    for (pattern, _), told in alike.items():
+        of = NAMES.get(pattern, pattern)
+        if pattern != "checkpoint":
+            flows = sorted({flows for flows, _ in told})
+            of += f", {_flows(flows[0])}" if len(flows) == 1 else f", {', '.join(map(str, flows))} flows"
+        notes = dict.fromkeys(note for _, note in told)
+        found.append(f"{of}{', as an example' if len(notes) > 1 else ''}: {next(iter(notes))}")
+    return found
 
 
 def to_json(result: Result) -> dict[str, Any]:

@@ -80,7 +80,9 @@ class Job:
 
 
 def _option(key: str) -> str:
-    return f"--set {key}=... or {key.rpartition('.')[2]} in the job's file"
+    name = key.rpartition(".")[2]
+    option = f"--{name}" if key in ("gpus", "model.parameters") else f"--set {key}=..."
+    return f"{option}, or {name} in the job's file"
 
 
 def read_job(file: str | Path | None = None, options: Mapping[str, Any] | None = None) -> Job:

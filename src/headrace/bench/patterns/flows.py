@@ -22,7 +22,7 @@ from headrace.bench.patterns.samples import split
 from headrace.bench.places.protocol import Pending, Place, Ranges, Reader, Tell
 from headrace.bench.threads import all_ended
 from headrace.errors import DeviceTimeout, HeadraceError
-from headrace.units import format_bytes
+from headrace.units import format_rate
 
 #: A path that gives nothing for so long hangs.
 PATIENCE_S = 90.0
@@ -110,7 +110,7 @@ class Flows:
             if (now >= end and moved) or moved >= budget or now >= end + PATIENCE_S:
                 return
             fraction = max((now - self._begun) / self._options.seconds, moved / budget)
-            rate = f": {format_bytes(moved / max(now - self._begun, 1e-3))}/s" if moved else ""
+            rate = f": {format_rate(moved / max(now - self._begun, 1e-3))}" if moved else ""
             tell(min(1.0, fraction), text + rate)
             time.sleep(min(0.05, max(0.001, end - now)))
 

@@ -14,7 +14,7 @@ from headrace.bench.places.filling import Stopped
 from headrace.bench.places.protocol import Place, Shard, Tell, Writer
 from headrace.bench.threads import all_ended
 from headrace.errors import DeviceTimeout
-from headrace.units import MIB, format_bytes
+from headrace.units import MIB, format_bytes, format_rate
 
 #: Bytes of a file, and files of a round where there are no more flows.
 _MOST_FILE, _LEAST_FILE = 64 * MIB, 1 * MIB
@@ -92,7 +92,7 @@ class Writing:
                 if now >= end + _PATIENCE_S:
                     raise DeviceTimeout("a file is not written", where=where, found=f"{_PATIENCE_S:.0f} s and no end")
                 fraction = max((now - self.begun) / self._options.seconds, moved / self._options.budget_bytes)
-                tell(min(1.0, fraction), f"{text}: {format_bytes(moved / max(now - self.begun, 1e-3))}/s")
+                tell(min(1.0, fraction), f"{text}: {format_rate(moved / max(now - self.begun, 1e-3))}")
                 time.sleep(0.02)
         except BaseException:
             self._stop.set()

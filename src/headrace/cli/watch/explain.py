@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,8 @@ def explain(
         list[Path],
         typer.Argument(
             metavar="DUMP...",
-            help="Dumps of black boxes (rank-*.blackbox), or their folder; files of watches (rank-*.jsonl) where there "
-            "is no dump: these know of no single command.",
+            help="Dumps of black boxes (rank-NNNNN.blackbox), or their folder; files of watches (rank-NNNNN.jsonl) "
+            "where there is no dump: these know of no single command.",
         ),
     ],
     flight_recorder: Annotated[
@@ -35,9 +36,9 @@ def explain(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="PAGE", help="Write a page with a time line of the step.", show_default=False),
+        typer.Option(metavar="FILE", help="Write a page with a time line of the step, too.", show_default=False),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Why a step was slow, or hangs: what it waited for, on which rank, by which path to which target, and what it
     cost; or that it was not storage.
@@ -62,6 +63,7 @@ def explain(
         from headrace.measure.blackbox.page import page
 
         html.write_text(page(found, evidence, gpu_hour_price=price), encoding="utf-8")
+        print(f"page: {html}", file=sys.stderr)
     if json:
         print_json(tell.to_json(found, price))
         return

@@ -28,9 +28,9 @@ def show(
         bool, typer.Option("--follow", "-f", help="The last steps of a job that runs, again and again, until Ctrl-C.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="PAGE", help="Write a page with pictures.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write a page with pictures, too.", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """What the accelerators of a job were lost to, all ranks together: causes, money, slowest rank, worst steps.
 
@@ -59,6 +59,7 @@ def show(
         from headrace.measure.watch.page import page
 
         html.write_text(page(found, title=f"headrace watch: {files[0].name}", gpu_hour_price=price), encoding="utf-8")
+        print(f"page: {html}", file=sys.stderr)
     if json:
         print_json(found.to_json(price) | {"sentence": sentence(found, price)})
         return

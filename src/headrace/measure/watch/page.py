@@ -19,10 +19,13 @@ def page(found: Attribution, *, title: str = "headrace watch", gpu_hour_price: f
     facts = tell.facts(found)
     made = Page(title, verdict=sentence(found, gpu_hour_price), subtitle=f"steps: {facts['steps']}")
     cards = [
-        (percent(found.share("compute")), "of accelerator time computed", facts["activity"]),
+        (
+            percent(found.share("compute")), "of accelerator time computed",
+            "" if found.sm_activity is None else facts["activity"],
+        ),
         (percent(found.lost_share), "was lost", gpu_time(found.lost_gpu_s)),
-        (percent(found.storage_share), "of it all to storage", "reads, checkpoints, restarts"),
-    ]
+        (percent(found.storage_share), "of all time to storage", "reads, checkpoints, restarts"),
+    ]  # fmt: skip
     if gpu_hour_price is not None:
         cards.insert(2, (money(found.lost_gpu_s, gpu_hour_price), "lost", f"at ${gpu_hour_price:g} an hour"))
     made.cards(cards)

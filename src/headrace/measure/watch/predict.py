@@ -23,7 +23,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure.watch.verdict import percent
-from headrace.units import format_bytes, format_seconds
+from headrace.units import format_rate, format_seconds
 
 #: Blocks of steps whose means are compared: neighbouring steps depend on each other, blocks of them hardly.
 BLOCKS = 10
@@ -66,7 +66,7 @@ class Prediction:
 
     @property
     def sentence(self) -> str:
-        rate = f"{format_bytes(self.rate_bytes_per_s)}/s"
+        rate = format_rate(self.rate_bytes_per_s)
         points = max(self.high - self.utilisation, self.utilisation - self.low) * 100
         return (
             f"With storage of {rate} utilisation would be {percent(self.utilisation)} (within {points:.1f} points: "
@@ -163,7 +163,7 @@ class Stalls:
             verdict = "Preparation is your problem, and storage besides"
         text = f"{verdict}: {', '.join(told)}; utilisation {percent(self.utilisation)}"
         if self.measured_rate is not None:
-            text += f", with {format_bytes(self.measured_rate)}/s from storage"
+            text += f", with {format_rate(self.measured_rate)} from storage"
         return f"{text}."
 
     def to_json(self) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from headrace.measure.watch.causes import CAUSES, LOST
 from headrace.measure.watch.join import Attribution, RankRow
+from headrace.measure.watch.predict import Stalls
 from headrace.measure.watch.verdict import activity_text, bytes_text, gpu_time, money, percent, step_text
-from headrace.units import format_seconds
+from headrace.units import format_bytes, format_seconds
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -77,3 +78,17 @@ def worst_table(found: Attribution) -> Table:
         if step.lost_s > 0
     ]
     return ["step", "took", "lost", "slowest rank", "to what"], rows
+
+
+def facts_of_stalls(found: Stalls) -> dict[str, str]:
+    """Three runs of a loop, and what is known of its reads."""
+    means = {"synthetic": found.synthetic, "cached": found.cached, "storage": found.storage}
+    told = {
+        name: f"{format_seconds(mean.mean_s)} ± {format_seconds(mean.error_s)} a step, {mean.steps} steps"
+        for name, mean in means.items()
+    }
+    if found.step_bytes:
+        told["a step reads"] = format_bytes(found.step_bytes)
+    ways = {0.0: "when it is asked", 1.0: "ahead", None: "not known whether ahead"}
+    told["the loader reads"] = ways.get(found.overlap, f"ahead by {found.overlap}")
+    return told

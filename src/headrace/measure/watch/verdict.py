@@ -8,7 +8,7 @@ from typing import Any
 from headrace.measure import arithmetic
 from headrace.measure.watch.causes import LOST, PLURAL, SHORT, STORAGE
 from headrace.measure.watch.join import Attribution, JobStep
-from headrace.units import format_bytes, format_seconds
+from headrace.units import format_bytes, format_rate, format_seconds
 
 #: Below this share of accelerator time nothing is called a problem.
 PROBLEM = 0.02
@@ -20,6 +20,8 @@ def percent(share: float) -> str:
 
 def money(gpu_s: float, gpu_hour_price: float) -> str:
     amount = arithmetic.dollars(gpu_s, gpu_hour_price)
+    if 0 < amount < 1e-4:
+        return "below $0.0001"
     return f"${amount:,.2f}" if amount >= 0.01 else f"${amount:.4f}"
 
 
@@ -43,7 +45,7 @@ def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
     cost = f"{percent(found.share(worst))} of accelerator time"
     cost += f" ({_cost(found.spent_gpu_s[worst], gpu_hour_price)})"
     if worst in STORAGE:
-        text = f"Storage is your problem: {SHORT[worst]} cost {cost}{_where(found, worst)}"
+        text = f"Storage is your problem: {SHORT[worst]} cost {cost}"
         if worst != "fetch":
             text = f"{SHORT[worst].capitalize()} are your problem: they cost {cost}"
     elif worst == "blocked":
@@ -60,7 +62,13 @@ def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
     if others:
         others.sort(key=lambda cause: -found.spent_gpu_s[cause])
         text += "; besides, " + ", ".join(f"{SHORT[cause]} {percent(found.share(cause))}" for cause in others)
-    return f"{text}."
+    return f"{text}.{_slowest(found) if worst == 'fetch' else ''}"
+
+
+def _slowest(found: Attribution) -> str:
+    if not found.paths:
+        return ""
+    return f" Slowest: {path_text(found.paths[0])}, on rank {found.paths[0]['rank']}."
 
 
 def _lost(found: Attribution, gpu_hour_price: float | None) -> str:
@@ -80,9 +88,6 @@ def _cost(gpu_s: float, gpu_hour_price: float | None) -> str:
 
 
 def _where(found: Attribution, cause: str) -> str:
-    if cause == "fetch" and found.paths:
-        path = found.paths[0]
-        return f". Slowest: {path_text(path)}, on rank {path['rank']}"
     row = found.slowest_rank
     if cause == "straggler" and row is not None:
         return f": rank {row.rank}" + (f" on {row.node}" if row.node else "")
@@ -95,8 +100,9 @@ def _where(found: Attribution, cause: str) -> str:
 
 
 def path_text(path: Mapping[str, Any]) -> str:
-    """Path, target, p99."""
-    text = f"path {path['path']} to {path['device']}, p99 {format_seconds(path['p99_s'])}"
+    """Path, target, p99. Of the address of a device its target: by which path it is reached is said already."""
+    _, _, target = str(path["device"]).partition("://")[2].partition("/")
+    text = f"path {path['path']} to {target or path['device']}, p99 {format_seconds(path['p99_s'])}"
     if not path.get("usable", True):
         text += ", not usable"
     elif path.get("slow"):
@@ -143,4 +149,4 @@ def bytes_text(found: Attribution) -> str:
     if not found.bytes or not found.total_gpu_s:
         return ""
     wall = found.total_gpu_s / max(1, len(found.ranks))
-    return f"{format_bytes(found.bytes)} of batches, {format_bytes(found.bytes / wall)}/s"
+    return f"{format_bytes(found.bytes)} of batches, {format_rate(found.bytes / wall)}"
