@@ -155,6 +155,30 @@ def test_what_goes_on_behind_a_watch_or_in_every_epoch_is_not_kept() -> None:
     assert not watch._notes.notes
 
 
+def test_an_interrupt_in_the_middle_of_a_part_keeps_no_step_from_coming() -> None:
+    clock = Hands()
+    interrupts = [False]
+
+    def now() -> float:
+        if interrupts.pop():
+            raise KeyboardInterrupt
+        interrupts.append(False)
+        return clock()
+
+    with Watch(monotonic=now, wall=clock.wall, device=None) as watch:
+        part = watch.compute()
+        for number in range(3):
+            watch.begin_step(number)
+            with part:
+                clock.pass_s(1)
+            interrupts.append(True)
+            # Ctrl-C in a notebook, which goes on.
+            with pytest.raises(KeyboardInterrupt):
+                part.__enter__()
+            interrupts.append(False)
+    assert [step.spent for step in watch.steps] == [{"compute": 1}] * 3
+
+
 def test_steps_of_a_watch_that_nobody_closes_are_written(tmp_path: Path) -> None:
     clock = Hands()
     watch = Watch(tmp_path, **clock.options)

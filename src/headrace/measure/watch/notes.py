@@ -110,10 +110,14 @@ class Notes:
     def mark(self) -> Any:
         return None if self.device is None else self.device.mark()
 
-    @property
-    def open(self) -> list[str]:
-        """Parts that are open, innermost last."""
-        return self.peek()[0].stack
+    def parts(self) -> list[str]:
+        """Those that are open, innermost last; for the thread itself."""
+        if self.entered == self.left:
+            return []
+        found = self.peek()[0].stack
+        # An interrupt may have come between a part and the note of it.
+        self.left = self.entered - len(found)
+        return found
 
     def ask(self) -> None:
         """For the run queue delay."""
@@ -123,7 +127,7 @@ class Notes:
 
     def leave_all(self) -> None:
         """Whatever is open: training ended in the middle of it."""
-        for cause in reversed(self.open):
+        for cause in reversed(self.parts()):
             self.note(None, NO_BATCH if cause == WAIT else self.mark() if cause in ON_DEVICE else None)
         self.left = self.entered
 
@@ -266,7 +270,7 @@ class Wait:
         if open_ones > self._open:
             raise UsageError(
                 "a loader hands out a batch inside a part of its own", expected="the part ends before `yield`",
-                found=notes.open[-1],
+                found=notes.parts()[-1],
             )  # fmt: skip
         self._add((None, at, cpu_s, (told, sleeps, shares, size)))
         notes.left += 1

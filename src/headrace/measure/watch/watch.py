@@ -251,7 +251,7 @@ class Watch:
         """As `end_step`, by a loop that may have been left long ago, or in the middle of anything. `number`: of the
         step that it began last; another one is not its."""
         its = self._number is not None and self._number == number
-        if not self._closed and self._notes.mine and self._notes.entered == self._notes.left and its:
+        if not self._closed and its and self._notes.mine and not self._notes.parts():
             self.end_step(drop=drop)
 
     def add_bytes(self, count: int) -> None:
@@ -397,10 +397,8 @@ class Watch:
             raise UsageError("the watch is closed", where=self.name)
 
     def _no_part(self) -> None:
-        if self._notes.entered != self._notes.left:
-            raise UsageError(
-                "a step ends inside one of its parts", expected="no part open", found=", ".join(self._notes.open[-1:])
-            )  # fmt: skip
+        if parts := self._notes.parts():
+            raise UsageError("a step ends inside one of its parts", expected="no part open", found=parts[-1])
 
     def _take_window(self) -> None:
         self._due = self._now() + FLUSH_S
