@@ -127,6 +127,7 @@ def test_bad_options(options: list[str], capsys: pytest.CaptureFixture[str]) -> 
         "gpus = " + "9" * 6000, "a = " + "[" * 5000, "gpus = 8\n[model]\nparameters = 1979-05-27",
         'gpus = 8\n[model]\nparameters = 8e9\nweights = "fp64"', "gpus = 8\n[model]\nparameters = 8e9\ntied = 1",
         "gpus = 8\n[model]\nparameters = 8e9\nstates = 4", "#" + "x" * (1 << 20),
+        '"\\u001b[2J\\n" = 1',
     ],
 )  # fmt: skip
 def test_bad_files(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

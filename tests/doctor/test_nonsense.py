@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.doctor import machine as machines
 from headrace.doctor.examine import examine
 from headrace.doctor.facts.mounts import read_mounts
 from headrace.doctor.facts.network import flow_of
@@ -136,6 +138,30 @@ def test_what_may_not_be_read_is_denied_and_named(tmp_path: Path, monkeypatch: p
     assert found.facts.host.identity.dmi_uuid is None
     assert any(one.startswith("with root: ") and "product_uuid" in one for one in found.unseen)
     assert "identity-cloned" not in {one.id for one in found.findings}
+
+
+def test_commands_that_do_not_end_are_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that prints for ever, one that hangs, one whose child holds what it printed: nothing of them is kept."""
+    monkeypatch.setattr(machines, "COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, program in (
+        ("prints", "exec yes"), ("hangs", "exec sleep 60"), ("leaves", f"sleep 60 & echo $! > {tmp_path}/left; echo x"),
+        ("fails", "echo x; exit 1"), ("answers", "echo x"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(f"#!/bin/sh\necho >> {tmp_path}/{name}.asked\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    machine = Machine()
+    for _ in range(2):
+        said = {name: machine.command(name, name, "word") for name in ("prints", "hangs", "leaves", "fails", "away")}
+        assert set(said.values()) == {None}
+    # Those that end have as long as they like to: this machine may be busy.
+    monkeypatch.setattr(machines, "COMMAND_TIMEOUT_S", 60.0)
+    assert machine.command("answers", "answers") == "x"
+    assert machine.endless >= {"prints", "hangs", "leaves"}
+    for asked in tmp_path.glob("*.asked"):
+        assert asked.read_text() == "\n" or asked.stem not in machine.endless
+    if (tmp_path / "left").exists():
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

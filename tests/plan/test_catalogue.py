@@ -140,6 +140,9 @@ def test_what_people_write_first_is_understood(tmp_path: Path) -> None:
         (('["nvme-tcp"]', '["carrier pigeon"]'), "a list of nvme-tcp"),
         (('provider = "mine"', 'provider = "Mine and Sons"'), "a short name"),
         (("low = 20\n", ""), "low, high, or both"),
+        # Python's reader would take minutes.
+        (("low = 20", "low = 20\n" + " . ".join("a" * 100_000) + " = 1"), "a key of too many parts"),
+        (("low = 20", "low = 20\n" + "a" * 100_000 + " = 1"), r"a{57}\.\.\. at"),
     ],
 )
 def test_mistakes_in_it_are_told(change: tuple[str, str], said: str, tmp_path: Path) -> None:

@@ -102,3 +102,13 @@ def test_nothing_in_a_wide_box_lies_beyond(synchronous: bool, given: bool) -> No
                                 point, value = next_one, formula.of(next_one)
                     step = step / 2 if value == before else step
                 assert sign * (value - end) <= TOLERANCE + 1e-9, (name, put, point)
+
+
+def test_where_nothing_is_a_range_nothing_is_searched() -> None:
+    """Also where failures come before a save could be written, and bounds of one point are no more than bounds."""
+    formulas = goodput.formulas(synchronous=True, given_interval=False)
+    symbols = goodput.symbols(synchronous=True, given_interval=False)
+    point = dict.fromkeys(symbols, 1e6) | {"mtbf": 1.0, "other": 0.1, "size": 1e12}
+    for formula in formulas.values():
+        found = formula.put({name: Range.point(value, formula.symbols[name]) for name, value in point.items()}).value
+        assert found.low == found.high == formula.of(point)

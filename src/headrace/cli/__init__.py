@@ -149,7 +149,9 @@ class _Failure:
             found = {"message": message, **facts, "exit_status": status}
             print(json.dumps({"error": found}), file=sys.stderr)
         else:
-            print(f"headrace: error: {message}", file=sys.stderr)
+            # Names of files and keys are whatever their owner made them: nothing in one steers a terminal.
+            line = "".join(one if one.isprintable() else " " if one.isspace() else "\ufffd" for one in message)
+            print(f"headrace: error: {line}", file=sys.stderr)
         return status
 
     def error(self, error: HeadraceError) -> int:

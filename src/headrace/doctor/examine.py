@@ -179,10 +179,11 @@ def _unseen(machine: Machine, facts: Facts, touches: Sequence[Touch]) -> list[st
         for one in touches
         if one.outcome == "not asked" or (one.kind == "disk" and one.outcome == "failed" and one.latency is None)
     ]
-    if facts.network.flows is None:
+    said += [f"what `{name}` prints: it did not end" for name in sorted(machine.endless)]
+    if facts.network.flows is None and "ss" not in machine.endless:
         said.append("with `ss` (iproute2): what TCP counts for each connection of storage")
     hard = [one for one in facts.network.interfaces if one.driver]
-    if hard and all(one.offloads is None for one in hard):
+    if hard and all(one.offloads is None for one in hard) and "ethtool" not in machine.endless:
         said.append("with `ethtool`: what the network cards do by themselves")
     return said
 

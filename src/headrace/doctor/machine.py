@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from headrace.accidents.apart import printed_by
 
 #: Of one file. Files of sysfs have at most a page; routes and socket tables of large machines have more.
 FILE_MAX_BYTES = 256 << 10
@@ -33,7 +34,8 @@ LINKS_MAX = 40
 class Machine:
     """This machine, or a recorded one. Paths are absolute ones of that machine, as `/sys/class/nvme/nvme0/state`.
 
-    What could not be read for want of a right is in `denied`: with root there would be more to say.
+    What could not be read for want of a right is in `denied`: with root there would be more to say. Commands that did
+    not end in time are in `endless`: they are not asked again, for the next interface or device.
     """
 
     def __init__(self, root: Path | str = "/") -> None:
@@ -42,6 +44,7 @@ class Machine:
         self.live = str(self.root) == "/"
         self._base = self.root.resolve()
         self.denied: set[str] = set()
+        self.endless: set[str] = set()
 
     # ---- files ----
 
@@ -121,25 +124,19 @@ class Machine:
         return "/" + str(where.relative_to(self._base)).removeprefix(".")
 
     def command(self, name: str, *words: str) -> str | None:
-        """What a command prints; `None`: it is not there, failed, or did not end in time. None of them changes
-        anything, and none needs root. `name`: of the file that a recorded machine has for it."""
+        """What a command prints; `None`: it is not there, failed, printed too much, or did not end in time. None of
+        them changes anything, and none needs root. `name`: of the file that a recorded machine has for it."""
         if not self.live:
             return self.text(f"/commands/{name}", most=_PRINTED_MAX_BYTES)
         environment = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{_SBIN}"}
+        if words[0] in self.endless:
+            return None
         try:
-            answer = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=COMMAND_TIMEOUT_S,
-                check=False,
-                env=environment,
-            )
-        except (OSError, subprocess.SubprocessError):
+            said = printed_by(words, environment, timeout_s=COMMAND_TIMEOUT_S, most_bytes=_PRINTED_MAX_BYTES)
+        except TimeoutError:
+            self.endless.add(words[0])
             return None
-        if answer.returncode != 0 or len(answer.stdout) > _PRINTED_MAX_BYTES:
-            return None
-        return answer.stdout.decode(errors="replace").strip()
+        return None if said is None else said.decode(errors="replace").strip()
 
     def asked(self, name: str, ask: Callable[[], str | None]) -> str | None:
         """What the kernel answers to a question that no file and no command puts; of a recorded machine what it

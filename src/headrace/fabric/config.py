@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.fabric.endpoint import is_loopback, parse_endpoint
+from headrace.fabric.file import read_toml
 from headrace.fabric.options import (
     ACCESSES,
     ANA_STATES,
@@ -47,11 +47,6 @@ from headrace.fabric.options import (
 )
 from headrace.fabric.table import Table
 from headrace.units import GIB, KIB, MIB, TIB
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: A configuration is a page or two; what is longer is another file.
 MAX_BYTES = 1 << 20
@@ -86,25 +81,7 @@ def load_config(path: str) -> TargetOptions:
         raise UsageError(f"cannot read the configuration: {error.strerror}", where=path) from None
     if len(raw) > MAX_BYTES:
         raise UsageError("this is no configuration file", where=path, expected=f"at most {MAX_BYTES} bytes")
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UsageError("the configuration is not UTF-8", where=f"{path}, line {line}") from None
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(
-            f"the configuration is not TOML: {error}", where=path, next_step="see docs/guides/target.md for an example"
-        ) from None
-    except (RecursionError, ValueError):
-        # What Python's reader does not call a mistake of the file.
-        raise UsageError(
-            "the configuration is not TOML that can be read",
-            where=path,
-            expected="tables in tables to a sensible depth, and numbers of at most 4300 digits",
-            next_step="see docs/guides/target.md for an example",
-        ) from None
+    tree = read_toml(raw, where=path, next_step="see docs/guides/target.md for an example")
     return read_config(Table(tree, file=path), Path(path).parent)
 
 

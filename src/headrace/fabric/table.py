@@ -42,6 +42,8 @@ class Table:
         return UsageError(self.place(key), where=self.file, expected=expected, found=found, next_step=next_step)
 
     def place(self, key: str) -> str:
+        """Its path; of what nobody knows, and may have written into a key, no more than is of use."""
+        key = key if len(key) <= 60 else f"{key[:57]}..."
         return f"{self.path}.{key}" if self.path else key
 
     def value(self, key: str) -> Any:

@@ -255,9 +255,11 @@ def read_catalogue(tree: Mapping[str, Any], *, file: str) -> list[Offering]:
     top = Table(tree, file=file)
     top.only("offering")
     offerings = [_offering(table) for table in top.tables("offering")]
+    seen: set[str] = set()
     for index, one in enumerate(offerings):
-        if one.key in [other.key for other in offerings[:index]]:
+        if one.key in seen:
             raise top.error(f"offering[{index}].name", expected="each once in a file", found=one.key)
+        seen.add(one.key)
     return offerings
 
 

@@ -296,10 +296,10 @@ def _cost(here: _Times) -> Pair:
     low = (1 - now.stopped[1]) * lost(0) + more[0]
     high = (1 - now.stopped[0]) * lost(1) + more[1]
     waits = (1 - ideal.stopped[1]) * left[0], (1 - ideal.stopped[0]) * left[1]
-    return (
-        min((1 - busy) * waits[0] + busy * low for busy in here.busy),
-        max((1 - busy) * waits[1] + busy * high for busy in here.busy),
-    )  # fmt: skip
+    low = min((1 - busy) * waits[0] + busy * low for busy in here.busy)
+    high = max((1 - busy) * waits[1] + busy * high for busy in here.busy)
+    # Over faster storage the best interval trains no less.
+    return low if here.interval is not None else max(0.0, low), high
 
 
 def _branch_and_bound(box: Box, value: Callable[[Point], float], bound: Callable[[Box], float], boxes: int) -> Pair:
@@ -308,6 +308,8 @@ def _branch_and_bound(box: Box, value: Callable[[Point], float], bound: Callable
     plain = {name: pair[0] for name, pair in box.items()}
     corners = itertools.product(*(box[name] for name in names))
     best = max(value(plain | dict(zip(names, corner, strict=True))) for corner in corners)
+    if not names:
+        return best, best
     heap, count = [(-bound(box), 0, box)], itertools.count(1)
     for _ in range(boxes):
         if -heap[0][0] <= best + TOLERANCE:

@@ -3,22 +3,16 @@ nothing."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.fabric.file import read_plain_file
+from headrace.fabric.file import read_plain_file, read_toml
 from headrace.fabric.table import Table
 from headrace.plan.fields import BY_KEY, FIELDS, Field
 from headrace.plan.quantities import ASSUMED, GIVEN, Range
 from headrace.plan.units import KINDS, SECONDS, parse_one
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: A job is a page; a catalogue or a model's config some more.
 MAX_BYTES = 1 << 20
@@ -103,23 +97,7 @@ def read_job(file: str | Path | None = None, options: Mapping[str, Any] | None =
 
 def load_toml(path: str | Path) -> dict[str, Any]:
     """A page of TOML. UsageError says what is wrong with it."""
-    raw = read_bounded(path)
-    try:
-        tree: dict[str, Any] = tomllib.loads(raw.decode())
-        return tree
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UsageError("not UTF-8", where=f"{path}, line {line}") from None
-    except tomllib.TOMLDecodeError as error:
-        message = " ".join(str(error).split())
-        raise UsageError(f"not TOML: {message}", where=str(path), next_step="see headrace plan --example") from None
-    except (RecursionError, ValueError):
-        # What Python's reader does not call a mistake of the file.
-        raise UsageError(
-            "not TOML that can be read",
-            where=str(path),
-            expected="tables to a sensible depth, numbers of a sane length",
-        ) from None
+    return read_toml(read_bounded(path), where=str(path), next_step="see headrace plan --example")
 
 
 def read_bounded(path: str | Path) -> bytes:
