@@ -84,7 +84,8 @@ def page(rows: Sequence[Row], world: World, found: Sequence[str]) -> str:
     agree = badge(not found, "within 5 points, on cause, size and cure" if not found else "; ".join(found))
     made.table("Do they agree?", ["", ""], [["watch, bench and plan", agree]])
     made.facts(
-        "In their words", {f"{row.job}, {row.path}": f"{row.watch_sentence} {row.plan_sentence}" for row in rows}
+        "In their words",
+        {f"{row.job}, {row.path}": f"watch: {row.watch_sentence} plan: {row.plan_sentence}" for row in rows},
     )
     made.facts(
         "How it was measured",

@@ -13,9 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.output import print_sentence
 from headrace.volume import Volume
 
 BAR, HIDE, SHOW = "━", "\x1b[?25l", "\x1b[?25h"
+
+
+def test_a_sentence_on_a_terminal_is_folded_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = f"by path 10.0.0.1:4420 to {'nqn.' + 60 * 'x'}, which is slower than the others"
+    print_sentence(sentence)
+    assert capsys.readouterr().out == sentence + "\n"
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    print_sentence(sentence)
+    lines = capsys.readouterr().out.splitlines()
+    # What a person copies, as an address, stays whole.
+    assert len(lines) > 2 and " ".join(lines) == sentence
 
 
 def start(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:

@@ -186,6 +186,27 @@ def test_how_a_loader_reads_says_how_far_reads_are_hidden(
     assert (told.low, told.high) == pytest.approx({0.0: (ends[0],) * 2, 1.0: (ends[1],) * 2}.get(overlap, tuple(ends)))  # type: ignore[arg-type]
 
 
+def test_a_job_that_never_says_what_computes_does_not_lose_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = [step(n, 1000.0 + n, fetch=0.1, other=0.9) for n in range(9)]
+    # The other one is waited for: it has more to read.
+    second = [step(n, 1000.0 + n, fetch=0.4, other=0.6) for n in range(9)]
+    paths = job(tmp_path, first, second)
+    for found in (attribute(paths), recent(paths)):
+        assert not found.compute_marked and found.slowest_rank is not None and found.slowest_rank.rank == 1
+        assert found.share("fetch") == pytest.approx(0.4) and found.share("compute") == pytest.approx(0.6)
+        assert found.share("other") == 0
+    assert main(["watch", "show", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Storage is your problem: waiting for reads cost 40.0 % of accelerator time")
+    assert "nothing is marked by watch.compute()" in said
+    # One step that says so is enough: what is in no part is lost, then.
+    first[4] = step(4, 1004.0, fetch=0.1, compute=0.8, other=0.1)
+    found = attribute(job(tmp_path, first, second))
+    assert found.compute_marked and found.share("other") > 0.5
+
+
 @pytest.mark.parametrize("bytes_of_a_step", [0, 1_000_000])
 def test_a_comparison_is_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], bytes_of_a_step: int) -> None:
     runs = {"synthetic": {}, "cached": {"preparation": 0.1}, "storage": {"preparation": 0.1, "fetch": 0.4}}

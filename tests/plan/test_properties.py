@@ -149,6 +149,9 @@ def test_a_range_says_its_unit_once() -> None:
     assert str(Range(1e9, 1.5e9, 2e9, units.RATE)) == "1.5 GB/s (1 to 2)"
     assert str(Range(5e8, 1.5e9, 2e9, units.RATE)) == "1.5 GB/s (500 MB/s to 2 GB/s)"
     assert str(Range.point(2e9, units.RATE)) == "2 GB/s"
+    assert str(Range(2.0, 3.0, 4.0, units.COUNT)) == "3 (2 to 4)"
+    assert str(Range(3e-9, 4e-9, 5e-9, units.SHARE)) == "<0.0001 %"
+    assert str(Range(3e-9, 0.02, 0.03, units.SHARE)) == "2 % (<0.0001 to 3)"
 
 
 @given(text=st.text(max_size=40), kind=st.sampled_from(sorted(KINDS)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,14 @@ def check_page(page: Path | None) -> None:
 def print_json(value: Any) -> None:
     """One line of JSON on standard output, at once."""
     print(json.dumps(value, separators=(", ", ": "), default=str), flush=True)
+
+
+def print_sentence(text: str) -> None:
+    """On a terminal its lines end between words; elsewhere it is one line."""
+    if sys.stdout.isatty():
+        width = max(40, shutil.get_terminal_size().columns - 1)
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text)
 
 
 def print_table(

@@ -108,11 +108,11 @@ def plan(
 
 
 def _print(made: Plan) -> None:
-    from headrace.cli.output import print_table
+    from headrace.cli.output import print_sentence, print_table
     from headrace.plan.page import table
     from headrace.plan.quantities import Range
 
-    print(made.verdict.sentence)
+    print_sentence(made.verdict.sentence)
     for question in made.questions:
         print(f"\n{question.title}" + (f"  ({question.note})" if question.note else ""))
         _, rows = table(question.answers)

@@ -61,7 +61,8 @@ def build(found: Examination, *, more: Sequence[describe.Section] = ()) -> Page:
 
 def _cards(page: Page, found: Examination) -> None:
     words = Counter(one.verdict.word for one in found.storage)
-    counts = [(str(found.count(severity)), f"{severity}s", "") for severity in (ERROR, WARNING, NOTE)]
+    numbers = {severity: found.count(severity) for severity in (ERROR, WARNING, NOTE)}
+    counts = [(str(count), severity if count == 1 else f"{severity}s", "") for severity, count in numbers.items()]
     kinds = [(str(count), word, "by what can be seen from here") for word, count in words.most_common(2)]
     page.cards([*counts, *kinds])
 

@@ -56,7 +56,8 @@ class Page:
     def facts(self, heading: str, facts: Mapping[str, str]) -> None:
         """Names and values, two columns."""
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{_text(v)}</td></tr>" for k, v in facts.items())
-        self.section(heading, f'<div class="scroll"><table class="facts">{rows}</table></div>')
+        whole = " whole" if len(facts) <= _SHORT else ""
+        self.section(heading, f'<div class="scroll"><table class="facts{whole}">{rows}</table></div>')
 
     def html(self) -> str:
         subtitle = f'<p class="subtitle">{_text(self._subtitle)}</p>' if self._subtitle else ""
@@ -140,7 +141,7 @@ _STYLE = """
 --s0:#5cc3e4;--s1:#ff8a50;--s2:#a78bfa;--s3:#8a939c;--s4:#2dd4bf;--s5:#e3b341}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-main{max-width:1000px;margin:0 auto;padding:36px 20px 60px}
+main{max-width:1040px;margin:0 auto;padding:36px 20px 60px}
 h1{font-size:26px;margin:0;letter-spacing:-.01em}
 h2{font-size:17px;margin:0 0 6px}
 .subtitle{margin:2px 0 0;color:var(--soft)}
@@ -185,7 +186,7 @@ linear-gradient(270deg,var(--panel) 30%,transparent) 100% 0/40px 100% no-repeat 
 linear-gradient(90deg,var(--shade),transparent) 0 0/12px 100% no-repeat scroll,
 linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat scroll}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:6px 12px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
+th,td{text-align:left;padding:6px 11px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:600;vertical-align:bottom}
 .short{white-space:nowrap}.text{min-width:8em}.long{min-width:9em;overflow-wrap:anywhere}
 tr:last-child th,tr:last-child td{border-bottom:0}
@@ -203,7 +204,8 @@ section:has(.finding){break-inside:auto}
 code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace;overflow-wrap:anywhere}
 @media screen and (max-width:600px){main{padding:20px 12px 40px}section{padding:14px}
 .scroll>svg{min-width:640px;font-size:12px}.long{min-width:17em}}
-@media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0 1px}
+@media print{body{background:#fff;font-size:12px}.cards{grid-template-columns:repeat(auto-fit,minmax(115px,1fr))}
+main{max-width:none;padding:0 1px}
 section,.card,.verdict{background:#fff}
 section{break-inside:auto}svg,tr,h2,.quiet,.whole{break-inside:avoid}h2,h2+.quiet,.legend{break-after:avoid}
 .scroll,section{overflow:visible}.scroll{background:none}table{font-size:10px}th,td{padding-right:6px}

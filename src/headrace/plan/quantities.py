@@ -58,11 +58,11 @@ class Range:
         if low == high:
             return likely
         # A unit that all three have is said once.
-        (low_figure, _, low_unit), (figure, _, unit), (high_figure, _, high_unit) = (
+        (low_figure, _, low_unit), (_, _, unit), (high_figure, _, high_unit) = (
             text.partition(" ") for text in (low, likely, high)
         )
         if low_unit == unit == high_unit:
-            return f"{figure} {unit} ({low_figure} to {high_figure})"
+            return f"{likely} ({low_figure} to {high_figure})"
         return f"{likely} ({low} to {high})"
 
     def to_json(self) -> dict[str, Any]:

@@ -75,6 +75,10 @@ PRICE_PER_SECOND = Unit.of("price/s", "hourly")
 PRICE_PER_GPU_HOUR = Unit.of("price/gpu/s", "hourly")
 
 
+#: Smaller ones are told as being smaller: what they are is of no account.
+_LEAST_SHARE = 1e-6
+
+
 def significant(value: float, digits: int = 3) -> str:
     """1234 -> "1,234", 0.01234 -> "0.0123": so many digits, never an exponent where a person would write none."""
     if value == 0 or not math.isfinite(value):
@@ -89,6 +93,8 @@ def significant(value: float, digits: int = 3) -> str:
 def show(value: float, unit: Unit, digits: int = 3) -> str:
     """A figure with its unit, as a person reads it."""
     if unit.kind == "share":
+        if 0 < value < _LEAST_SHARE:
+            return f"<{significant(100 * _LEAST_SHARE)} %"
         if 0.99 < value < 1:
             # What is missing is what counts.
             digits += math.floor(-math.log10(1 - value)) - 1

@@ -44,7 +44,7 @@ def compare(
 
     Example: `headrace watch compare runs/synthetic runs/cached runs/storage --rate 2GB/s`
     """
-    from headrace.cli.output import check_page, print_facts, print_json
+    from headrace.cli.output import check_page, print_facts, print_json, print_sentence
     from headrace.cli.sizes import parse_rate, parse_size
     from headrace.errors import UsageError
     from headrace.measure.watch.differential import RUNS, stalls_of_files
@@ -67,8 +67,8 @@ def compare(
         told = [vars(each) | {"sentence": each.sentence} for each in predictions]
         print_json(found.to_json() | {"predictions": told})
         return
-    print(found.sentence)
+    print_sentence(found.sentence)
     print()
     print_facts(facts_of_stalls(found))
     for prediction in predictions:
-        print(prediction.sentence)
+        print_sentence(prediction.sentence)

@@ -48,7 +48,7 @@ def explain(
 
     Example: `headrace watch explain runs/a/watch --flight-recorder /tmp/nccl_trace_rank_0`
     """
-    from headrace.cli.output import check_page, print_facts, print_json, print_table
+    from headrace.cli.output import check_page, print_facts, print_json, print_sentence, print_table
     from headrace.measure.arithmetic import dollars
     from headrace.measure.blackbox import tell
     from headrace.measure.blackbox.evidence import gather
@@ -67,7 +67,7 @@ def explain(
     if json:
         print_json(tell.to_json(found, price))
         return
-    print(tell.sentence(found, price))
+    print_sentence(tell.sentence(found, price))
     print()
     print_facts(tell.facts(found))
     for columns, rows, right in (

@@ -38,7 +38,7 @@ def show(
 
     Example: `headrace watch show runs/a/watch --gpu-hour-price 2.50 --html page.html`
     """
-    from headrace.cli.output import check_page, print_json
+    from headrace.cli.output import check_page, print_json, print_sentence
     from headrace.errors import UsageError
     from headrace.measure.arithmetic import dollars
     from headrace.measure.watch.join import attribute
@@ -63,7 +63,7 @@ def show(
     if json:
         print_json(found.to_json(price) | {"sentence": sentence(found, price)})
         return
-    print(sentence(found, price))
+    print_sentence(sentence(found, price))
     _print(found, price)
 
 

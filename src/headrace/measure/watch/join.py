@@ -4,6 +4,9 @@ Ranks go in step: it ends for all when it ends for the slowest, and all pay for 
 one that did most besides waiting for the others: besides its collectives where these were timed apart, else besides
 its computing, in which the waiting for others is hidden. What it computed longer than the others is the "straggler".
 
+A job that never says what computes (`watch.compute()`) is not one that loses all its time to "other": there that is
+what computes, with whatever else is not watched.
+
 Files are read once to find where each start of a rank begins, and once more in order of the steps: memory does not grow
 with them.
 """
@@ -119,6 +122,8 @@ class Attribution:
         self.down_s = self.outside_s = 0.0
         self.bytes = 0
         self.clocks: set[str] = set()
+        #: False: no step says what computes, and what is in no other part is taken for it.
+        self.compute_marked = True
         self.sm_activity_why_not: set[str] = set()
         self._most_worst = worst
         self._worst: list[tuple[float, int, JobStep]] = []
@@ -276,6 +281,7 @@ class Attribution:
                 cause: {"gpu_s": self.spent_gpu_s[cause], "share": self.share(cause)}
                 for cause in LOST if self.spent_gpu_s[cause] > 0
             },
+            "compute_marked": self.compute_marked,
             "step_p50_s": self.step_p50_s, "step_p99_s": self.step_p99_s, "bytes": self.bytes,
             "sm_activity": self.sm_activity, "sm_activity_why_not": sorted(self.sm_activity_why_not),
             "worst_steps": [
@@ -325,19 +331,24 @@ class _Start:
     #: None: there is none, or it is not known which one of the job it is.
     first_step: int | None
     counted: bool
+    #: One of its steps says what computes.
+    marked: bool
 
 
 def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep], None] | None = None) -> Attribution:
     """Of the files of all ranks of a job. `each` gets every step that was not done again. `UsageError` for what no
     `Watch` has written; a torn last line is left out."""
     found = Attribution(worst=worst)
-    groups = _groups([start for path in paths for start in _starts(path)])
+    starts = [start for path in paths for start in _starts(path)]
+    found.compute_marked = any(start.marked for start in starts)
+    read = _steps if found.compute_marked else _unmarked_steps
+    groups = _groups(starts)
     for number, group in enumerate(groups):
         later = [start.first_step for group in groups[number + 1 :] for start in group if start.first_step is not None]
         again = min(later, default=None)
         found.repeats_unknown |= number > 0 and any(start.counted for start in group)
         found.begin(start.header for start in group)
-        rows = heapq.merge(*map(_steps, group), key=lambda row: row[1].step)
+        rows = heapq.merge(*map(read, group), key=lambda row: row[1].step)
         for step, of_step in groupby(rows, key=lambda row: row[1].step):
             repeated = again is not None and step >= again
             joined = found.add(dict(of_step), repeated=repeated)
@@ -371,14 +382,15 @@ def _groups(starts: list[_Start]) -> list[list[_Start]]:
 def _starts(path: Path) -> Iterator[_Start]:
     header: WatchHeader | None = None
     begin, place, first = 0, 0, None
-    counted = False
+    counted = marked = False
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES):
             place += len(line)
             if line.startswith(b'{"headrace_watch"'):
                 if header is not None:
                     yield _Start(
-                        header=header, path=path, begin=begin, end=place - len(line), first_step=first, counted=counted
+                        header=header, path=path, begin=begin, end=place - len(line), first_step=first,
+                        counted=counted, marked=marked,
                     )  # fmt: skip
                 header = None
                 if not _is_whole(line):
@@ -386,18 +398,22 @@ def _starts(path: Path) -> Iterator[_Start]:
                     continue
                 found = parse_line(_text(line), f"{path}, byte {place - len(line)}")
                 if isinstance(found, WatchHeader):
-                    header, begin, first, counted = found, place, None, False
+                    header, begin, first, counted, marked = found, place, None, False, False
             elif header is None and line.strip():
                 raise UsageError(
                     "not a file of a watch", where=str(path), expected="what headrace.measure.Watch writes",
                     found=_text(line)[:80],
                 )  # fmt: skip
-            elif header is not None and first is None and not counted and _is_whole(line):
-                step = parse_line(_text(line), f"{path}, byte {place - len(line)}")
-                if isinstance(step, WatchStep):
-                    first, counted = None if step.counted else step.step, step.counted
+            elif header is not None:
+                marked = marked or b'"compute_s"' in line
+                if first is None and not counted and _is_whole(line):
+                    step = parse_line(_text(line), f"{path}, byte {place - len(line)}")
+                    if isinstance(step, WatchStep):
+                        first, counted = None if step.counted else step.step, step.counted
     if header is not None:
-        yield _Start(header=header, path=path, begin=begin, end=place, first_step=first, counted=counted)
+        yield _Start(
+            header=header, path=path, begin=begin, end=place, first_step=first, counted=counted, marked=marked
+        )  # fmt: skip
 
 
 def _is_whole(line: bytes) -> bool:
@@ -453,6 +469,16 @@ def _steps(start: _Start) -> Iterator[tuple[int, WatchStep]]:
             yield start.header.rank, found
 
 
+def _unmarked_steps(start: _Start) -> Iterator[tuple[int, WatchStep]]:
+    for rank, step in _steps(start):
+        yield rank, _rest_computes(step)
+
+
+def _rest_computes(step: WatchStep) -> WatchStep:
+    step.spent["compute"] = step.spent.pop("other", 0.0)
+    return step
+
+
 def _text(line: bytes) -> str:
     return line.decode("utf-8", errors="replace")
 
@@ -484,6 +510,11 @@ def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
         if furthest >= 0:
             told = f"none beyond {max(ranks[behind])}" if ranks[behind] else "none"
             found.why_none = f"rank {behind} has written {told}, others up to {furthest}"
+    found.compute_marked = not numbers or any(
+        step["compute"] > 0 for steps in ranks.values() for step in steps.values()
+    )
+    if not found.compute_marked:
+        ranks = {rank: {at: _rest_computes(step) for at, step in steps.items()} for rank, steps in ranks.items()}
     found.begin(headers[rank] for rank in ranks)
     for number in sorted(numbers):
         found.add({rank: steps[number] for rank, steps in ranks.items()})

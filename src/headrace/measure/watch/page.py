@@ -21,7 +21,8 @@ def page(found: Attribution, *, title: str = "headrace watch", gpu_hour_price: f
     cards = [
         (
             percent(found.share("compute")), "of accelerator time computed",
-            "" if found.sm_activity is None else facts["activity"],
+            facts["activity"] if found.sm_activity is not None
+            else "" if found.compute_marked else "all that is not watched: nothing is marked as computing",
         ),
         (percent(found.lost_share), "was lost", gpu_time(found.lost_gpu_s)),
         (percent(found.storage_share), "of all time to storage", "reads, checkpoints, restarts"),

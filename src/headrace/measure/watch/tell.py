@@ -18,7 +18,7 @@ def facts(found: Attribution) -> dict[str, str]:
     told = {
         "steps": f"{found.steps} of {ranks} {'rank' if ranks == 1 else 'ranks'}, "
         f"p50 {format_seconds(found.step_p50_s)}, p99 {format_seconds(found.step_p99_s)}",
-        "compute": f"{percent(found.share('compute'))} of accelerator time",
+        "compute": f"{percent(found.share('compute'))} of accelerator time{_unmarked(found)}",
         "clock": ", ".join(sorted(found.clocks)),
         "activity": activity_text(found),
     }
@@ -32,6 +32,10 @@ def facts(found: Attribution) -> dict[str, str]:
     if found.outside_s > 0.01 * found.total_gpu_s / max(1, ranks):
         told["outside"] = f"{format_seconds(found.outside_s)} between steps are in no figure here"
     return told
+
+
+def _unmarked(found: Attribution) -> str:
+    return "" if found.compute_marked else ": all that is not watched, for nothing is marked by watch.compute()"
 
 
 def lost_table(found: Attribution, gpu_hour_price: float | None) -> Table:
