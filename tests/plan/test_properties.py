@@ -8,7 +8,7 @@ import pkgutil
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import headrace.plan
@@ -223,6 +223,8 @@ def test_more_gpus_never_need_less(options: dict[str, Any], factor: int) -> None
 @given(options=jobs, factor=st.floats(1.1, 100))
 def test_faster_storage_never_loses_more(options: dict[str, Any], factor: float) -> None:
     slow = plan(**options)
+    # A save that takes longer than the interval that is given makes that longer, and that may be better.
+    assume(not any(text.startswith("A save every") for text in slow.verdict.unmet))
     for way in ("storage__read", "storage__write"):
         fast = plan(**{**options, way: options[way] * factor})
         assert fast.goodput.value.likely >= slow.goodput.value.likely - 1e-9
