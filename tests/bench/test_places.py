@@ -246,7 +246,7 @@ def test_it_says_what_it_overwrites(namespace: str) -> None:
         device.write(MIB, np.ones(8 * MIB, np.uint8))
     with open_place(namespace, scratch=True) as place:
         said = place.plan(8 * MIB, 4 * MIB)
-        assert re.search(rf"OVERWRITES bytes {MIB} to {13 * MIB} ", said[0])
+        assert re.search(rf"OVERWRITES bytes {MIB} to {13 * MIB + BLOCK} ", said[0])
         assert int(said[1].split()[0]) > 20
         with pytest.raises(UsageError, match="too little space"):
             place.plan(60 * MIB, 4 * MIB)
@@ -330,7 +330,7 @@ def test_no_block_is_written_twice(request: pytest.FixtureRequest, kind: str) ->
                 writer.close()
             for memory in _written(kind, name):
                 pieces = [memory[at : at + BLOCK] for at in range(0, len(memory), BLOCK)]
-                blocks += [hash(piece) for piece in pieces if any(piece[:16])]
+                blocks += [hash(piece) for piece in pieces if any(piece[:16]) and not piece.startswith(b"HRBENCH1")]
     # Data of both runs are all there.
     assert len(blocks) == 2 * (24 + 41 * MIB // BLOCK + 1 + 2 * MIB // BLOCK)
     assert len(set(blocks)) == len(blocks)

@@ -22,6 +22,7 @@ from headrace.bench.places import mounts
 from headrace.bench.places.content import CHUNK
 from headrace.bench.places.device_io import DeviceReader, DeviceRoom, DeviceWriter
 from headrace.bench.places.filling import write_all
+from headrace.bench.places.mark import Mark
 from headrace.bench.places.memory import ALIGN
 from headrace.bench.places.protocol import Item, Shard, Tell
 from headrace.device import BlockAddress, FileAddress, MemoryAddress, NativeDevice, open_device, parse_address
@@ -60,9 +61,12 @@ class DevicePlace:
         try:
             self.size_bytes = self._device.size_bytes
             self.holds = _holds(self._device)
+            self._mark = Mark(self._device, _MARGIN, self.name)
             if scratch:
                 self._device.check_writable()
                 self._refuse()
+                if self._has_room:
+                    self._mark.refuse()
         except BaseException:
             self._device.close()
             raise
@@ -72,8 +76,8 @@ class DevicePlace:
         self._warm = False
         self._read_bytes = 0
         self._base = 0
-        #: Up to here the scratch region is taken.
-        self._end = _MARGIN
+        #: Up to here the scratch region is taken: the mark comes first.
+        self._end = _MARGIN + ALIGN
         self._written_to = _MARGIN
 
     def _refuse(self) -> None:
@@ -116,13 +120,17 @@ class DevicePlace:
         if not self._scratch:
             self._check_scratch(room_bytes)
             holds = f", which holds {self.holds}" if self.holds else ""
-            return [
+            lines = [
                 f"reads {self.name}{holds}; writes nothing",
                 "blocks that were never written may be answered without a medium: faster than data would be",
             ]
+            other = self._mark.living() if self._has_room else ""
+            if other:
+                lines.append(f"another run of headrace bench writes there ({other}): both measure less than there is")
+            return lines
         total = self._whole(read_bytes) + self._whole(room_bytes)
         self._room_for(total)
-        lines = [f"OVERWRITES bytes {self._end} to {self._end + total} of {self.name}"]
+        lines = [f"OVERWRITES bytes {_MARGIN} to {self._end + total} of {self.name}"]
         used = _used(self._device, self._end, total)
         if used:
             lines.append(f"{used} of {_LOOKS} places there are not zero: somebody's data, or an earlier run's")
@@ -159,6 +167,7 @@ class DevicePlace:
         self._items = [Item("scratch", shard.length_bytes)]
 
     def forget(self, cache: str) -> str:
+        self._mark.check()
         if self._path and cache != WARM:
             caches.drop([self._path])
         if cache == WARM and not self._warm:
@@ -195,6 +204,7 @@ class DevicePlace:
     @contextmanager
     def room(self, shards: Sequence[Shard], cache: str = DROPPED) -> Iterator[DeviceRoom]:
         self._check_scratch(1)
+        self._mark.check()
         before, offsets = self._end, []
         lengths = [self._whole(shard.length_bytes) for shard in shards]
         self._room_for(sum(lengths))
@@ -212,12 +222,14 @@ class DevicePlace:
 
     def close(self) -> None:
         try:
-            if self._written_to > _MARGIN:
+            if self._mark.written:
                 # Nobody needs it any more; where the device cannot be told so, it stays written. So it does where
                 # somebody has made something of the device meanwhile.
                 with suppress(HeadraceError):
-                    self._refuse()
-                    self._device.deallocate(_MARGIN, self._written_to - _MARGIN)
+                    if self._mark.end():
+                        self._refuse()
+                        self._mark.erase()
+                        self._device.deallocate(_MARGIN, max(self._written_to - _MARGIN, ALIGN))
         finally:
             self._device.close()
 
@@ -226,6 +238,11 @@ class DevicePlace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _has_room(self) -> bool:
+        """For a mark, between what is never written."""
+        return self.size_bytes >= 2 * _MARGIN + ALIGN
 
     def _whole(self, length: int) -> int:
         return -(-length // ALIGN) * ALIGN
@@ -242,6 +259,7 @@ class DevicePlace:
         if self._written_to == _MARGIN:
             # It was long ago that this was looked at, where somebody was asked whether it may be.
             self._refuse()
+            self._mark.put()
         at, self._end = self._end, self._end + length
         self._written_to = max(self._written_to, self._end)
         return at
