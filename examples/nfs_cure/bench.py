@@ -43,8 +43,8 @@ class Bench:
             self._places["images", path] = self._place(str(folder / "images"), existing=True, whole=True)
             self._places["text", path] = self._place(str(folder / "text.bin"))
 
-    def _place(self, name: str, **how: bool) -> Place:
-        place = self._opened.enter_context(open_place(name, **how))
+    def _place(self, name: str, *, existing: bool = False, whole: bool = False) -> Place:
+        place = self._opened.enter_context(open_place(name, existing=existing, whole=whole))
         place.prepare(1 << 40, tell=lambda fraction, text: None)
         return place
 

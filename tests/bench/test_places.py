@@ -213,6 +213,22 @@ def test_a_file_as_a_device_is_not_restored_from_memory(folder: Path) -> None:
             writer.close()
 
 
+def test_folders_of_other_runs_are_told_and_not_those_of_its_own_job(folder: Path) -> None:
+    (folder / ".headrace-bench-dead").mkdir()
+    with open_place(str(folder), job="abc") as first, open_place(str(folder), job="abc") as second:
+        first.prepare(MIB, tell=quiet)
+        second.prepare(MIB, tell=quiet)
+        assert re.fullmatch(
+            r"\.headrace-bench-dead: left by a run that was killed, and may be removed|"
+            r"\.headrace-bench-dead: of a run that goes on, or was killed and may be removed",
+            second.describe()["other runs"],
+        )
+        with open_place(str(folder)) as third:
+            assert len(re.findall(r"\.headrace-bench-abc-\w+", third.describe()["other runs"])) == 2
+            assert ": of a run that goes on" in third.describe()["other runs"]
+    assert [path.name for path in folder.iterdir()] == [".headrace-bench-dead"]
+
+
 def test_holes_are_told(folder: Path) -> None:
     (folder / "data").write_bytes(os.urandom(MIB))
     os.truncate(folder / "data", 4 * MIB)

@@ -347,8 +347,10 @@ def test_two_ranks_measure_together_and_rank_0_tells(folder: Path) -> None:
     assert first[0] == second[0] == 0 and second[1] == "", (first, second)
     said = json.loads(first[1])
     outcome = said["outcomes"][0]
-    assert any("2 ranks on 1 nodes" in note for note in said["notes"])
+    assert any("2 ranks on 1 node" in note for note in said["notes"])
     assert outcome["latencies"]["count"] == sum(outcome["latencies"]["histogram"].values())
+    assert "other runs" not in said["facts"]
+    assert said["budget"][-1] == "so does each of 2 ranks: all of them write at most 4.0 MiB, and read at most 4.0 MiB"
     assert sum(outcome["series"]["bytes"]) == outcome["bytes"] == 4096 * outcome["latencies"]["count"]
     assert [*folder.iterdir()] == []
 

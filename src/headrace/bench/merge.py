@@ -151,7 +151,8 @@ def _told(
     outcomes: Sequence[Outcome], starts: Sequence[float], window: tuple[float, float, list[float]] | None,
     meeting: Meeting,
 ) -> list[str]:  # fmt: skip
-    told = [f"{len(outcomes)} ranks on {len(set(meeting.hosts))} nodes"]
+    nodes = len(set(meeting.hosts))
+    told = [f"{len(outcomes)} ranks on {nodes} node{'' if nodes == 1 else 's'}"]
     rates = window[2] if window else [one.bytes / one.seconds if one.seconds > 0 else 0.0 for one in outcomes]
     slowest = int(np.argmin(rates))
     if rates[slowest] < _SLOWER * median(rates):

@@ -162,8 +162,9 @@ def works_of(place: Place, suite: SuiteOptions) -> list[Work]:
     return works
 
 
-def budget_of(place: Place, suite: SuiteOptions) -> Budget:
-    """What it will cost at most, and what the place says of it. UsageError where it cannot be: nothing was done yet."""
+def budget_of(place: Place, suite: SuiteOptions, ranks: int = 1) -> Budget:
+    """What it will cost at most, and what the place says of it; `ranks` do the same at once. UsageError where it cannot
+    be: nothing was done yet."""
     works = works_of(place, suite)
     reads = any(work.pattern != "ingest" and work.pattern != "checkpoint" for work in works)
     saved = 0
@@ -190,6 +191,11 @@ def budget_of(place: Place, suite: SuiteOptions) -> Budget:
         f"{len(works)} pieces of work in {suite.rounds} rounds: about {format_seconds(seconds)}, at most "
         f"{format_seconds(limit_s)}; writes at most {format_bytes(written)}, reads at most {format_bytes(read)}"
     )
+    if ranks > 1:
+        lines.append(
+            f"so does each of {ranks} ranks: all of them write at most {format_bytes(ranks * written)}, and read at "
+            f"most {format_bytes(ranks * read)}"
+        )
     return Budget(
         works=works, rounds=suite.rounds, write_bytes=written, read_bytes=read, seconds=seconds, limit_s=limit_s,
         lines=lines,

@@ -265,7 +265,7 @@ def noted(measured: Measured, options: Options) -> Sequence[str]:
     """What the length of a round says of its figures."""
     if measured.exhausted and measured.seconds < options.seconds / 2:
         return (
-            f"all of the data were read in {measured.seconds:.2f} s, and reading them twice would be reading from "
+            "all of the data were read long before the time was up, and reading them twice would be reading from "
             "memory: more of them (--size) say more",
         )
     return ()

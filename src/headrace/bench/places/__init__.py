@@ -1,6 +1,6 @@
 """What a storage path is, and how flows read and write it. `protocol` says what every place can do."""
 
-from headrace.bench.places.open import open_place, open_writer
+from headrace.bench.places.open import is_folder, open_place, open_writer
 from headrace.bench.places.protocol import (
     Item,
     Pending,
@@ -23,6 +23,7 @@ __all__ = [
     "Shard",
     "Tell",
     "Writer",
+    "is_folder",
     "open_place",
     "open_writer",
 ]

@@ -47,8 +47,10 @@ class FolderPlace:
     kind = "folder"
     keeps = True
 
-    def __init__(self, name: str, found: Mapping[str, Any], *, existing: bool = False, whole: bool = False) -> None:
-        """`found`: what was `asked` of this place."""
+    def __init__(
+        self, name: str, found: Mapping[str, Any], *, existing: bool = False, whole: bool = False, job: str = ""
+    ) -> None:  # fmt: skip
+        """`found`: what was `asked` of this place. `job`: of those that have it, too, the folders are no others'."""
         self.name = name
         if "error" in found:
             raise UsageError(
@@ -62,6 +64,7 @@ class FolderPlace:
         self._existing = existing or self._file
         self.makes = not self._existing
         self._whole = whole
+        self._job = f"{PREFIX}{job}-" if job else ""
         self.mount = mounts.mount_at(self._path)
         self.why_read_only = "a file is read, not written" if self._file else None
         if not self._file and not found["may_write"]:
@@ -82,11 +85,27 @@ class FolderPlace:
             "file system": self.mount.kind, "mounted from": self.mount.source, "at": self.mount.point,
             "mount options": self.mount.options, "free": format_bytes(self.size_bytes),
         }  # fmt: skip
-        mine = "" if self._scratch is None else self._scratch.path
-        left = [] if self._file else sorted(o.name for o in Path(self._path).glob(f"{PREFIX}*") if str(o) != mine)
-        if left:
-            said["other runs"] = f"{', '.join(left[:4])}: of a run that goes on, or was killed and may be removed"
+        others = self._others()
+        if others:
+            said["other runs"] = others
         return said
+
+    def _others(self) -> str:
+        """Folders of other runs, in words."""
+        mine = "" if self._scratch is None else Path(self._scratch.path).name
+        alive: list[str] = []
+        left: list[str] = []
+        unknown: list[str] = []
+        for one in [] if self._file else sorted(Path(self._path).glob(f"{PREFIX}*")):
+            if one.name != mine and not (self._job and one.name.startswith(self._job)):
+                # Locks of folders do not go over every network.
+                locked = None if self.mount.waits else _locked(str(one))
+                (unknown if locked is None else alive if locked else left).append(one.name)
+        words = {
+            "of a run that goes on": alive, "left by a run that was killed, and may be removed": left,
+            "of a run that goes on, or was killed and may be removed": unknown,
+        }  # fmt: skip
+        return "; ".join(f"{', '.join(names[:4])}: {text}" for text, names in words.items() if names)
 
     def plan(self, read_bytes: int, room_bytes: int) -> list[str]:
         lines = []
@@ -195,7 +214,7 @@ class FolderPlace:
 
     def _made(self) -> _Scratch:
         if self._scratch is None:
-            self._scratch = _Scratch(self._path)
+            self._scratch = _Scratch(self._path, self._job or PREFIX)
             self._scratch.make()
         return self._scratch
 
@@ -206,8 +225,8 @@ class _Scratch:
     It has its name before it is there: who is interrupted while it is made knows what to remove.
     """
 
-    def __init__(self, below: str) -> None:
-        self.path = f"{below}/{PREFIX}{secrets.token_hex(6)}"
+    def __init__(self, below: str, prefix: str) -> None:
+        self.path = f"{below}/{prefix}{secrets.token_hex(6)}"
         self._lock: int | None = None
         self._removed = False
 
@@ -241,6 +260,23 @@ class _Scratch:
                 self._removed = True
                 return
             time.sleep(0.1)
+
+
+def _locked(path: str) -> bool | None:
+    """Whether its run lives; None where that cannot be asked: it is another user's."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
 
 
 def _read_through(paths: Sequence[str]) -> None:

@@ -25,13 +25,15 @@ _DEVICES = ("nvme+tcp:", "block:", "file:", "mem:")
 
 
 def open_place(
-    name: str, *, scratch: bool = False, existing: bool = False, whole: bool = False, unfenced: bool = False
-) -> Place:
+    name: str, *, scratch: bool = False, existing: bool = False, whole: bool = False, unfenced: bool = False,
+    job: str = "",
+) -> Place:  # fmt: skip
     """`headrace://` (the volume of HEADRACE_VOLUME) or `headrace://URI,URI…` (its members), `nvme+tcp://…`, a block
     device, a folder or a file.
 
     `scratch`: a device or a volume may be written to. `existing`: of a folder, the files that are there are read;
-    `whole`: each is opened for a read, and closed after it.
+    `whole`: each is opened for a read, and closed after it. `job`: what several ranks that measure together have in
+    common (letters and digits).
     Nothing is written here. UsageError where it cannot be measured so; what opening a device or volume raises.
     """
     check_text("the path", name)
@@ -64,7 +66,14 @@ def open_place(
             "--scratch", where=name, expected="a device or a volume",
             next_step="leave it out: what is written to a folder goes into one of its own",
         )  # fmt: skip
-    return FolderPlace(name, found, existing=existing, whole=whole)
+    return FolderPlace(name, found, existing=existing, whole=whole, job=job)
+
+
+def is_folder(name: str) -> bool:
+    """Asked as `open_place` asks."""
+    if name.startswith((_VOLUME, *_DEVICES)) or not name.strip() or "\0" in name:
+        return False
+    return stat.S_ISDIR(asked("place", name, name).get("mode", 0))
 
 
 def open_writer(spec: Mapping[str, Any]) -> Writer:

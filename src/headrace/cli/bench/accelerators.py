@@ -113,8 +113,11 @@ def accelerators(
     budget_s = planned(what, seconds, end if count is None else 1) if limit is None else limit
     with (
         meeting_of(meet, meet_port, scratch) as meeting,
-        open_place(path, scratch=scratch, existing=existing, unfenced=unfenced, whole=whole_files) as place,
-    ):
+        open_place(
+            path, scratch=scratch, existing=existing, unfenced=unfenced, whole=whole_files,
+            job="" if meeting is None else meeting.seat.token,
+        ) as place,
+    ):  # fmt: skip
         first = meeting is None or meeting.seat.rank == 0
         if first:
             check_page(html)

@@ -71,7 +71,7 @@ def compare(
     from headrace.bench.compare import LETTERS, check_rounds, rounds_needed, run
     from headrace.bench.compare_page import build
     from headrace.bench.compare_works import WORKS, plan_of
-    from headrace.bench.places import open_place
+    from headrace.bench.places import is_folder, open_place
     from headrace.cli.progress import Progress
     from headrace.errors import UsageError
 
@@ -90,8 +90,8 @@ def compare(
         places = []
         for path in paths:
             # A folder is written to without it, and refuses it.
-            device = scratch and not Path(path).is_dir()
-            folder = existing and Path(path).is_dir()
+            device = scratch and not is_folder(path)
+            folder = existing and is_folder(path)
             places.append(opened.enter_context(open_place(path, scratch=device, existing=folder)))
         works = plan_of(
             places, names, flows=flows, depth=depth, sample=parse_size("--sample", sample), seconds=seconds,

@@ -117,8 +117,9 @@ def run(
         first = meeting is None or meeting.seat.rank == 0
         if first:
             check_page(html)
-        with open_place(path, scratch=scratch, existing=existing, unfenced=unfenced) as place:
-            budget = budget_of(place, suite)
+        job, world = ("", 1) if meeting is None else (meeting.seat.token, meeting.seat.world)
+        with open_place(path, scratch=scratch, existing=existing, unfenced=unfenced, job=job) as place:
+            budget = budget_of(place, suite, world)
             for line in budget.lines if first else ():
                 print(line, file=sys.stderr)
             if scratch:
