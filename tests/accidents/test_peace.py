@@ -31,6 +31,9 @@ def test_ctrl_c_waits_too_and_what_is_ignored_stays_ignored() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         done.append(True)
     assert done
+    with pytest.raises(ZeroDivisionError), in_peace():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ZeroDivisionError
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with in_peace():

@@ -13,7 +13,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def in_peace() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP that come in here are put off until its end, and heard then.
+    """Ctrl-C, SIGTERM and SIGHUP that come in here are put off until its end, and heard then; an error that ends it
+    is told instead, and ends the command as well.
 
     For what must not stop half-way and has a bound of its own. On another thread than the main one it changes nothing:
     no signal is heard there.
@@ -36,6 +37,9 @@ def in_peace() -> Iterator[None]:
         for number in before:
             signal.signal(number, note)
         yield
+    except BaseException:
+        came.clear()
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

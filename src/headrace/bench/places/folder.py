@@ -228,7 +228,7 @@ class _Scratch:
     def __init__(self, below: str, prefix: str) -> None:
         self.path = f"{below}/{prefix}{secrets.token_hex(6)}"
         self._lock: int | None = None
-        self._removed = False
+        self._removed = self._given_up = False
 
     def make(self) -> None:
         try:
@@ -242,11 +242,14 @@ class _Scratch:
     def remove(self) -> None:
         """All of it. A Ctrl-C while this runs is put off until nothing is left, or a file system that hangs has had its
         time."""
+        if self._given_up:
+            return
         with in_peace():
             thread = threading.Thread(target=self._remove, name="bench-remove", daemon=True)
             thread.start()
             thread.join(_REMOVE_S)
             if not self._removed:
+                self._given_up = True
                 raise DeviceError("what was written could not be removed", where=self.path, next_step="remove it")
 
     def _remove(self) -> None:

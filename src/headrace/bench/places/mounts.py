@@ -63,7 +63,8 @@ def away(path: str) -> Mount | None:
     """On the way to a path, or below it: a file system whose server may be away, where whoever touches it waits for as
     long. None: there is none. No place on one is touched to find out."""
     mounts = _mounts()
-    here, left, links = "/", str(Path.cwd() / path).split("/")[::-1], 0
+    whole = path if path.startswith("/") else f"{Path.cwd()}/{path}"
+    here, left, links = "/", [each for each in whole.split("/")[::-1] if each != "."], 0
     while True:
         mount = mount_at(here, mounts)
         if mount.waits:
