@@ -32,7 +32,7 @@ HUNG = """
     from headrace.bench.places import asking
     from headrace.cli import main
 
-    asking.SILENT_S = 2.0
+    asking.SILENT_S = 1.0
     begun = time.monotonic()
     status = main(arguments)
     print(f"{status} {time.monotonic() - begun:.1f}")
@@ -59,7 +59,7 @@ def test_a_mount_that_hangs_is_one_line(tmp_path: Path, how: str) -> None:
     assert line.startswith(
         f"headrace: error: the file system gives nothing: gone:/data (fuse.hung), mounted at {mounted}"
     )
-    assert "2 s without an answer" in line
+    assert "1 s without an answer" in line
 
 
 def test_what_waits_is_found_without_touching_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
