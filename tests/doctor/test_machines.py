@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -157,9 +158,27 @@ def test_what_was_named_is_looked_at_only(tmp_path: Path) -> None:
     with (folder / "proc/self/mountinfo").open("a") as mounts:
         mounts.write("98 1 0:60 / /mnt/$(x) rw - nfs4 10.0.0.1:/a rw,vers=4.2,nconnect=8,soft\n")
     (soft,) = (one for one in examine(Machine(folder), ["/mnt/$(x)"]).findings if one.id == "nfs-soft")
-    assert soft.command == "umount '/mnt/$(x)' && mount -o hard 10.0.0.1:/a '/mnt/$(x)'"
+    assert soft.command == "umount '/mnt/$(x)' && mount -t nfs -o ...,hard 10.0.0.1:/a '/mnt/$(x)'"
     found = examine(Machine(folder), ["/dev/nvme1n1", "nvme1n1"])
     assert [one.name for one in found.storage] == ["/dev/nvme1n1"]
+
+
+def test_names_that_are_there_stay(tmp_path: Path) -> None:
+    """Targets know a host by them: what is missing is made of the other one."""
+    name = "nqn.2014-08.org.nvmexpress:uuid:"
+    for there, said, missing, made in (
+        ("hostid", "7d1c3b62-0000-4000-8000-000000000002", "hostnqn", f"{name}7d1c3b62-0000-4000-8000-000000000002"),
+        ("hostnqn", f"{name}7d1c3b62-0000-4000-8000-000000000001", "hostid", "7d1c3b62-0000-4000-8000-000000000001"),
+    ):
+        folder = unpack("kernel-tcp-host", tmp_path / there)
+        (folder / "etc/nvme" / missing).unlink()
+        (folder / "etc/nvme" / there).write_text(f"{said}\n")
+        (finding,) = (one for one in examine(Machine(folder)).findings if one.id == "identity-missing")
+        assert finding.command is not None
+        command = finding.command.replace("/etc/nvme", str(folder / "etc/nvme"))
+        subprocess.run(["sh", "-ec", command], check=True, timeout=60)
+        assert (folder / "etc/nvme" / there).read_text() == f"{said}\n"
+        assert (folder / "etc/nvme" / missing).read_text() == f"{made}\n"
 
 
 @pytest.mark.parametrize(

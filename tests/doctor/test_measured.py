@@ -228,6 +228,13 @@ def test_nodes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     clones = [one["title"] for one in found if one["id"] == "nodes-cloned"]
     assert clones == ["2 nodes have one host identifier", "2 nodes have one host name"]
     assert [one["evidence"] for one in found if one["id"] == "nodes-differ"] == ["1500: this node; 9000: node-2"]
+    # Whatever the file of another node says of itself.
+    said = json.loads(other.read_text())
+    said["facts"]["host"]["kernel"] = "\x1b[2J" + "6" * 1_000_000
+    other.write_text(json.dumps(said))
+    assert main(["doctor", "--machine", str(machine), "--nodes", str(other), "--json"]) == 1
+    told = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["id"] == "nodes-differ"]
+    assert len(told) == 2 and all(one["evidence"].isprintable() and len(one["evidence"]) < 1000 for one in told)
 
 
 def test_modules_of_the_folder_one_stands_in_say_nothing_of_storage(

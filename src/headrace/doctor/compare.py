@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.doctor.checks import sort
+from headrace.doctor.checks.identity import NEW_PAIR
 from headrace.doctor.examine import Examination
 from headrace.doctor.facts.nvme import FABRICS
 from headrace.doctor.finding import ERROR, MACHINE, NOTE, WARNING, Finding
@@ -18,6 +19,8 @@ from headrace.fabric.file import read_plain_file
 
 #: Of one report.
 _MAX_BYTES = 16 << 20
+#: Of a value, characters.
+_SHOWN = 120
 
 
 def read_reports(files: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
@@ -33,7 +36,7 @@ def read_reports(files: Sequence[Path]) -> list[tuple[str, dict[str, Any]]]:
             ) from None
         if not isinstance(said, dict) or not isinstance(said.get("facts"), dict):
             raise UsageError("not a report", where=str(file), expected="what `headrace doctor --json` printed")
-        found.append((file.stem, said))
+        found.append((_shown(file.stem), said))
     return found
 
 
@@ -65,9 +68,9 @@ def _clones(nodes: Sequence[tuple[str, dict[str, Any]]]) -> list[Finding]:
                         evidence=f"/etc/nvme/{field} is the same on {', '.join(same[:8])}",
                         why="to a target they are one host: each shares the other's reservations, and a new connection "
                         "of one may end the other's",
-                        what_to_do="make a new pair on each node at its first start, and none in the image",
-                        command="uuid=$(uuidgen); echo $uuid > /etc/nvme/hostid; "
-                        "echo nqn.2014-08.org.nvmexpress:uuid:$uuid > /etc/nvme/hostnqn",
+                        what_to_do="make a new pair on each node at its first start, none in the image, and allow it "
+                        "on the targets",
+                        command=NEW_PAIR,
                     )
                 )
     return findings
@@ -86,7 +89,7 @@ def _different(nodes: Sequence[tuple[str, dict[str, Any]]]) -> list[Finding]:
         for node, said in nodes:
             seen = value(said)
             if seen not in (None, ""):
-                by_value[str(seen)].append(node)
+                by_value[_shown(seen)].append(node)
         if len(by_value) > 1:
             findings.append(
                 Finding(
@@ -125,6 +128,11 @@ def _controllers(said: dict[str, Any], field: str) -> str:
         if isinstance(one, dict) and one.get("transport") in FABRICS and one.get(field) is not None
     }  # fmt: skip
     return ", ".join(sorted(values))
+
+
+def _shown(value: object) -> str:
+    """What another node's file says goes to this terminal."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in str(value)[:_SHOWN])
 
 
 def _at(said: Any, *keys: str) -> Any:

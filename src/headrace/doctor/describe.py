@@ -172,10 +172,7 @@ def machine_facts(found: Examination) -> dict[str, str]:
         "locked memory": format_bytes(limits.memlock_bytes)
         if limits.memlock_bytes is not None
         else "unlimited or unknown",
-        "io_uring": limits.io_uring
-        or {0: "not switched off", 1: "its group only", 2: "off"}.get(
-            limits.io_uring_disabled if limits.io_uring_disabled is not None else -1, UNKNOWN
-        ),
+        "io_uring": limits.io_uring or _IO_URING.get(limits.io_uring_disabled, UNKNOWN),
         "GPUs": str(len(gpus.gpus) or "none") + (f", driver {gpus.driver}" if gpus.driver else ""),
         "GPUDirect Storage": direct_state(gpus.direct),
     }

@@ -16,6 +16,11 @@ _PLACEHOLDERS = (
     "03000200-0400-0500-0006-000700080009",
     "12345678-1234-5678-90ab-cddeefaabbcc",
 )
+#: Another name and identifier for this host, in place of those that it has.
+NEW_PAIR = (
+    "uuid=$(uuidgen); echo $uuid > /etc/nvme/hostid; "
+    "echo nqn.2014-08.org.nvmexpress:uuid:$uuid > /etc/nvme/hostnqn"
+)  # fmt: skip
 
 
 def check_identity(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding]:
@@ -33,9 +38,11 @@ def check_identity(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding
             evidence=", ".join(f"/etc/nvme/{name}: not there, or not readable" for name in missing),
             why="targets admit hosts by name, and give reservations to identifiers; what is made up at each start is "
             "another host each time",
-            what_to_do="give each node one pair, once, not in the image",
-            command="uuid=$(uuidgen); echo $uuid > /etc/nvme/hostid; "
-            "echo nqn.2014-08.org.nvmexpress:uuid:$uuid > /etc/nvme/hostnqn",
+            what_to_do="look as root whether it is there; if not, give each node one pair, once, not in the image",
+            # What is there stays: targets know this host by it.
+            command="mkdir -p /etc/nvme; cd /etc/nvme; [ -e hostid ] || sed -n 's/.*:uuid://p' hostnqn 2>/dev/null | "
+            "grep . > hostid || uuidgen > hostid; "
+            "[ -e hostnqn ] || echo nqn.2014-08.org.nvmexpress:uuid:$(cat hostid) > hostnqn",
         )
     if identity.hostid is not None and (hostid is None or hostid.int == 0):
         yield Finding(
@@ -45,8 +52,8 @@ def check_identity(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding
             title="the host identifier is none",
             evidence="/etc/nvme/hostid is not a UUID, or all zeros",
             why="NVMe over Fabrics forbids it, and targets refuse it",
-            what_to_do="make one for this node",
-            command="uuidgen > /etc/nvme/hostid",
+            what_to_do="make one for this node" + ("" if nqn is None else ": the one that its name has"),
+            command="uuidgen > /etc/nvme/hostid" if nqn is None else f"echo {nqn} > /etc/nvme/hostid",
         )
     if nqn is not None and str(nqn) in _PLACEHOLDERS:
         yield Finding(
@@ -56,9 +63,8 @@ def check_identity(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding
             title="the host's name is made of an identifier that many machines have",
             evidence=f"/etc/nvme/hostnqn: ...:uuid:{nqn}",
             why="to a target all of them are one host: it mixes up who is allowed, and who holds a reservation",
-            what_to_do="make a random one for each node",
-            command="uuid=$(uuidgen); echo $uuid > /etc/nvme/hostid; "
-            "echo nqn.2014-08.org.nvmexpress:uuid:$uuid > /etc/nvme/hostnqn",
+            what_to_do="make a random one for each node, and allow it on the targets",
+            command=NEW_PAIR,
         )
     if nqn is not None and hostid is not None and nqn != hostid:
         yield Finding(
@@ -81,8 +87,8 @@ def check_identity(facts: Facts, storage: Sequence[Storage]) -> Iterator[Finding
             title="the host's name may be that of another machine",
             evidence="the UUID in /etc/nvme/hostnqn is neither DMI's product_uuid nor /etc/nvme/hostid",
             why="a name that came with the image is the name of every clone: to a target they are one host",
-            what_to_do="make a new pair on each node at its first start",
-            command="nvme gen-hostnqn",
+            what_to_do="make a new pair on each node at its first start, and allow it on the targets",
+            command="nvme gen-hostnqn  # prints one, and changes nothing",
         )
     yield from _pairs(facts)
 
@@ -106,7 +112,7 @@ def _pairs(facts: Facts) -> Iterator[Finding]:
             evidence=f"{len(mixed)} names or identifiers go with more than one of the other",
             why="newer kernels refuse such a connection (Invalid argument), and reservations belong to the identifier: "
             "connections of one host do not share them",
-            what_to_do="disconnect, and connect all with the one pair of /etc/nvme",
+            what_to_do="once nothing uses their disks, disconnect, and connect all with the one pair of /etc/nvme",
             command="grep . /sys/class/nvme/*/hostnqn /sys/class/nvme/*/hostid",
         )
     own = facts.host.identity

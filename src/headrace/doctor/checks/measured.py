@@ -231,7 +231,8 @@ def _touch(one: Touch) -> Iterator[Finding]:
         yield Finding(
             id="storage-failed", severity=ERROR, about=about, title=f"{one.path} cannot be used",
             evidence=one.error or "", why="its server forgot it (ESTALE), or its disk is gone",
-            what_to_do="unmount it, and mount it again", command=f"umount -l {quote(one.path)}",
+            what_to_do="end what uses it, unmount it, and mount it again",
+            command=f"fuser -vm {quote(one.path)}; umount {quote(one.path)}",
         )  # fmt: skip
     if one.stripes == 1:
         yield Finding(
@@ -242,7 +243,7 @@ def _touch(one: Touch) -> Iterator[Finding]:
             evidence="its layout (lustre.lov): stripe count 1",
             why="a checkpoint or a shard that all nodes read is then as fast as that one server",
             what_to_do="lay folders of large files out over several targets; files that are there stay as they are",
-            command=f"lfs setstripe -c -1 -S 4M {quote(one.path)}",
+            command=f"lfs setstripe -c 8 -S 4M {quote(one.path)}/FOLDER",
         )
     if one.size_bytes and one.free_bytes is not None and one.free_bytes < one.size_bytes * (1 - _FULL):
         yield Finding(

@@ -45,16 +45,17 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             mount, "nfs-soft", ERROR, "gives up on I/O when its server is slow",
             evidence="soft" if "soft" in options else "softerr",
             why="a write that was given up may be lost without the program noticing: a checkpoint with a hole",
-            what_to_do="unmount it, and mount it hard: a remount cannot change that",
-            command=f"umount {quote(mount.point)} && mount -o hard {quote(mount.source)} {quote(mount.point)}",
+            what_to_do="unmount it, and mount it hard, with its other options: a remount cannot change that",
+            command=_again(mount, "hard"),
         )  # fmt: skip
     if "nconnect" not in options and not rdma:
         yield _about(
             mount, "nfs-nconnect", WARNING, "has one TCP connection",
             evidence="no nconnect among its options, proto=" + options.get("proto", "?"),
             why="one connection is one core and one flow: about 1 to 2 GB/s, whatever the link",
-            what_to_do="unmount it, and mount it with nconnect=8 or 16 (all mounts of one server share connections)",
-            command=f"umount {quote(mount.point)} && mount -o nconnect=16 {quote(mount.source)} {quote(mount.point)}",
+            what_to_do="unmount it, and all mounts of that server, for they share connections; mount it with "
+            "nconnect=8 or 16 beside its other options",
+            command=_again(mount, "nconnect=16"),
         )  # fmt: skip
     small = [f"{name}={size}" for name in ("rsize", "wsize") if (size := mount.number_option(name) or _LARGE) < _LARGE]
     if small:
@@ -77,8 +78,8 @@ def _nfs(mount: Mount) -> Iterator[Finding]:
             mount, "nfs-no-attribute-cache", WARNING, "asks the server for attributes each time",
             evidence="noac" if "noac" in options else "actimeo=0",
             why="every open and stat is a round trip, and writes are synchronous: data sets of many files crawl",
-            what_to_do="keep attributes for some seconds where nobody changes the files: unmount it, and mount it so",
-            command=f"umount {quote(mount.point)} && mount -o actimeo=60 {quote(mount.source)} {quote(mount.point)}",
+            what_to_do="where nobody else changes the files, keep attributes for some seconds: unmount it, mount it so",
+            command=_again(mount, "actimeo=60"),
         )  # fmt: skip
 
 
@@ -107,9 +108,8 @@ def _lustre(mount: Mount) -> Iterator[Finding]:
         yield _about(
             mount, "lustre-flock", NOTE, "has no file locks", evidence="neither flock nor localflock among its options",
             why="libraries that lock their files (HDF5, SQLite, caches of Hugging Face) fail there",
-            what_to_do="unmount it, and mount it with flock",
-            command=f"umount {quote(mount.point)} && "
-            f"mount -t lustre -o flock {quote(mount.source)} {quote(mount.point)}",
+            what_to_do="unmount it, and mount it with flock beside its other options",
+            command=_again(mount, "flock"),
         )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def _local(facts: Facts, mount: Mount) -> Iterator[Finding]:
             mount, "fs-no-barriers", ERROR, "does not flush the disk's cache", evidence="nobarrier",
             why="what was said to be durable is lost with the power, and the file system with it",
             what_to_do="mount it with barriers, unless every cache below is backed by a battery",
-            command=f"mount -o remount,barrier=1 {quote(mount.point)}",
+            command=f"mount -o remount,{'barrier=1' if mount.kind[:3] == 'ext' else 'barrier'} {quote(mount.point)}",
         )  # fmt: skip
     if options.get("data") == "journal":
         yield _about(
@@ -173,6 +173,12 @@ def _local(facts: Facts, mount: Mount) -> Iterator[Finding]:
             why="a checkpoint that is nowhere else is lost with the instance: fine for copies and caches",
             what_to_do="keep checkpoints on storage that outlives the instance",
         )  # fmt: skip
+
+
+def _again(mount: Mount, option: str) -> str:
+    """Options of its own, as `sec=` and `ro`, are among those that the kernel shows, and made ones, too."""
+    kind = "lustre" if mount.kind == "lustre" else "nfs"
+    return f"umount {quote(mount.point)} && mount -t {kind} -o ...,{option} {quote(mount.source)} {quote(mount.point)}"
 
 
 def _all(mount: Mount) -> Iterator[Finding]:

@@ -211,5 +211,5 @@ def _buffers(facts: Facts, fastest_mbps: int) -> Iterator[Finding]:
             evidence=f"net.ipv4.tcp_rmem: at most {most}; {fastest_mbps // 1000} Gb/s for 0.5 ms are {need} bytes",
             why="one connection cannot have more under way than its buffer holds",
             what_to_do="raise the largest value",
-            command="sysctl -w net.ipv4.tcp_rmem='4096 131072 33554432'",
+            command=f"sysctl -w net.ipv4.tcp_rmem='4096 131072 {max(32 << 20, need)}'",
         )

@@ -61,8 +61,8 @@ def _timeouts(facts: Facts, controller: Controller) -> Iterator[Finding]:
             title=f"{name} has no keep alive",
             evidence=f"{base}/kato: 0",
             why="a path that died silently is never noticed, and a late write of it may land minutes afterwards",
-            what_to_do="connect with a keep alive of some seconds",
-            command=f"nvme disconnect -d {name}; nvme connect ... --keep-alive-tmo=5",
+            what_to_do="stop what uses its disks, unmount them, and connect again with a keep alive of some seconds",
+            command=f"nvme disconnect -d {name} && nvme connect ... --keep-alive-tmo=5",
         )
     if loss is not None and 0 <= loss < _RESTART_S:
         yield Finding(
@@ -97,7 +97,8 @@ def _timeouts(facts: Facts, controller: Controller) -> Iterator[Finding]:
             title=f"I/O of {name} waits for ever when its target is lost",
             evidence=f"{base}/ctrl_loss_tmo: off, fast_io_fail_tmo: off",
             why="processes that read or write then hang in D state, cannot be killed, and hold up a reboot",
-            what_to_do="let I/O fail after a time that is longer than a restart of the target",
+            what_to_do="let I/O fail after a time that is longer than a restart of the target; a file system on it "
+            "turns read-only then, and does not hang",
             command=f"echo 120 > {base}/fast_io_fail_tmo",
         )
     if controller.reconnects:
@@ -125,7 +126,7 @@ def _queues(facts: Facts, controller: Controller) -> Iterator[Finding]:
             title=f"{controller.name} has {io} I/O queue{'s' if io != 1 else ''} for {cpus} processors",
             evidence=f"{base}/queue_count: {controller.queues}, the admin queue among them",
             why="each queue is one connection, served by one processor at a time: over TCP 1 to 3 GB/s",
-            what_to_do="connect with more, where target and host allow it",
+            what_to_do="connect with more, where target and host allow it, once nothing uses its disks",
             command="nvme connect ... --nr-io-queues=8",
         )
     if controller.queue_size is not None and 0 < controller.queue_size < _QUEUE_SIZE_MIN:

@@ -64,7 +64,8 @@ def _one_queue(facts: Facts, interface: Interface) -> Iterator[Finding]:
             evidence=f"/sys/class/net/{interface.name}/queues: rx-0 alone, its rps_cpus 0 or not there"
             + (f", speed: {interface.speed_mbps} Mb/s" if interface.speed_mbps else ""),
             why="one processor takes in every packet: 10 to 30 Gb/s, whatever the link",
-            what_to_do="give it more queues (of a virtual machine: where it is defined), or let processors share (RPS)",
+            what_to_do="give it more queues (of a virtual machine: where it is defined), or let processors share "
+            "(RPS). The link may be down for a moment",
             command=f"ethtool -l {interface.name}; ethtool -L {interface.name} combined 8",
         )
 
@@ -105,6 +106,7 @@ def _ring(interface: Interface) -> Iterator[Finding]:
             + f", of {packets} packets; ethtool -g: RX {size}, at most {most}",
             why="answers of many targets come at once (incast): what finds no room is sent again, after a time-out of "
             "200 ms at worst",
-            what_to_do="make the ring longer; then look whether the counters still move",
+            what_to_do="make the ring longer while nothing trains, for many cards take the link down for a moment; "
+            "then look whether the counters still move",
             command=f"ethtool -G {interface.name} rx {most}",
         )

@@ -134,8 +134,9 @@ def _flow_control(facts: Facts, port: Port, used: bool) -> Iterator[Finding]:
             + ("roce_np or roce_rp: no priority on" if control.ecn == () else "no ECN mark was ever counted")
             + (f"; lost: {', '.join(f'{key}: {value}' for key, value in list(lost.items())[:4])}" if lost else ""),
             why="RoCE goes back to the first packet that a full switch drops: its rate collapses under load",
-            what_to_do="switch on ECN on card and switch (and PFC for its priority, where the network is made for it)",
-            command=f"mlnx_qos -i {name} --pfc 0,0,0,1,0,0,0,0; cma_roce_tos -d {port.device} -t 106",
+            what_to_do="ask who runs the network which priority it marks or pauses; then ECN for that one on card and "
+            "switch alike. Pauses (PFC) that the switch does not know of stop the port",
+            command=f"grep . /sys/class/net/{name}/ecn/roce_*/enable/*; mlnx_qos -i {name}",
         )
     received = {key: value for key, value in control.pauses.items() if key.startswith("rx_") and "duration" not in key}
     if received:
