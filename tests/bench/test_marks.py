@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.bench.places import Shard, mark, open_place
-from headrace.bench.places.mark import Seen, decode, encode
+from headrace.bench.places.device_io import DeviceWriter
+from headrace.bench.places.mark import Mark, Seen, decode, encode
 from headrace.bench.places.memory import ALIGN
 from headrace.cli import main
 from headrace.device import open_device
@@ -95,11 +100,88 @@ def test_what_a_killed_run_left_is_taken_over_and_it_ends_if_it_comes_back(
             second.forget("dropped")
 
 
+def test_who_answers_late_is_alive_for_so_long(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an answer says was so when it was asked for: one that is late says nothing of the time since. And the owner
+    of a mark on a slow device renews it as slowly."""
+    clock = [0.0]
+
+    class Slow:
+        """Each read takes 4 s, and so does a write of the owner, which looks before it writes."""
+
+        def __init__(self, dead: bool) -> None:
+            self._dead = dead
+
+        def read_into(self, at: int, block: np.ndarray[Any, Any]) -> None:
+            beat = 7 if self._dead else int(clock[0] // 9)
+            block[:] = encode(Seen(b"o" * 16, beat, "somebody"))
+            clock[0] += 4
+
+    monkeypatch.setattr(
+        mark, "time",
+        SimpleNamespace(
+            monotonic=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds),
+            strftime=time.strftime,
+        ),
+    )  # fmt: skip
+    for begun in range(9):
+        clock[0] = float(begun)
+        assert Mark(cast(Any, Slow(dead=False)), MIB, namespace).living() == "somebody", begun
+    clock[0] = 0.0
+    assert Mark(cast(Any, Slow(dead=True)), MIB, namespace).living() == ""
+    assert mark.LOOK_S < clock[0] < 60
+
+
+def test_what_somebody_made_of_a_device_meanwhile_is_not_written_over(namespace: str) -> None:
+    with open_place(namespace, scratch=True) as place:
+        place.prepare(MIB, tell=quiet)
+        with place.room([Shard("a", MIB)]):
+            pass
+        with open_device(namespace) as device:
+            block = np.zeros(ALIGN, np.uint8)
+            block[0x438:0x43A] = (0x53, 0xEF)
+            device.write(0, block)
+            before = np.empty(8 * MIB, np.uint8)
+            device.read_into(0, before)
+        with pytest.raises(UsageError, match="ext4"), place.room([Shard("a", MIB)]):
+            pass
+    with open_device(namespace) as device:
+        after = np.empty(8 * MIB, np.uint8)
+        device.read_into(0, after)
+    # But for the mark, which may have been renewed meanwhile.
+    after[MIB : MIB + ALIGN] = before[MIB : MIB + ALIGN]
+    assert np.array_equal(before, after)
+
+
+def test_who_lost_the_device_while_it_writes_stops(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after Ctrl-Z and `fg`."""
+
+    def save(self: DeviceWriter, shards: Sequence[int], seen: Callable[[int], None]) -> list[str]:
+        def again() -> None:
+            # The one before may have been written over by who looked before that.
+            device.write(MIB, encode(Seen(b"x" * 16, 1, "somebody")))
+            seen(0)
+
+        with open_device(namespace) as device:
+            until(again, "it is to stop")
+        return []
+
+    monkeypatch.setattr(mark, "BEAT_S", 0.1)
+    monkeypatch.setattr(DeviceWriter, "save", save)
+    with (
+        open_place(namespace, scratch=True) as first,
+        pytest.raises(DeviceError, match=r"another run took this device.*found somebody"),
+    ):
+        first.prepare(MIB, tell=quiet)
+
+
 @given(data=st.binary(max_size=ALIGN), at=st.integers(0, ALIGN - 1), flip=st.integers(1, 255))
 def test_only_a_whole_mark_is_one(data: bytes, at: int, flip: int) -> None:
     block = np.zeros(ALIGN, np.uint8)
     block[: len(data)] = np.frombuffer(data, np.uint8)
     decode(block)
+    said = b"[" * 4000
+    deep = mark._HEAD.pack(b"HRBENCH1", b"o" * 16, 1, len(said), mark._checksum(1, said)) + said
+    assert decode(np.frombuffer(deep.ljust(ALIGN, b"\0"), np.uint8)) is None
     seen = Seen(b"o" * 16, 7, "process 1 on n\x1b[2J")
     whole = encode(seen)
     found = decode(whole)

@@ -153,7 +153,13 @@ class DevicePlace:
             self._items = [Item("", self.size_bytes)]
             return
         shard = Shard("data", self._whole(total_bytes))
+        self._begin(shard.length_bytes)
         self._base = self._take(shard.length_bytes)
+
+        def telling(fraction: float, text: str) -> None:
+            self._mark.check()
+            tell(fraction, text)
+
         # In pieces, so that several threads write; of this run alone.
         salt = secrets.token_hex(4)
         each = max(CHUNK, shard.length_bytes // 16 // CHUNK * CHUNK)
@@ -163,7 +169,7 @@ class DevicePlace:
         ]
         offsets = [self._base + at for at in range(0, shard.length_bytes, each)]
         spec = {"uri": self._device.uri, "shards": pieces, "offsets": offsets}
-        write_all(lambda: DeviceWriter(spec), [piece.length_bytes for piece in pieces], tell)
+        write_all(lambda: DeviceWriter(spec), [piece.length_bytes for piece in pieces], telling)
         self._items = [Item("scratch", shard.length_bytes)]
 
     def forget(self, cache: str) -> str:
@@ -204,10 +210,9 @@ class DevicePlace:
     @contextmanager
     def room(self, shards: Sequence[Shard], cache: str = DROPPED) -> Iterator[DeviceRoom]:
         self._check_scratch(1)
-        self._mark.check()
         before, offsets = self._end, []
         lengths = [self._whole(shard.length_bytes) for shard in shards]
-        self._room_for(sum(lengths))
+        self._begin(sum(lengths))
         for length in lengths:
             offsets.append(self._take(length))
         try:
@@ -255,11 +260,16 @@ class DevicePlace:
                 found=format_bytes(max(0, free)), next_step="give a larger one, or less to write (--size, --scale)",
             )  # fmt: skip
 
-    def _take(self, length: int) -> int:
-        if self._written_to == _MARGIN:
-            # It was long ago that this was looked at, where somebody was asked whether it may be.
-            self._refuse()
+    def _begin(self, length: int) -> None:
+        """Before each round that writes: it may be long ago that this was looked at, where somebody was asked whether
+        it may be, or the process was stopped; and somebody may have made something of the device meanwhile."""
+        self._mark.check()
+        self._room_for(length)
+        self._refuse()
+        if not self._mark.kept:
             self._mark.put()
+
+    def _take(self, length: int) -> int:
         at, self._end = self._end, self._end + length
         self._written_to = max(self._written_to, self._end)
         return at

@@ -61,18 +61,28 @@ class Mark:
         self.written = False
         self._who = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
+    @property
+    def kept(self) -> bool:
+        """It was put, and is renewed."""
+        return self._thread is not None
+
     def living(self) -> str:
         """Who measures there now, in words; "" where nobody does. Takes `LOOK_S` where there is a mark of somebody who
-        is gone."""
-        deadline = time.monotonic() + LOOK_S
+        is gone; longer where the device is slow, for its owner renews it more slowly, too."""
+        asked = time.monotonic()
         first = self._read()
+        slowest_s = time.monotonic() - asked
+        # What an answer says was so when it was asked for, or later.
+        begun = asked + slowest_s
         while first is not None and first.owner != self._owner and first != self._dead:
+            asked = time.monotonic()
             found = self._read()
             if found is None:
                 return ""
             if found != first:
                 return found.who
-            if time.monotonic() >= deadline:
+            slowest_s = max(slowest_s, time.monotonic() - asked)
+            if asked - begun >= LOOK_S + 3 * slowest_s:
                 self._dead = first
                 return ""
             time.sleep(min(0.2, LOOK_S))
@@ -91,9 +101,10 @@ class Mark:
         """Make it this run's, and keep it so. UsageError where it is another one's."""
         self.refuse()
         self.written = True
+        asked = time.monotonic()
         self._write()
-        # Another run may have looked at the same moment, and written after this one.
-        time.sleep(SETTLE_S)
+        # Another run may have looked at the same moment, and written after this one, no faster.
+        time.sleep(SETTLE_S + 2 * (time.monotonic() - asked))
         self.refuse()
         self._look()
         self.check()
@@ -160,7 +171,7 @@ def decode(block: U8) -> Seen | None:
         return None
     try:
         found = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     who = found.get("who") if isinstance(found, dict) else None
     # Words from media: one line that steers no terminal.
