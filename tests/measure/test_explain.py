@@ -16,7 +16,7 @@ from headrace.device.events import NO_PATH, EventKind
 from headrace.errors import UsageError
 from headrace.measure.blackbox import DumpedDevice, dump_name, write_dump
 from headrace.measure.blackbox.dump import DumpUnreadable
-from headrace.measure.blackbox.evidence import clocks, gather
+from headrace.measure.blackbox.evidence import Evidence, clocks, gather
 from headrace.measure.blackbox.explain import explain
 from headrace.measure.blackbox.page import page
 from headrace.measure.blackbox.tell import facts, sentence
@@ -68,12 +68,42 @@ def test_how_far_slowness_goes(slow: Any, elsewhere: Any, scope: str) -> None:
         assert "cannot be told apart" in facts(found)["against it"]
 
 
-@pytest.mark.parametrize("cause", ["preparation", "starved", "copy", "other", "compute"])
+@pytest.mark.parametrize("cause", ["preparation", "starved", "copy", "compute"])
 def test_what_is_not_storage_is_not_called_so(cause: str) -> None:
     spent = {"fetch": 0.002, "compute": 0.02, "collective": 0.005}
     found = explain(evidence(Rank().usual().step(**{**spent, cause: 0.5})))
     assert found.main is not None and (found.storage, found.main.cause) == ("no", cause)
     assert "and it was not storage: rank 0 on node0" in sentence(found)
+
+
+def test_of_time_that_nobody_marked_it_is_not_known(tmp_path: Path) -> None:
+    spent = {"fetch": 0.002, "compute": 0.02, "collective": 0.005}
+    found = explain(evidence(Rank().usual().step(**spent, other=0.5)))
+    assert found.main is not None and (found.storage, found.main.cause) == ("unknown", "other")
+    assert "a save, or reads, that nobody marked would be in it" in facts(found)["against it"]
+
+
+def test_a_job_that_never_says_what_computes_is_explained_by_the_rule_of_show(tmp_path: Path) -> None:
+    def job(folder: Path, *steps: dict[str, Any]) -> Evidence:
+        write(folder / "rank-00000.jsonl", [header(0, 1), *steps])
+        return gather([folder])
+
+    usual = [step(n, 1000.0 + n, fetch=0.1, other=0.9) for n in range(8)]
+    told = job(tmp_path / "a", *usual, step(8, 1008.0, fetch=0.1, other=4.9))
+    found = explain(told)
+    assert found.main is not None and (found.main.cause, found.storage) == ("compute", "unknown")
+    assert found.rows[0].spent == {"fetch": 0.1, "compute": 4.9} and not found.compute_marked
+    assert "spent 4.0 s in none of the watched parts" in sentence(found)
+    assert "nothing is marked by watch.compute()" in facts(found)["compute"]
+    # It is no loss: a step like the others lost its wait.
+    like = explain(told, 3)
+    assert [each.cause for each in like.findings] == ["fetch"] and like.lost_s == pytest.approx(0.1)
+    # One that says so anywhere means that the rest is lost.
+    found = explain(job(tmp_path / "b", *usual, step(8, 1008.0, compute=0.1, other=4.9)))
+    assert found.main is not None and found.main.cause == "other" and found.compute_marked
+    # What a dump was written in the middle of goes by it, too.
+    found = explain(evidence(Rank().usual(8, fetch=0.1, other=0.9).step(cause="other", fetch=0.1, other=30.0)))
+    assert (found.rows[0].cause, found.rows[0].spent) == ("other", {"fetch": 0.1, "compute": 30.0})
 
 
 def test_what_had_not_been_taken_apart_yet_is_said() -> None:
@@ -281,6 +311,66 @@ def test_what_is_no_evidence_is_one_clear_line(tmp_path: Path, capsys: pytest.Ca
         evidence(Rank(0, 1 << 60).usual())
     with pytest.raises(UsageError, match="no step was recorded"):
         explain(evidence(Rank()))
+
+
+def stalled(folder: Path, *, after_s: float, **whole: float) -> None:
+    """Dumped 5 s into step 8, which hangs in a read; its watch wrote on."""
+    rank = Rank().usual().step(hangs=(0, 1), cause="wait", quiet=True, compute=0.02, wait=5.0)
+    dump = replace(rank.dump("watchdog"), threads={"MainThread (1)": ["/a/run.py:1 <module>", "/a/train.py:9 batch"]})
+    write_dump(folder / dump_name(0), dump)
+    begun = 10**9 + dump.steps[-1].ended_ns * 1e-9 if dump.steps[-1].ended_ns else 0.0
+    lines = [step(n, begun - 1 + n * 0.01, fetch=0.002, compute=0.02, collective=0.005) for n in range(8)]
+    lines.append(step(8, begun, **whole))
+    lines += [step(n, begun + after_s + n, fetch=0.002, compute=0.02, collective=0.005) for n in range(9, 20)]
+    lines.append(step(20, begun + after_s + 20, fetch=3.0, compute=0.02, collective=0.005))
+    write(folder / "rank-00000.jsonl", [header(0, 1, pid=1), *lines])
+
+
+def test_a_step_that_ended_behind_its_dump_is_told_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stalled(tmp_path, after_s=9.0, fetch=7.98, compute=0.02)
+    assert main(["watch", "explain", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Step 8 took 8.0 s instead of 27.0 ms, and it was storage: rank 0 on node0 waited 8.0 s for")
+    assert "had no answer for 5.0 s when it was dumped" in text and "It cost" in text and "so far" not in text.lower()
+    found = explain(gather([tmp_path]))
+    assert not found.under_way and found.main is not None and found.main.confidence == "likely"
+    assert "what came after the dump, 3.0 s of it, is not seen" in facts(found)["against it"]
+    told = facts(found)["at the dump"]
+    assert told.startswith("5.0 s into the step rank 0 was in the wait for a batch for 5.0 s; 1 command was without")
+    assert "by path 10.0.1.1:4420, for 5.0 s; Python was at train.py:9 batch < run.py:1 <module>" in told
+    assert page(found, gather([tmp_path]))
+
+
+def test_what_a_dump_saw_nothing_of_it_says_nothing_of(tmp_path: Path) -> None:
+    """The step was in a wait when it was dumped; most of it was a save that came then."""
+    stalled(tmp_path, after_s=99.0, fetch=5.0, checkpoint=60.0)
+    found = explain(gather([tmp_path]))
+    assert found.main is not None and (found.main.cause, found.main.storage) == ("checkpoint", "unknown")
+    assert "there are no I/O events of it" in found.main.against[0]
+    assert [(each.cause, each.storage) for each in found.findings] == [("checkpoint", "unknown")]
+
+
+def test_steps_behind_the_dump_are_known_without_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stalled(tmp_path, after_s=9.0, fetch=7.98, compute=0.02)
+    assert main(["watch", "explain", str(tmp_path), "--step", "20"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Step 20 took 3.0 s instead of 27.0 ms, and it was storage: rank 0 on node0 waited 3.0 s")
+    assert "no I/O events  of rank 0: the dump is from before this step" in text
+    assert "there are no I/O events of this step" in text and "had no answer" not in text
+    assert main(["watch", "explain", str(tmp_path), "--step", "15", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ranks_dumped_before"] == [0] and told["took_s"] == pytest.approx(0.027) and told["at_dump"] == {}
+
+
+def test_a_step_that_is_asked_for_is_found_however_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.measure.blackbox.evidence.KEPT_LAST", 4)
+    monkeypatch.setattr("headrace.measure.blackbox.evidence.KEPT_LONGEST", 2)
+    stalled(tmp_path, after_s=9.0, compute=0.02)
+    # The one that was under way, short as it was in the end; and the one that was asked for.
+    assert 3 in gather([tmp_path], step=3).ranks[0].steps
+    assert gather([tmp_path]).ranks[0].under_way is None
+    write(tmp_path / "b" / "rank-00000.jsonl", [header(0, 1), *(step(n, compute=1.0) for n in range(60))])
+    assert explain(gather([tmp_path / "b"], step=30), 30).step == 30
 
 
 @pytest.mark.parametrize("lacked", [0.9, 0.01])

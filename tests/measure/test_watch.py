@@ -73,6 +73,25 @@ def test_every_second_of_a_step_is_in_one_part(tmp_path: Path) -> None:
     )
 
 
+def test_metrics_take_for_computing_what_show_does() -> None:
+    """Until something is marked all that is in no part; and what was told once is not taken back."""
+    clock = Hands()
+    with Watch(**clock.options) as watch:
+        for number in watch.loader(batches(clock, 1, 1, 1, 1)):
+            clock.pass_s(2)
+            if number == 2:
+                before = watch.metrics()
+                assert not before.compute_marked
+                assert (before.spent["compute"], before.spent["other"], before.spent["blocked"]) == (4, 0, 2)
+                with watch.compute():
+                    clock.pass_s(3)
+            if number == 3:
+                told = watch.metrics()
+                assert told.compute_marked and (told.spent["compute"], told.spent["other"]) == (4 + 3, 2)
+    # Steps say what was measured.
+    assert [step["other"] for step in watch.steps] == [2, 2, 2, 2] and sum(watch.metrics().spent.values()) == 15
+
+
 def test_accumulated_batches_are_one_step_and_a_loop_that_is_left_ends_one() -> None:
     clock = Hands()
     with Watch(**clock.options) as watch:

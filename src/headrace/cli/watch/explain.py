@@ -28,7 +28,13 @@ def explain(
         ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="This step, not the slowest one.", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            show_default=False,
+            help="This step, not the slowest one; of those after a dump the file of the watch tells.",
+        ),
     ] = None,
     price: Annotated[
         float | None,
@@ -57,7 +63,7 @@ def explain(
     check_page(html)
     if price is not None:
         dollars(0.0, price)
-    evidence = gather(dumps, flight_recorder or [])
+    evidence = gather(dumps, flight_recorder or [], step)
     found = found_in(evidence, step)
     if html is not None:
         from headrace.measure.blackbox.page import page

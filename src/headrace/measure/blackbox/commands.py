@@ -128,6 +128,19 @@ def look(dump: Dump, start_ns: int, end_ns: int, kinds: Iterable[EventKind]) -> 
     )  # fmt: skip
 
 
+def open_commands(dump: Dump) -> tuple[int, str, Hung] | None:
+    """Commands without an answer when it was dumped: how many, the path of the oldest, and that one. None: there is
+    none."""
+    commands = np.isin(dump.events["kind"], [kind for kind in EventKind if kind.command])
+    found = np.flatnonzero(commands & (dump.events["ended_ns"] == 0))
+    oldest = _hung(dump, dump.events, found)
+    if oldest is None:
+        return None
+    event = dump.events[found[int(np.argmin(dump.events["started_ns"][found]))]]
+    paths = dump.devices[int(event["device"])].paths
+    return len(found), paths[int(event["path"])].name if int(event["path"]) < len(paths) else "", oldest
+
+
 def _complete(dump: Dump, start_ns: int) -> bool:
     for number, device in enumerate(dump.devices):
         if device.why_not and not device.recorded:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import heapq
 import statistics as stats
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure.blackbox.dump import Dump, DumpUnreadable, read_dump
 from headrace.measure.blackbox.flight_recorder import MOST_RANKS, FlightRecord, read_flight_recorder
+from headrace.measure.watch.causes import compute_marked, rest_computes
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 from headrace.measure.watch.watch import FLUSH_S
 
@@ -25,7 +26,7 @@ from headrace.measure.watch.watch import FLUSH_S
 _ROUGH_NS = round(FLUSH_S * 1e9)
 #: Nodes' clocks differ by less; and on one node those since it was booted differ by less from those of the day.
 _CLOCKS_APART_NS, _SAME_CLOCK_NS = 60 * 10**9, 10**9
-#: Steps of a watch's file that are kept: the last ones, and the longest.
+#: Steps of a watch's file that are kept: the last ones, and the longest; besides those that are asked for.
 KEPT_LAST, KEPT_LONGEST = 4096, 64
 
 
@@ -66,6 +67,8 @@ class RankRecord:
     #: None: there is only the file of its watch, which knows of no single command.
     dump: Dump | None = None
     steps: dict[int, StepOfRank] = field(default_factory=dict)
+    #: As it was in the dump; and, unless its watch has written its end, that one again.
+    at_dump: StepOfRank | None = None
     under_way: StepOfRank | None = None
     #: To the system's clock of the node.
     to_realtime_ns: int = 0
@@ -100,6 +103,8 @@ class Evidence:
     flights: tuple[FlightRecord, ...] = ()
     #: What lay beside the others, and why it was left out: what cannot be read, and old dumps.
     unread: tuple[str, ...] = ()
+    #: False: no step says what computes, and what is in no other part is taken for it.
+    compute_marked: bool = True
 
     @property
     def missing(self) -> list[int]:
@@ -114,11 +119,12 @@ class Evidence:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
+def gather(paths: Sequence[Path], flights: Sequence[Path] = (), step: int | None = None) -> Evidence:
     """`paths`: dumps, files of watches, or folders of them. Of one rank the last dump counts, and the file of its watch
     adds what a dump does not have. `flights`: dumps of Flight Recorders, or folders of them; where there are none,
-    those that a `BlackBox` and PyTorch have put into the folders of the others. `UsageError` or `DumpUnreadable` for
-    what is none of them; damaged ones in a folder are left out, and told."""
+    those that a `BlackBox` and PyTorch have put into the folders of the others. `step`: one that is asked for, however
+    long ago it was. `UsageError` or `DumpUnreadable` for what is none of them; damaged ones in a folder are left out,
+    and told."""
     paths_of_dumps, files = _sorted(paths)
     dumps: dict[int, Dump] = {}
     unread: list[str] = []
@@ -137,8 +143,9 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = ()) -> Evidence:
     old = _of_earlier_starts(dumps)
     records = {rank: of_dump(dump) for rank, dump in dumps.items() if rank not in old}
     starts = {record.rank: (record.host, record.dump.pid) for record in records.values() if record.dump is not None}
+    asked = {record.at_dump.step for record in records.values() if record.at_dump is not None} | {step}
     for path in files:
-        found = of_watch(path, starts)
+        found = of_watch(path, starts, asked)
         if found is not None:
             record = records.setdefault(found.rank, found)
             if record is not found:
@@ -178,21 +185,36 @@ def _flights_beside(paths: Sequence[Path]) -> tuple[list[FlightRecord], list[str
 def together(
     records: Sequence[RankRecord], flights: Sequence[FlightRecord] = (), unread: Sequence[str] = ()
 ) -> Evidence:
-    """Ranks that a larger job had before are left out: the newest one says how many there are."""
+    """Ranks that a larger job had before are left out: the newest one says how many there are. Where none of the others
+    says what computes, their steps are changed to what that means."""
     newest = max(records, key=lambda record: _last_moment(record))
     world = max(newest.world, 1)
     if world > MOST_RANKS:
         raise UsageError("a job of too many ranks", expected=f"at most {MOST_RANKS}", found=str(world))
+    ranks = {record.rank: record for record in records if record.rank < world}
+    marked = compute_marked(row.spent for record in ranks.values() for row in _rows(record))
+    if not marked:
+        for record in ranks.values():
+            record.steps = {number: _unmarked(row) for number, row in record.steps.items()}
+            record.at_dump = record.at_dump and _unmarked(record.at_dump)
+            record.under_way = record.under_way and record.at_dump
     return Evidence(
-        ranks={record.rank: record for record in records if record.rank < world}, world=world,
+        ranks=ranks, world=world, compute_marked=marked,
         flights=tuple(sorted((each for each in flights if each.rank < world), key=lambda each: each.rank)),
         unread=tuple(unread),
     )  # fmt: skip
 
 
+def _rows(record: RankRecord) -> list[StepOfRank]:
+    return [*record.steps.values(), *([record.at_dump] if record.at_dump else [])]
+
+
+def _unmarked(row: StepOfRank) -> StepOfRank:
+    return replace(row, spent=rest_computes(row.spent))
+
+
 def _last_moment(record: RankRecord) -> int:
-    rows = [*record.steps.values(), *([record.under_way] if record.under_way else [])]
-    return max((row.ended_ns for row in rows), default=0) + record.to_realtime_ns
+    return max((row.ended_ns for row in _rows(record)), default=0) + record.to_realtime_ns
 
 
 def _sorted(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -248,7 +270,7 @@ def of_dump(dump: Dump) -> RankRecord:
         )
     if dump.under_way is not None:
         open_one = dump.under_way
-        record.under_way = StepOfRank(
+        record.at_dump = record.under_way = StepOfRank(
             step=open_one.step, started_ns=open_one.started_ns,
             ended_ns=max(open_one.started_ns, dump.dumped.monotonic_ns), spent=_so_far(dump), under_way=True,
             rough=True, cause=open_one.cause, cause_since_ns=open_one.cause_since_ns,
@@ -268,14 +290,17 @@ def _so_far(dump: Dump) -> dict[str, float]:
     return spent
 
 
-def of_watch(path: Path, starts: Mapping[int, tuple[str, int]] | None = None) -> RankRecord | None:
+def of_watch(
+    path: Path, starts: Mapping[int, tuple[str, int]] | None = None, asked: Container[int | None] = ()
+) -> RankRecord | None:
     """Of its last start that has done a step. None: there is none. `starts`: by rank, the host and process of its dump:
-    of such a rank that start."""
+    of such a rank that start. `asked`: steps that are kept in any case."""
     starts = starts or {}
     header: WatchHeader | None = None
     newest: WatchHeader | None = None
     last: deque[WatchStep] = deque(maxlen=KEPT_LAST)
     longest: list[tuple[float, int, WatchStep]] = []
+    wanted: list[WatchStep] = []
     place = 0
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES):
@@ -294,13 +319,16 @@ def of_watch(path: Path, starts: Mapping[int, tuple[str, int]] | None = None) ->
                     header = newest
                     last.clear()
                     longest.clear()
+                    wanted.clear()
                 last.append(found)
                 entry = (found.wall_s, -found.step, found)
                 (heapq.heappush if len(longest) < KEPT_LONGEST else heapq.heappushpop)(longest, entry)
+                if found.step in asked:
+                    wanted.append(found)
     if header is None or not last:
         return None
     record = RankRecord(rank=header.rank, world=header.world, host=header.node)
-    for row in (*(entry[2] for entry in longest), *last):
+    for row in (*wanted, *(entry[2] for entry in longest), *last):
         started = round(row.started_s * 1e9)
         record.steps[row.step] = StepOfRank(
             step=row.step, started_ns=started, ended_ns=started + round(row.wall_s * 1e9), spent=row.spent,
@@ -310,20 +338,18 @@ def of_watch(path: Path, starts: Mapping[int, tuple[str, int]] | None = None) ->
 
 
 def _add(record: RankRecord, file: RankRecord) -> None:
-    """Of the file: counters beside steps, steps that the dump is too short for, and causes: those of the second before
-    a dump had not been taken apart yet when it was written, a lack of CPUs above all."""
+    """Of the file: counters beside steps, steps that the dump is too short for, or that ended behind it, and causes:
+    those of the second before a dump had not been taken apart yet when it was written, a lack of CPUs above all."""
+    shift = -record.to_realtime_ns
     for number, row in file.steps.items():
         ours = record.steps.get(number)
-        shift = -record.to_realtime_ns
+        started, ended = row.started_ns + shift, row.ended_ns + shift
         if ours is not None:
-            record.steps[number] = StepOfRank(
-                step=number, started_ns=ours.started_ns, ended_ns=ours.ended_ns, spent=row.spent, window=row.window
-            )
-        elif record.under_way is None or number < record.under_way.step:
-            record.steps[number] = StepOfRank(
-                step=number, started_ns=row.started_ns + shift, ended_ns=row.ended_ns + shift, spent=row.spent,
-                window=row.window,
-            )  # fmt: skip
+            started, ended = ours.started_ns, ours.ended_ns
+        elif record.at_dump is not None and number == record.at_dump.step:
+            record.under_way = None
+            started, ended = record.at_dump.started_ns, record.at_dump.started_ns + row.ended_ns - row.started_ns
+        record.steps[number] = replace(row, started_ns=started, ended_ns=ended)
 
 
 # ---- clocks --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ How it is found, each step of it from what was measured:
    is usual.
 4. Whether that is storage: the commands of that rank in that step (`commands`). A loader that was blocked is called
    storage only where slow commands cover what it waited; of a wait for reads in which none was under way it is not
-   known. I/O that was slow while nobody waited is told, and is no cause.
+   known, nor of time that no part says anything of. I/O that was slow while nobody waited is told, and is no cause.
+   A dump in the middle of a step tells of what came before it only, and is held against that.
 5. The path or the target: what else was slow in the same step, on this rank and on others.
 
 Nothing is said without dumps of all ranks that these might turn over: then it is said what is missing.
@@ -23,10 +24,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.measure.blackbox.commands import READS, WRITES, IoView, PathView, look
+from headrace.measure.blackbox.commands import READS, WRITES, IoView, PathView, look, open_commands
 from headrace.measure.blackbox.dump import DumpedDevice
 from headrace.measure.blackbox.evidence import Evidence, RankRecord, StepOfRank, clocks
 from headrace.measure.blackbox.explanation import (
+    AtDump,
     Explanation,
     Finding,
     Late,
@@ -74,12 +76,13 @@ def _slowest(evidence: Evidence) -> int:
         usual = stats.median(row.wall_s for row in told) if told else 0.0
         for row in told:
             over[row.step] = max(over.get(row.step, 0.0), row.wall_s - usual)
-    open_rows = [record.under_way for record in records if record.under_way is not None]
-    if open_rows:
+    # Also those that have ended since: these are what the dumps are for.
+    dumped = [record.at_dump.step for record in records if record.at_dump is not None]
+    if dumped:
         # Who is furthest behind is who is waited for.
-        behind = min(row.step for row in open_rows)
+        behind = min(dumped)
         usual = stats.median([row.wall_s for record in records for row in record.steps.values()] or [0.0])
-        age = max(row.wall_s for row in open_rows if row.step == behind)
+        age = max(row.wall_s for row in evidence.at(behind).values())
         asked = any(record.why in ("watchdog", "collective") for record in records)
         if not over or age - usual > max(over.values()) or (asked and age > STANDS_OUT * usual):
             return behind
@@ -105,6 +108,8 @@ class _Case:
         #: Of what is told as a lack of CPUs, that of the thread that takes answers.
         self.io_lacked_s = 0.0
         self._views: dict[tuple[int, bool], IoView | None] = {}
+        #: Ranks whose dumps were written in the middle of the step, and before it.
+        self.in_it, self.before_it = self._dumped()
 
     # ---- the whole -----------------------------------------------------------------------------------------------
 
@@ -121,10 +126,44 @@ class _Case:
             findings=findings, lost_s=max(0.0, lost_s), unwaited=self._unwaited(findings),
             missing=tuple(self.evidence.missing),
             without_events=tuple(rank for rank, record in self.evidence.ranks.items() if record.dump is None),
+            dumped_before=self.before_it, at_dump=self._at_dump(), compute_marked=self.evidence.compute_marked,
             unread=self.evidence.unread, lacking=self._lacking(),
             mismatches=tuple(mismatches(self.evidence.flights)), late=self._late(), clocks=self.clocks,
             why={rank: record.why for rank, record in self.evidence.ranks.items() if record.why}, rows=self.rows,
         )  # fmt: skip
+
+    def _dumped(self) -> tuple[dict[int, StepOfRank], tuple[int, ...]]:
+        inside, before = {}, []
+        for rank, row in self.rows.items():
+            record = self.evidence.ranks[rank]
+            if record.at_dump is not None and record.at_dump.step == self.number:
+                inside[rank] = record.at_dump
+            elif record.dump is not None and row.started_ns >= record.dump.dumped.monotonic_ns:
+                before.append(rank)
+        return inside, tuple(before)
+
+    def _at_dump(self) -> dict[int, AtDump]:
+        found = {}
+        for rank, row in self.in_it.items():
+            dump = self.evidence.ranks[rank].dump
+            assert dump is not None
+            since = row.cause_since_ns
+            threads = [frames for name, frames in dump.threads.items() if name.startswith("MainThread ")]
+            count, path, oldest = open_commands(dump) or (0, "", None)
+            found[rank] = AtDump(
+                why=dump.why, into_s=row.wall_s, cause=row.cause or "other",
+                cause_s=None if since is None else max(0.0, (row.ended_ns - since) * 1e-9),
+                where=tuple(reversed(threads[0])) if threads else (), open_commands=count, path=path, oldest=oldest,
+            )  # fmt: skip
+        return found
+
+    def _seen_s(self, rank: int, cause: str, seconds: float) -> float:
+        """Of so many seconds of a cause those that a dump in the middle of the step can tell of."""
+        row = self.in_it.get(rank)
+        if row is None or self.rows[rank].under_way:
+            return seconds
+        waits = row[WAIT] if cause in ("fetch", "blocked", "preparation") else 0.0
+        return min(seconds, row[cause] + waits)
 
     def _over(self) -> dict[str, float]:
         """By cause, seconds more than usual; of a step like the others all that is no computing."""
@@ -186,25 +225,29 @@ class _Case:
         if cause == "collective":
             return self._collective(seconds)
         because, against = self._counters(cause)
-        if cause == "other" and (view := self._io(self.rank)) is not None and view.slow_s >= COVERS * seconds:
-            against = (
-                *against,
-                f"commands were slow meanwhile ({brief_path_text(view.worst)}); who waited is not known",
-            )
-            return Finding(cause=cause, seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
-                           because=because, against=against)  # fmt: skip
+        if cause == "other" or (cause == "compute" and not self.evidence.compute_marked):
+            return self._nobodys(cause, seconds, because, against)
         return Finding(
             cause=cause, seconds=seconds, rank=self.rank, storage="no", because=because, against=against,
             confidence="likely" if against else "sure",
         )  # fmt: skip
 
+    def _nobodys(self, cause: str, seconds: float, because: tuple[str, ...], against: tuple[str, ...]) -> Finding:
+        """Time that nobody has said anything of."""
+        view = self._io(self.rank)
+        text = "a save, or reads, that nobody marked would be in it"
+        if view is not None and view.slow_s >= COVERS * self._seen_s(self.rank, cause, seconds):
+            text += f"; commands were slow meanwhile ({brief_path_text(view.worst)}), and who waited is not known"
+        return Finding(cause=cause, seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
+                       because=because, against=(*against, text))  # fmt: skip
+
     def _reads(self, cause: str, seconds: float) -> Finding:
         """A wait for reads, as the loader says, or a state that is loaded."""
-        view = self._io(self.rank)
-        if view is None:
+        view, seen_s = self._io(self.rank), self._seen_s(self.rank, cause, seconds)
+        if view is None or seen_s < HARDLY * seconds:
             return self._from_window(cause, seconds)
         told = cause == "fetch"
-        if view.complete and view.busy_s < (COVERS if told else HARDLY) * seconds:
+        if view.complete and view.busy_s < (COVERS if told else HARDLY) * seen_s:
             busy = format_seconds(view.busy_s)
             return Finding(
                 cause=cause, seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
@@ -216,14 +259,15 @@ class _Case:
     def _blocked(self, cause: str, seconds: float) -> Finding:
         """A foreign loader does not say what it waits for, and one that is waited for yet has not: only slow commands
         say that it is storage."""
-        view = self._io(self.rank)
-        if view is not None and view.slow_s >= COVERS * seconds and view.worst is not None:
+        view, seen_s = self._io(self.rank), self._seen_s(self.rank, cause, seconds)
+        tells = view is not None and seen_s >= HARDLY * seconds
+        if tells and view is not None and view.slow_s >= COVERS * seen_s and view.worst is not None:
             return self._storage(cause, seconds, view, told="")
         against = "storage, the network, a lock or work: nobody says what the loader waited for"
         if cause == "blocked":
             against = "storage, the network or a lock: this loader does not say what it waited for"
         because: tuple[str, ...] = ()
-        if view is not None and view.paths:
+        if tells and view is not None and view.paths:
             because = (f"headrace's devices answered as they usually do ({quick_text(view)})",)
             against += ", nor whether it reads from elsewhere"
         return Finding(
@@ -233,13 +277,17 @@ class _Case:
 
     def _checkpoint(self, seconds: float) -> Finding:
         """Any rank's writes may be what all wait for."""
-        views = {rank: view for rank in self.rows if (view := self._io(rank, writes=True)) is not None}
+        views = {
+            rank: view for rank in self.rows
+            if self._seen_s(rank, "checkpoint", seconds) >= HARDLY * seconds
+            and (view := self._io(rank, writes=True)) is not None
+        }  # fmt: skip
         if not views:
             return Finding(cause="checkpoint", seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
-                           against=("there are no I/O events: where a save is written is not seen",))  # fmt: skip
+                           against=("there are no I/O events of it: where a save is written is not seen",))  # fmt: skip
         rank = max(views, key=lambda each: (views[each].slow_s, views[each].busy_s))
         view = views[rank]
-        if view.busy_s >= COVERS * seconds:
+        if view.busy_s >= COVERS * self._seen_s(rank, "checkpoint", seconds):
             return self._storage("checkpoint", seconds, view, told="training stood still for a save", rank=rank)
         written = any(view.paths or view.before_bytes_per_s for view in views.values())
         if not written:
@@ -276,10 +324,13 @@ class _Case:
 
     def _storage(self, cause: str, seconds: float, view: IoView, *, told: str, rank: int | None = None) -> Finding:
         rank = self.rank if rank is None else rank
+        seen_s = self._seen_s(rank, cause, seconds)
         worst, because, against = view.worst, [told] if told else [], []
         starved = self.row["starved"] - (self.record.usual_s(self.number, "starved") or 0.0)
-        if worst is None or worst.slow_s < HARDLY * seconds:
-            per_s = view.bytes / max(self.rows[rank].wall_s, 1e-9)
+        if seen_s < seconds:
+            against.append(f"what came after the dump, {format_seconds(seconds - seen_s)} of it, is not seen")
+        if worst is None or worst.slow_s < HARDLY * seen_s:
+            per_s = view.bytes / max(self.in_it.get(rank, self.rows[rank]).wall_s, 1e-9)
             if view.before_bytes_per_s > 0 and per_s > 2 * view.before_bytes_per_s:
                 because.append(
                     f"commands were as quick as before, but {per_s / view.before_bytes_per_s:.1f} times as many bytes "
@@ -304,7 +355,7 @@ class _Case:
             against.append("the ring of events does not reach back to the begin of the step, or a device has none")
         if scope == "path or target":
             against.append("no other path to this target was in use: path and target cannot be told apart")
-        sure = worst.slow_s >= COVERS * seconds and cause not in ("blocked", WAIT) and not against
+        sure = worst.slow_s >= COVERS * seen_s and cause not in ("blocked", WAIT) and not against
         return Finding(
             cause=cause, seconds=seconds, rank=rank, storage="yes", path=worst, scope=scope, beside=beside,
             confidence="sure" if sure else "likely", because=tuple(because), against=tuple(against),
@@ -315,20 +366,27 @@ class _Case:
         window = self._window()
         paths = sorted(window.get("paths", ()), key=lambda each: -each["p99_s"]) if window else []
         views = tuple(_of_window(self.rank, each) for each in paths)
+        lacks = "there are no I/O events of this rank: a dump of its black box would tell single commands"
+        if self.rank in self.before_it:
+            lacks = "there are no I/O events of this step: the dump of this rank is from before it"
+        elif self.rank in self.in_it and self._io(self.rank) is not None:
+            lacks = "the dump was written before this rank came to it: of what came then there are no I/O events"
         return Finding(
             cause=cause, seconds=seconds, rank=self.rank, storage="yes" if cause == "fetch" else "unknown",
             path=views[0] if views else None, beside=views[1:], confidence="likely" if cause == "fetch" else "open",
             because=("the loader waited for reads",) if cause == "fetch" else (),
-            against=("there are no I/O events of this rank: a dump of its black box would tell single commands",),
+            against=(lacks,),
         )  # fmt: skip
 
     def _io(self, rank: int, writes: bool = False) -> IoView | None:
-        """None: there are no events of it."""
+        """None: there are no events of it, or none of this step."""
         key = rank, writes
         if key not in self._views:
             dump, row = self.evidence.ranks[rank].dump, self.rows.get(rank)
             self._views[key] = None
-            if dump is not None and row is not None and any(_tells(device) for device in dump.devices):
+            if dump is None or row is None or rank in self.before_it:
+                return None
+            if any(_tells(device) for device in dump.devices):
                 self._views[key] = look(dump, row.started_ns, row.ended_ns, WRITES if writes else READS)
         return self._views[key]
 
@@ -338,7 +396,8 @@ class _Case:
         views = [view for writes in (False, True) if (view := self._io(self.rank, writes)) is not None]
         slow = [view.worst for view in views if view.worst is not None]
         worst = max(slow, key=lambda path: path.slow_s, default=None)
-        return worst if worst is not None and worst.slow_s >= HARDLY * self.row.wall_s else None
+        seen = self.in_it.get(self.rank, self.row)
+        return worst if worst is not None and worst.slow_s >= HARDLY * seen.wall_s else None
 
     # ---- counters, collectives -----------------------------------------------------------------------------------
 
@@ -377,7 +436,7 @@ class _Case:
 
     def _lacking(self) -> tuple[Lacking, ...]:
         """Of a step that hangs. Dumps are not written at one moment: in a job that goes on, some are a step ahead."""
-        if not self.stands_out or not any(row.under_way for row in self.rows.values()):
+        if not self.stands_out or not self.in_it:
             return ()
         return tuple(lacking(self.evidence.flights, self.evidence.world))
 

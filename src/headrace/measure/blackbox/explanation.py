@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.measure import arithmetic
-from headrace.measure.blackbox.commands import IoView, PathView
+from headrace.measure.blackbox.commands import Hung, IoView, PathView
 from headrace.measure.blackbox.evidence import Clock, StepOfRank
 from headrace.measure.blackbox.flight_recorder import Lacking, Mismatch
 from headrace.units import format_seconds
@@ -50,6 +50,24 @@ class Late:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtDump:
+    """What a dump that was written in the middle of the step shows of its rank."""
+
+    why: str
+    #: Since the step had begun.
+    into_s: float
+    #: What it was at, and for how long; None: that is not known.
+    cause: str
+    cause_s: float | None
+    #: Frames of the thread that trains, the innermost first.
+    where: tuple[str, ...]
+    #: Commands without an answer, the path of the oldest, and that one.
+    open_commands: int
+    path: str
+    oldest: Hung | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     step: int
     #: When it was dumped.
@@ -72,6 +90,12 @@ class Explanation:
     missing: tuple[int, ...]
     #: Ranks of which only the file of the watch is there.
     without_events: tuple[int, ...]
+    #: Ranks whose dump was written before the step began.
+    dumped_before: tuple[int, ...]
+    #: By rank: what dumps in the middle of the step show.
+    at_dump: dict[int, AtDump]
+    #: False: nothing says what computes, and what is in no other part is taken for it.
+    compute_marked: bool
     unread: tuple[str, ...]
     lacking: tuple[Lacking, ...]
     mismatches: tuple[Mismatch, ...]

@@ -88,6 +88,9 @@ def _ranks(found: Explanation, shown: list[str]) -> Iterable[charts.Lane]:
 def _in_order(row: StepOfRank, shown: list[str]) -> list[str]:
     """As a step goes; what one under way is at comes last."""
     now = (row.cause or "other") if row.under_way else None
+    if now == "other" and not row["other"]:
+        # Nothing is marked as computing: it is taken for that.
+        now = "compute"
     return sorted((cause for cause in shown if row[cause] > 0), key=lambda cause: (cause == now, shown.index(cause)))
 
 

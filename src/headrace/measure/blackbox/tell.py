@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.measure import arithmetic
 from headrace.measure.blackbox.commands import PathView
-from headrace.measure.blackbox.explanation import Explanation, Finding, lack_text, ranks_text
+from headrace.measure.blackbox.explanation import AtDump, Explanation, Finding, lack_text, ranks_text
 from headrace.measure.watch.causes import CAUSES
 from headrace.measure.watch.verdict import gpu_time, money
 from headrace.units import format_bytes, format_seconds
@@ -30,6 +30,8 @@ _DID = {
     "restart": "loaded its state for {}",
     "other": "spent {} in none of the watched parts",
 }
+#: Dumps in the middle of a step that are told of, and frames of each.
+_MOST_DUMPS, _MOST_FRAMES = 3, 3
 #: A path is told with what it is held against, so many at most.
 _MOST_BESIDE = 2
 
@@ -82,17 +84,18 @@ def _what(found: Explanation, finding: Finding, *, brief: bool = False) -> str:
     if finding.cause == "collective" and len(found.rows) > 1:
         text = f"all ranks were in collectives for {seconds}"
     else:
-        text = f"{whom if not brief else f'rank {finding.rank}'} {_DID[finding.cause].format(seconds)}"
+        did = _DID["other" if finding.cause == "compute" and not found.compute_marked else finding.cause]
+        text = f"{whom if not brief else f'rank {finding.rank}'} {did.format(seconds)}"
     if found.stands_out and finding.cause in ("preparation", "compute", "copy", "other"):
         text += " more than usual"
     if finding.storage == "yes" and finding.path is not None:
-        text += f" {path_text(finding)}"
+        text += f" {path_text(finding, under_way=found.under_way)}"
     if not brief and found.world > 1 and not found.missing and finding.cause not in ("collective", "checkpoint"):
         text += f"; the other {'rank' if found.world == 2 else f'{found.world - 1} ranks'} waited for it"
     return text
 
 
-def path_text(finding: Finding) -> str:
+def path_text(finding: Finding, *, under_way: bool = True) -> str:
     """By which way, and how slow it was beside what it is held against."""
     path = finding.path
     assert path is not None
@@ -110,6 +113,7 @@ def path_text(finding: Finding) -> str:
         what = f"a {hung.kind} of {format_bytes(hung.bytes)} at byte {hung.offset}"
         state = "waited for a path" if hung.waits else "had no answer"
         text += f", where {what} {state} for {format_seconds(hung.age_s)}"
+        text += "" if under_way else " when it was dumped"
     elif path.p99_s:
         text += f", p99 {format_seconds(path.p99_s)}"
     against = [] if path.before_p99_s is None else [f"before {format_seconds(path.before_p99_s)}"]
@@ -166,14 +170,46 @@ def facts(found: Explanation) -> dict[str, str]:
             f"nothing is known of {ranks_text(found.missing)} of {found.world}: {_one_of(found.missing)} may have been "
             "slower"
         )
-    if found.without_events and len(found.without_events) < len(found.rows) + 1:
-        told["no I/O events"] = f"of {ranks_text(found.without_events)}: only the file of the watch is there"
+    if not found.compute_marked:
+        told["compute"] = "all that is in no watched part is taken for it, for nothing is marked by watch.compute()"
+    for rank, each_dump in sorted(found.at_dump.items(), key=lambda each: each[0] != found.rank)[:_MOST_DUMPS]:
+        told["at the dump" if rank == found.rank else f"of rank {rank}"] = _at_dump(rank, each_dump)
+    no_events = []
+    if found.without_events:
+        no_events.append(f"of {ranks_text(found.without_events)}: only the file of the watch is there")
+    if found.dumped_before:
+        no_events.append(f"of {ranks_text(found.dumped_before)}: the dump is from before this step")
+    if no_events:
+        told["no I/O events"] = "; ".join(no_events)
     if found.unread:
         told["not read"] = "; ".join(found.unread)
     told["clocks"] = _clocks(found)
     if why := sorted(set(found.why.values()) - {"request"}):
         told["dumped by"] = ", ".join(why)
     return told
+
+
+def _at_dump(rank: int, each: AtDump) -> str:
+    """What was open when it was dumped."""
+    since = "" if each.cause_s is None else f" for {format_seconds(each.cause_s)}"
+    at = {"wait": "the wait for a batch", "other": "no watched part"}.get(each.cause, each.cause)
+    text = f"{format_seconds(each.into_s)} into the step rank {rank} was in {at}{since}"
+    if each.oldest is None:
+        text += "; no command of headrace's devices was open"
+    else:
+        commands = "1 command was" if each.open_commands == 1 else f"{each.open_commands} commands were"
+        where = f", by path {each.path}" if each.path else ""
+        text += f"; {commands} without an answer, the oldest a {each.oldest.kind} of {format_bytes(each.oldest.bytes)}"
+        text += f"{where}, for {format_seconds(each.oldest.age_s)}"
+    if each.where:
+        text += f"; Python was at {' < '.join(_frame(frame) for frame in each.where[:_MOST_FRAMES])}"
+    return text
+
+
+def _frame(frame: str) -> str:
+    """Of `/a/long/way/train.py:12 save` the last part."""
+    place, _, function = frame.rpartition(" ")
+    return f"{place.rpartition('/')[2]} {function}"
 
 
 def _one_of(ranks: Sequence[int]) -> str:
@@ -259,6 +295,9 @@ def to_json(found: Explanation, gpu_hour_price: float | None = None) -> dict[str
         "lost_s": found.lost_s, "lost_gpu_s": found.gpu_s, "storage_gpu_s": found.storage_gpu_s,
         "findings": [asdict(each) for each in found.findings],
         "unwaited": None if found.unwaited is None else asdict(found.unwaited),
+        "compute_marked": found.compute_marked,
+        "at_dump": {rank: asdict(each) for rank, each in found.at_dump.items()},
+        "ranks_dumped_before": list(found.dumped_before),
         "missing_ranks": list(found.missing), "ranks_without_events": list(found.without_events),
         "collectives_lacking": [asdict(each) for each in found.lacking],
         "collectives_mismatched": [asdict(each) for each in found.mismatches],

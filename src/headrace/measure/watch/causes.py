@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 #: In the order in which they are drawn and told. The key of each second of a step that was not compute -> what it is.
 LOST = {
     "fetch": "the loader waited for reads",
@@ -38,3 +40,17 @@ SHORT = {
 }
 #: Of these, those that are several.
 PLURAL = ("copy", "collective", "checkpoint", "restart")
+
+
+def compute_marked(spent: Iterable[Mapping[str, float]]) -> bool:
+    """Of steps, by cause: a job says in one of them what computes (`Watch.compute`)."""
+    return any(each.get("compute", 0.0) > 0 for each in spent)
+
+
+def rest_computes(spent: Mapping[str, float]) -> dict[str, float]:
+    """A step of a job that never says what computes: all that is in no other part does. Whoever tells of steps (`show`,
+    `explain`, their pages, metrics) asks for it here; files and dumps have what was measured."""
+    found = dict(spent)
+    if (rest := found.pop("other", 0.0)) > 0:
+        found["compute"] = found.get("compute", 0.0) + rest
+    return found

@@ -26,7 +26,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure import arithmetic, statistics
-from headrace.measure.watch.causes import LOST, STORAGE
+from headrace.measure.watch.causes import LOST, STORAGE, compute_marked, rest_computes
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 
 #: Steps whose figures are kept for quantiles; beyond, every other one is forgotten, again and again.
@@ -475,7 +475,7 @@ def _unmarked_steps(start: _Start) -> Iterator[tuple[int, WatchStep]]:
 
 
 def _rest_computes(step: WatchStep) -> WatchStep:
-    step.spent["compute"] = step.spent.pop("other", 0.0)
+    step.spent = rest_computes(step.spent)
     return step
 
 
@@ -510,8 +510,8 @@ def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
         if furthest >= 0:
             told = f"none beyond {max(ranks[behind])}" if ranks[behind] else "none"
             found.why_none = f"rank {behind} has written {told}, others up to {furthest}"
-    found.compute_marked = not numbers or any(
-        step["compute"] > 0 for steps in ranks.values() for step in steps.values()
+    found.compute_marked = not numbers or compute_marked(
+        step.spent for steps in ranks.values() for step in steps.values()
     )
     if not found.compute_marked:
         ranks = {rank: {at: _rest_computes(step) for at, step in steps.items()} for rank, steps in ranks.items()}

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.device import BlockDevice
 from headrace.errors import UsageError
 from headrace.measure.watch.activity import SmActivity
-from headrace.measure.watch.causes import CAUSES
+from headrace.measure.watch.causes import CAUSES, compute_marked, rest_computes
 from headrace.measure.watch.device import DeviceClock
 from headrace.measure.watch.failures import Telling
 from headrace.measure.watch.host import HostCounters, IoThread
@@ -66,8 +66,9 @@ class WatchMetrics:
     steps: int
     #: Of the last step, seconds.
     last_step_s: float
-    #: By cause, seconds of all steps.
+    #: By cause, seconds of all steps. Until one says what computes, all that is in no other part does.
     spent: Mapping[str, float]
+    compute_marked: bool
     bytes: int
     #: Of the last window; None: not measured.
     sm_activity: float | None
@@ -129,6 +130,7 @@ class Watch:
         #: Ended, and the device has not come by.
         self._pending: deque[Step] = deque()
         self._totals = dict.fromkeys(CAUSES, 0.0)
+        self._compute_marked = False
         self._count = self._bytes = 0
         self._last_s = 0.0
         #: `_ends`: it is to be closed when what is settled now is.
@@ -334,8 +336,8 @@ class Watch:
 
     def metrics(self) -> WatchMetrics:
         return WatchMetrics(
-            steps=self._count, last_step_s=self._last_s, spent=dict(self._totals), bytes=self._bytes,
-            sm_activity=self._last_activity,
+            steps=self._count, last_step_s=self._last_s, spent=dict(self._totals),
+            compute_marked=self._compute_marked, bytes=self._bytes, sm_activity=self._last_activity,
         )  # fmt: skip
 
     def under_way(self) -> UnderWay | None:
@@ -468,7 +470,9 @@ class Watch:
         # In this order, for who asks for the recent ones; and it is gone from here before anybody else's code runs.
         self.steps.append(found)
         self._pending.popleft()
-        for cause, seconds in found.spent.items():
+        # What has been told as computing stays so: counters never go back.
+        self._compute_marked = self._compute_marked or compute_marked((found.spent,))
+        for cause, seconds in (found.spent if self._compute_marked else rest_computes(found.spent)).items():
             self._totals[cause] += seconds
         self._count, self._bytes, self._last_s = self._count + 1, self._bytes + step.bytes, wall
         if self._lines is not None:
