@@ -43,6 +43,7 @@ def show(
     from headrace.measure.arithmetic import dollars
     from headrace.measure.watch.join import attribute
     from headrace.measure.watch.record import files_of
+    from headrace.measure.watch.silence import unfinished
     from headrace.measure.watch.verdict import sentence
 
     check_page(html)
@@ -55,15 +56,17 @@ def show(
         _follow(files, price, worst)
         return
     found = attribute(paths, worst=worst)
+    besides = unfinished(found, paths)
     if html is not None:
         from headrace.measure.watch.page import page
 
-        html.write_text(page(found, title=f"headrace watch: {files[0].name}", gpu_hour_price=price), encoding="utf-8")
+        made = page(found, title=f"headrace watch: {files[0].name}", gpu_hour_price=price, besides=besides)
+        html.write_text(made, encoding="utf-8")
         print(f"page: {html}", file=sys.stderr)
     if json:
-        print_json(found.to_json(price) | {"sentence": sentence(found, price)})
+        print_json(found.to_json(price) | {"sentence": sentence(found, price) + besides})
         return
-    print_sentence(sentence(found, price))
+    print_sentence(sentence(found, price) + besides)
     _print(found, price)
 
 
@@ -89,6 +92,7 @@ def _follow(files: list[Path], price: float | None, worst: int) -> None:
 
     from headrace.measure.watch.join import recent
     from headrace.measure.watch.record import files_of
+    from headrace.measure.watch.silence import waiting
     from headrace.measure.watch.verdict import sentence
 
     def look() -> Attribution:
@@ -97,7 +101,8 @@ def _follow(files: list[Path], price: float | None, worst: int) -> None:
     if not sys.stdout.isatty():
         while True:
             found = look()
-            print(sentence(found, price) if found.steps else _none(found), flush=True)
+            said = waiting(found, time.time()) + sentence(found, price) if found.steps else _none(found)
+            print(said, flush=True)
             time.sleep(5 * EVERY_S)
     from rich.live import Live
 
@@ -112,17 +117,20 @@ def _none(found: Attribution) -> str:
 
 
 def _view(found: Attribution, price: float | None) -> Any:
+    import time
+
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     from headrace.measure.watch import tell
+    from headrace.measure.watch.silence import waiting
     from headrace.measure.watch.verdict import sentence
 
     if not found.steps:
         return Text(_none(found))
     parts: list[Any] = [
-        Text(sentence(found, price), style="bold"),
+        Text(waiting(found, time.time()) + sentence(found, price), style="bold"),
         Text(f"the last steps: {tell.facts(found)['steps']}"),
     ]
     for columns, rows in (tell.lost_table(found, price), tell.worst_table(found)):

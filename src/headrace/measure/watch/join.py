@@ -191,6 +191,11 @@ class Attribution:
         return sorted(self._paths.values(), key=lambda each: -each["p99_s"])
 
     @property
+    def ended_s(self) -> float | None:
+        """When the last step ended, by the clocks of the nodes."""
+        return self._down_from if self._ended_s is None else self._ended_s
+
+    @property
     def slowest_rank(self) -> RankRow | None:
         """The rank that was the slowest in most steps, where there are several."""
         return max(self.ranks.values(), key=lambda row: row.slowest) if len(self.ranks) > 1 else None

@@ -14,10 +14,12 @@ from headrace.units import format_bytes, format_seconds
 STYLE = {cause: cause for cause in (*CAUSES, "straggler")}
 
 
-def page(found: Attribution, *, title: str = "headrace watch", gpu_hour_price: float | None = None) -> str:
-    """HTML: the sentence, where the time went, which rank, which steps."""
+def page(
+    found: Attribution, *, title: str = "headrace watch", gpu_hour_price: float | None = None, besides: str = ""
+) -> str:
+    """HTML: the sentence, where the time went, which rank, which steps. `besides`: what is told behind the sentence."""
     facts = tell.facts(found)
-    made = Page(title, verdict=sentence(found, gpu_hour_price), subtitle=f"steps: {facts['steps']}")
+    made = Page(title, verdict=sentence(found, gpu_hour_price) + besides, subtitle=f"steps: {facts['steps']}")
     cards = [
         (
             percent(found.share("compute")), "of accelerator time computed",
