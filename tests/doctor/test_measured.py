@@ -193,6 +193,35 @@ def test_the_command_says_all_of_it(target: ServeProcess, tmp_path: Path, capsys
     assert not re.search(r"<script|<link|src=|@import|url\(", text)
 
 
+def test_what_nobody_saw_is_unknown(
+    target: ServeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address says what would be there. In the text, as JSON and on the page."""
+    away = f"nvme+tcp://127.0.0.1:{free_port()}/{NQN}?nsid=1"
+    other, absent = target.uri().replace(NQN, f"{NQN}-other"), target.uri().replace("nsid=1", "nsid=9")
+    page = tmp_path / "page.html"
+    for host, options, uri, word, why in (
+        (HOST, [], target.uri(), "fabric-visible", "no kernel device stands between"),
+        (f"{HOST}-other", [], target.uri(), "fabric-visible", "does not let this host in"),
+        (HOST, [], away, "unknown", "nobody answered"),
+        (HOST, [], other, "unknown", "gave no such namespace"),
+        (HOST, [], absent, "unknown", "gave no such namespace"),
+        (HOST, ["--no-measure"], target.uri(), "unknown", "nobody connected"),
+    ):
+        monkeypatch.setenv("HEADRACE_HOSTNQN", host)
+        monkeypatch.setenv("HEADRACE_HOSTID", str(uuid.UUID(int=7)))
+        words = ["doctor", uri, "--fail-on", "never", *options]
+        assert main([*words, "--json", "--html", str(page)]) == 0
+        said = json.loads(capsys.readouterr().out)
+        (storage,) = said["storage"]
+        assert storage["verdict"] == word and why in storage["why"], uri
+        assert said["sentence"].startswith(f"Storage: 1 {word}.")
+        assert any(one["id"] == "target-away" for one in said["findings"]) == (word == "unknown" and not options)
+        assert main(words) == 0
+        for text in (page.read_text(), capsys.readouterr().out):
+            assert why in text and ("fabric-visible" in text) == (word == "fabric-visible"), uri
+
+
 def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.doctor.machines import unpack
 

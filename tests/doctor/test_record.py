@@ -60,7 +60,7 @@ nqn.2014-08.org.nvmexpress:uuid:{uuid} {uuid.upper()} nqn.2020-05.com.corp:secre
         uuid.upper(),
         "1b:21",
         "21b:21ff",
-        "2a02",
+        "2a02:",
         "8.8.8.8",
         "10.1.2.3",
         "cdef01",

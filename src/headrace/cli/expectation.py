@@ -103,7 +103,7 @@ class Expectation:
 
     def _choose(self, storage: Sequence[Storage]) -> Storage:
         words = _WORDS[self.offering.kind] if self.offering.seen == "unknown" else (self.offering.seen,)
-        fitting = [one for one in storage if one.verdict.word in words]
+        fitting = [one for one in storage if one.meant in words]
         for choice in (storage, fitting):
             if len(choice) == 1:
                 return choice[0]
@@ -144,7 +144,7 @@ class Held:
         key, name = self.offering.key, self.storage.name
         found = []
         seen = self.offering.seen
-        if seen != "unknown" and seen != self.storage.verdict.word:
+        if seen != "unknown" and seen != self.storage.meant:
             found.append(
                 Finding(
                     id="expect-other-storage", severity=WARNING, about=(name,),

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headrace.plan.quantities import Range
-from headrace.plan.situation import Situation, chosen_interval_s, goodput, storage_share
+from headrace.plan.situation import Situation, chosen_interval_s, goodput, ideal_interval_s, storage_share
 
 #: A share of the time: what an end may be short at most.
 TOLERANCE = 1e-4
@@ -149,7 +149,7 @@ def _directions(what: str, synchronous: bool, given: bool) -> tuple[set[str], se
     if what == "data_wait":
         return {"mtbf", "needed"}, {"blocked", "other", "restart", *committed}
     if what == "storage":
-        return {"restart", "needed", *committed}, {"read"}
+        return {"restart", "needed", "committed"}, {"read"}
     if what == "saves":
         if not given:
             return {"read"}, {"restart", "other", *(set() if synchronous else {"committed"})}
@@ -266,18 +266,28 @@ def _cost(here: _Times) -> Pair:
 
     (1 - busy) * stopped not i * left i + busy * (stopped not * least(left i, lost) - (stopped i - stopped) * left i)
     """
-    ideal = _parts(here._replace(committed=_ZERO, load=_ZERO, busy=_ONE))
-    now, left = _parts(here), ideal.left
-    interval, blocked = here.interval or (None, None), _ZERO if here.synchronous else here.blocked
+    blocked = _ZERO if here.synchronous else here.blocked
+
+    def over_ideal(blocked: float, mtbf: float, other: float, given: float | None, chosen: float) -> float:
+        if given is None:
+            return chosen_interval_s(blocked, 0.0, mtbf, None)
+        return ideal_interval_s(blocked, mtbf, other, given, chosen)
 
     def chosen(end: int) -> Pair:
         """Over such storage and over this one, where `committed` stretches the interval least (0) and most."""
         committed, rest = here.committed[end], 1 - end
-        own = committed if here.synchronous else blocked[rest]
-        return (
-            chosen_interval_s(blocked[rest], 0.0, here.mtbf[rest], interval[rest]),
-            chosen_interval_s(own, committed, here.mtbf[rest], interval[rest]),
-        )  # fmt: skip
+        own, given = committed if here.synchronous else blocked[rest], here.interval and here.interval[rest]
+        after = chosen_interval_s(own, committed, here.mtbf[rest], given)
+        return over_ideal(blocked[rest], here.mtbf[rest], here.other[end], given, after), after
+
+    interval = here.interval
+    if interval is not None:
+        # It goes up with all but `other`.
+        ends = zip(blocked, here.mtbf, here.other[::-1], interval, map(max, interval, here.committed), strict=True)
+        least, most = (ideal_interval_s(*one) for one in ends)
+        interval = least, most
+    ideal = _parts(here._replace(committed=_ZERO, load=_ZERO, busy=_ONE, interval=interval))
+    now, left = _parts(here), ideal.left
 
     def lost(end: int) -> float:
         before, after = chosen(end)
@@ -298,8 +308,7 @@ def _cost(here: _Times) -> Pair:
     waits = (1 - ideal.stopped[1]) * left[0], (1 - ideal.stopped[0]) * left[1]
     low = min((1 - busy) * waits[0] + busy * low for busy in here.busy)
     high = max((1 - busy) * waits[1] + busy * high for busy in here.busy)
-    # Over faster storage the best interval trains no less.
-    return low if here.interval is not None else max(0.0, low), high
+    return max(0.0, low), high
 
 
 def _branch_and_bound(box: Box, value: Callable[[Point], float], bound: Callable[[Box], float], boxes: int) -> Pair:

@@ -65,11 +65,12 @@ def _formula(result: str, text: str, what: str, *, synchronous: bool, given_inte
 def formulas(*, synchronous: bool, given_interval: bool) -> dict[str, Formula]:
     """By name: "storage", "goodput", and of `Shares` what is lost to what."""
     kinds = {"synchronous": synchronous, "given_interval": given_interval}
+    apart = ", saves no further apart than here" if given_interval else ""
     busy = "busy = min(1, read rate / needed), committed = size / write rate, load = restart bytes / read rate"
     return {
         "goodput": _formula("share of the time that trains", f"{TEXT}; {busy}", "goodput", **kinds),
         "storage": _formula(
-            "what storage costs of it", "goodput over storage that takes no time - goodput", "storage", **kinds
+            "what storage costs of it", f"goodput over storage that takes no time{apart} - goodput", "storage", **kinds
         ),
         "data_wait": _formula("lost to waiting for data", "the factor of busy", "data_wait", **kinds),
         "saves": _formula("lost to saves that stop training", "the factor of blocked", "saves", **kinds),

@@ -21,6 +21,12 @@ def chosen_interval_s(blocked_s: float, committed_s: float, mtbf_s: float, given
     return best_interval(blocked_s=blocked_s, committed_s=committed_s, mtbf_s=mtbf_s).seconds
 
 
+def ideal_interval_s(blocked_s: float, mtbf_s: float, other_s: float, given_s: float, chosen_s: float) -> float:
+    """Of those from the given interval to the chosen one that which trains most over storage that takes no time. Up to
+    it `(1 - blocked / interval) * (1 - (interval / 2 + other) / mtbf)` rises, and then it falls."""
+    return min(max(given_s, math.sqrt(2 * blocked_s * max(0.0, mtbf_s - other_s))), chosen_s)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """A job over a storage: B, B/s, s, as plain numbers. `interval_s` None: the best one is taken."""
@@ -50,8 +56,14 @@ class Situation:
         return chosen_interval_s(self.blocked_s, self.committed_s, self.mtbf_s, self.interval_s)
 
     def over_ideal_storage(self) -> Situation:
-        """The same job where storage takes no time at all. An asynchronous save still copies."""
-        return replace(self, read=math.inf, write=math.inf)
+        """The same job where storage takes no time at all. An asynchronous save still copies. A cadence that is given
+        stays; where storage made saves come further apart than that, they may, where that trains more."""
+        ideal = replace(self, read=math.inf, write=math.inf)
+        if self.interval_s is None:
+            return ideal
+        return replace(ideal, interval_s=ideal_interval_s(
+            ideal.blocked_s, self.mtbf_s, self.other_s, self.interval_s, self.chosen_interval_s
+        ))  # fmt: skip
 
     def shares(self) -> Shares:
         interval = self.chosen_interval_s
@@ -86,5 +98,5 @@ def goodput(situation: Situation) -> float:
 
 
 def storage_share(situation: Situation) -> float:
-    """Share of the time that would train if storage took none: what storage costs."""
-    return goodput(situation.over_ideal_storage()) - goodput(situation)
+    """Share of the time that would train if storage took none: what storage costs. Never below 0, but for rounding."""
+    return max(0.0, goodput(situation.over_ideal_storage()) - goodput(situation))

@@ -22,7 +22,7 @@ _CHANGES_MAX = 10
 
 def carrying(facts: Facts, storage: Sequence[Storage]) -> list[Interface]:
     """The interfaces by which storage is reached over a network."""
-    parts = {part for one in storage if one.verdict.word in (FABRIC, NETWORK_FS) for part in one.parts}
+    parts = {part for one in storage if one.meant in (FABRIC, NETWORK_FS) for part in one.parts}
     return [one for one in facts.network.interfaces if one.name in parts and one.name != "lo"]
 
 
