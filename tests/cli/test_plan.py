@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,24 @@ def test_a_table_a_question(capsys: pytest.CaptureFixture[str]) -> None:
     assert "parameters * (weight bytes + state bytes)" in out and "112.4 GB" in out and "[Young" not in out
 
 
+def test_on_a_terminal_the_sentence_is_still_there_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(capsys, "plan", *JOB).count("Nothing needs to change.") == 1
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = run(capsys, "plan", *JOB)
+    assert out.startswith("Storage is not your problem") and out.endswith("Nothing needs to change.\n")
+
+
+def test_what_is_nearly_right_is_answered_with_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "plan", *JOB, "--provider", "aws/fsx")
+    assert "aws has no such offering" in said and "aws/fsx-lustre" in said and "vultr" not in said
+    assert "for example provider=aws" in refused(capsys, "providers", "--filter", "aws")
+
+
 def test_json_and_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    told = json.loads(run(capsys, "plan", *JOB, "--json", "--html", str(page), "--gpu-price", "2.5"))
+    told = json.loads(run(capsys, "plan", *JOB, "--json", "--html", str(page), "--gpu-hour-price", "2.5"))
     assert told["verdict"]["nothing_to_change"] is True
     assert {question["question"] for question in told["questions"]} == {
         "model", "storage", "feeding", "saves", "restarts", "network", "goodput", "money"
@@ -106,7 +122,7 @@ def test_a_config_beside_its_job(capsys: pytest.CaptureFixture[str], tmp_path: P
         [*JOB, "--read", "fast"], [*JOB, "--read", "3GB/s..1GB/s"], [*JOB, "--read", "0"], [*JOB, "--tp", "3"],
         [*JOB, "--provider", "nobody"], [*JOB, "--provider", "aws"], [*JOB, "--provider", "aws/fsx-lustre"],
         [*JOB, "--set", "feed.tokens"], [*JOB, "--set", "feed.tokans=3"], [*JOB, "--set", "gpus=3"],
-        [*JOB, "--sharding", "zero9"], [*JOB, "--gpu-price", "-1"], [*JOB, "--catalogue", "/nowhere/at-all.toml"],
+        [*JOB, "--sharding", "zero9"], [*JOB, "--gpu-hour-price", "-1"], [*JOB, "--catalogue", "/nowhere/at-all.toml"],
         ["--job", "/nowhere/at-all.toml"], [*JOB, "--set", "model.states=fp32,fp64"], ["--provider", "aws/fsx-lustre"],
         [*JOB, "--set", "goals.lost=70%"], [*JOB, "--read", "1" * 400], [*JOB, "--config", "\udcff"],
     ],

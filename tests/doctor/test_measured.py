@@ -126,7 +126,10 @@ def test_a_session_identifier_that_is_refused_is_told(target: ServeProcess, monk
     assert "target-session" not in _ids(found)
     assert _ids(replace(found, session_accepted=False, session_error="HOSTID"))["target-session"] == "error"
     assert _ids(replace(found, fence="none"))["fence-none"] == "warning"
-    assert _ids(replace(found, fence="until-restart"))["fence-until-restart"] == "note"
+    forgetful = replace(found, fence="until-restart")
+    assert _ids(forgetful)["fence-until-restart"] == "note"
+    # Ours keeps them, where it is no memory that it exports.
+    assert any("but for mem:" in one.what_to_do for one in check_measured((forgetful,), ()))
     monkeypatch.setattr(probing, "READS", 0)
     assert _probe(target).latency is None
 

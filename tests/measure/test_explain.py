@@ -19,7 +19,7 @@ from headrace.measure.blackbox.dump import DumpUnreadable
 from headrace.measure.blackbox.evidence import Evidence, clocks, gather
 from headrace.measure.blackbox.explain import explain
 from headrace.measure.blackbox.page import page
-from headrace.measure.blackbox.tell import facts, sentence
+from headrace.measure.blackbox.tell import facts, path_text, sentence
 from tests.measure.dumps import Rank, evidence
 from tests.measure.watches import header, step, write
 
@@ -229,9 +229,14 @@ def test_a_command_that_hangs_is_found_in_the_step_under_way() -> None:
     assert "where a read of 4.0 KiB at byte 8192 had no answer for 30.0 s" in text and "So far it costs 59.9" in text
     # The other rank reads by that path as it always does.
     assert found.main.scope == "path"
-    # Nothing hangs: not known.
+    # Nothing hangs: not known, which is not nothing.
     idle = Rank(1, 2).usual().step(cause="wait", quiet=True, wait=30.0)
-    assert explain(evidence(other, idle)).storage == "unknown"
+    seen = evidence(other, idle)
+    assert explain(seen).storage == "unknown" and ">unknown<" in page(explain(seen), seen)
+    # No path could take it: none is the slowest.
+    lost = explain(evidence(Rank().usual().step(hangs=(0, NO_PATH), cause="wait", quiet=True, wait=30.0)))
+    assert lost.main is not None
+    assert "by all its paths, where a read of 4.0 KiB" in path_text(replace(lost.main, scope="target"))
 
 
 def test_who_is_furthest_behind_is_who_hangs() -> None:

@@ -39,6 +39,7 @@ def test_pictures_do() -> None:
     verdict = made.verdict
     assert verdict.problem == "yes" and not verdict.nothing_to_change
     assert verdict.cures[0].name == "read" and "delivers 4.9" in verdict.cures[0].text
+    assert verdict.cures[0].text.endswith(" in all (now 1.2 GB/s), 616 MB/s a node")
     # 4.93 GB/s are needed and 1.2 are there: busy for 24 %.
     assert made.shares.data_wait == pytest.approx(0.756, abs=0.002)
     # With what is asked for, they do not any more.

@@ -40,7 +40,7 @@ def plan(
     read: Annotated[_Text, _option("RATE", "What storage delivers to all nodes, as 10GB/s.")] = None,
     write: Annotated[_Text, _option("RATE", "What it takes from all nodes.")] = None,
     nic: Annotated[_Text, _option("GBIT", "Speed of the storage NIC of a node, Gbit/s.")] = None,
-    gpu_price: Annotated[_Text, _option("PRICE", "Of a GPU hour; without it no money is shown.")] = None,
+    gpu_price: Annotated[_Text, _option("PRICE", "Without it no money is shown.", "--gpu-hour-price")] = None,
     provider: Annotated[
         _Text, _option("NAME", "Storage as this provider claims it, as aws/fsx-lustre: see `headrace providers`.")
     ] = None,
@@ -125,3 +125,7 @@ def _print(made: Plan) -> None:
     ]
     print("\nWhat was assumed, since nothing was said of it")
     print_table(["key", "value", "why"], rows, page=True)
+    if sys.stdout.isatty():
+        # What was said first has left the screen.
+        print()
+        print_sentence(made.verdict.sentence)

@@ -196,6 +196,12 @@ class Catalogue:
             raise UsageError(
                 f"{name} offers several things", expected=f"one of {', '.join(one.key for one in matches)}"
             )  # fmt: skip
+        provider, slash, _ = name.partition("/")
+        offered = [one.key for one in self.offerings if one.provider == provider]
+        if slash and offered:
+            raise UsageError(
+                f"{provider} has no such offering", expected=f"one of {', '.join(offered)}", found=repr(name)[:80]
+            )
         known = sorted({one.provider for one in self.offerings})
         raise UsageError(
             "no such provider in the catalogue", expected=f"one of {', '.join(known)}, or one in a file of your own",
@@ -210,8 +216,9 @@ class Catalogue:
             values = _FILTERS.get(key)
             if not equals or values is None:
                 raise UsageError(
-                    "--filter", expected=f"KEY=VALUE, where KEY is one of {', '.join(_FILTERS)}", found=repr(text)[:80]
-                )
+                    "--filter", expected=f"KEY=VALUE, where KEY is one of {', '.join(_FILTERS)}", found=repr(text)[:80],
+                    next_step="for example provider=aws",
+                )  # fmt: skip
             known = sorted({word for one in self.offerings for word in values(one)})
             if value not in known:
                 raise UsageError(f"--filter {key}", expected=f"one of {', '.join(known)}", found=repr(value)[:80])

@@ -60,10 +60,10 @@ def cures(
     read, write = goals.read(here), goals.write(here)
     if here.read < read:
         change: Change = lambda s: replace(s, read=max(s.read, goals.read(s)))  # noqa: E731
-        found.append(("read", f"storage that delivers {_rates(read, nodes)} (now {_rate(here.read)})", change))
+        found.append(("read", f"storage that delivers {_rates(read, here.read, nodes)}", change))
     if here.write < write:
         change = lambda s: replace(s, write=max(s.write, goals.write(s)))  # noqa: E731
-        found.append(("write", f"storage that takes {_rates(write, nodes)} (now {_rate(here.write)})", change))
+        found.append(("write", f"storage that takes {_rates(write, here.write, nodes)}", change))
     if synchronous:
         found.append(
             ("asynchronous", "asynchronous saves: training stands only while they are copied",
@@ -108,5 +108,6 @@ def _rate(value: float) -> str:
     return units.show(value, units.RATE) if math.isfinite(value) else "without end"
 
 
-def _rates(value: float, nodes: float) -> str:
-    return _rate(value) if nodes <= 1 else f"{_rate(value)} in all, {_rate(value / nodes)} to each node"
+def _rates(value: float, there: float, nodes: float) -> str:
+    now = f"(now {_rate(there)})"
+    return f"{_rate(value)} {now}" if nodes <= 1 else f"{_rate(value)} in all {now}, {_rate(value / nodes)} a node"

@@ -91,5 +91,5 @@ def question(job: Job, *, size: Range, gpus: Range, share: Range, load: Range) -
         idle = IDLE.put({"share": share, "gpus": gpus, "price of a GPU hour": hour})
         answers += [idle, IDLE_MONTH.put({"waiting": idle.value, "month": MONTH})]
         answers.append(RESTART.put({"load": load, "gpus": gpus, "price of a GPU hour": hour}))
-    note = "" if hour is not None else "what waiting GPUs cost: unknown without the price of a GPU hour (--gpu-price)"
+    note = "" if hour is not None else "what waiting GPUs cost: unknown without --gpu-hour-price"
     return Question(name="money", title="How much room, and what does it cost?", answers=tuple(answers), note=note)

@@ -20,7 +20,7 @@ from headrace.bench.patterns.samples import Grid, by_chance, read_again, split
 from headrace.bench.places.protocol import Place, Ranges, Tell
 from headrace.bench.ranks import Ranks
 from headrace.errors import UsageError
-from headrace.units import format_bytes
+from headrace.units import format_bytes, format_rate
 
 #: Of what the feed reaches alone, what it is to keep.
 SHARE_OF_ALONE = 0.5
@@ -77,7 +77,7 @@ def run(place: Place, options: Options, tell: Tell, ranks: Ranks | None = None) 
     figures = [
         Figure(
             name="feed kept", value=min(1.0, fed.bytes / seconds / wanted), unit=SHARE,
-            note=f"of {format_bytes(wanted)}/s, half of what it reaches alone",
+            note=f"of {format_rate(wanted)}, half of what it reaches alone",
         ),
         *_latency("batch p99 alone", quiet),
         *_latency("batch p99 while saving", fed),

@@ -100,7 +100,8 @@ def _fence(probe: TargetProbe) -> Iterator[Finding]:
             evidence="RESCAP: no persistence through power loss",
             why="between its restart and the next beat of the session an older writer could write; headrace's own host "
             "asks on each new association before it writes, so none of its sessions does",
-            what_to_do="nothing, where all who write are headrace; else a target that keeps them (headrace serve)",
+            what_to_do="nothing, where all who write are headrace; else a target that keeps them (headrace serve does, "
+            "but for mem:)",
         )
 
 

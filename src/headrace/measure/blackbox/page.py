@@ -29,7 +29,7 @@ def page(found: Explanation, evidence: Evidence, *, gpu_hour_price: float | None
     cards = [
         (format_seconds(found.took_s), f"step {found.step}", _usual(found)),
         (gpu_time(found.gpu_s), "lost", f"{found.world} {'rank' if found.world == 1 else 'ranks'}"),
-        (gpu_time(found.storage_gpu_s), "of it to storage", found.main.confidence if found.main else ""),
+        (_storage(found), "of it to storage", found.main.confidence if found.main else ""),
     ]
     if gpu_hour_price is not None:
         cards.append((money(found.gpu_s, gpu_hour_price), "lost", f"at ${gpu_hour_price:g} an hour"))
@@ -55,6 +55,11 @@ def page(found: Explanation, evidence: Evidence, *, gpu_hour_price: float | None
         made.section("Paths", table(columns, rows))
     made.facts("What it rests on", tell.facts(found))
     return made.html()
+
+
+def _storage(found: Explanation) -> str:
+    """What may have been storage is not told as nothing."""
+    return gpu_time(found.storage_gpu_s) if found.storage_gpu_s or found.storage != "unknown" else "unknown"
 
 
 def _usual(found: Explanation) -> str:

@@ -101,7 +101,7 @@ def path_text(finding: Finding, *, under_way: bool = True) -> str:
     assert path is not None
     target = path.target or path.device
     if finding.scope == "target":
-        text = f"from target {target}, by all its paths ({path.path} the slowest)"
+        text = f"from target {target}, by all its paths{f' ({path.path} the slowest)' if path.path else ''}"
     elif finding.scope == "node":
         text = f"by all paths of its node (the slowest: {path.path} to {target})"
     else:
