@@ -16,9 +16,9 @@ from headrace.doctor.checks.measured import check_measured
 from headrace.doctor.facts import Facts, gather
 from headrace.doctor.finding import ERROR, WARNING, Finding
 from headrace.doctor.machine import Machine
-from headrace.doctor.probe import TargetProbe, probe_target
+from headrace.doctor.probe import TargetProbe, probe_target, verdict_of_target
 from headrace.doctor.rate import Rate, rate_apart, rate_of_target
-from headrace.doctor.storage import Storage, all_storage, as_probed, named_storage
+from headrace.doctor.storage import Storage, all_storage, named_storage
 from headrace.doctor.touch import Touch, touch
 
 _AT_ONCE = 8
@@ -112,8 +112,8 @@ def examine(
     measure = measure and machine.live
     chosen = load(facts, storage) if load is not None else None
     targets, touches = _measure(facts, storage, tell) if measure else ([], [])
-    probes = {one.uri: one for one in targets}
-    storage = [as_probed(one, probes[one.name]) if one.name in probes else one for one in storage]
+    seen = {one.uri: verdict_of_target(one) for one in targets}
+    storage = [dataclasses.replace(one, verdict=seen.get(one.name, one.verdict)) for one in storage]
     rate = None
     if chosen is not None and measure:
         tell(f"reading from {chosen.name} for some seconds")

@@ -21,6 +21,7 @@ from headrace.device import NativeDevice, NvmeTcpAddress, PathInfo, Portal, open
 from headrace.device.address import NVME_TCP_PORT
 from headrace.doctor.latency import Latency
 from headrace.doctor.tcp import PathMtu, TcpState, own_connections, path_mtu, state_of
+from headrace.doctor.verdict import FABRIC, UNKNOWN, Verdict
 from headrace.errors import ConnectRefused, HeadraceError
 from headrace.fabric import discover, parse_endpoint
 from headrace.volume.writing import fence
@@ -75,6 +76,17 @@ class TargetProbe:
     #: that nobody can use.
     advertised: tuple[PortalProbe, ...] = ()
     unusable: tuple[str, ...] = ()
+
+
+def verdict_of_target(probe: TargetProbe) -> Verdict:
+    """A target that let this host in, or that knows the name and this host not, was seen; another one was not."""
+    if probe.error is None:
+        return Verdict(word=FABRIC, why="NVMe/TCP, by headrace's own host: no kernel device stands between")
+    if probe.refused:
+        return Verdict(word=FABRIC, why="NVMe/TCP: the target answered, and does not let this host in")
+    if all(portal.error is not None for portal in probe.portals):
+        return Verdict(word=UNKNOWN, why="an address of NVMe/TCP, at which nobody answered")
+    return Verdict(word=UNKNOWN, why="an address of NVMe/TCP: who answered there gave no such namespace")
 
 
 def probe_target(address: NvmeTcpAddress) -> TargetProbe:

@@ -14,7 +14,6 @@ from headrace.doctor.facts import Facts
 from headrace.doctor.facts.block import Disk
 from headrace.doctor.facts.mounts import MEMORY, Mount, mount_of, read_mounts
 from headrace.doctor.machine import Machine
-from headrace.doctor.probe import TargetProbe
 from headrace.doctor.verdict import FABRIC, LOCAL, NETWORK_FS, UNKNOWN, Verdict, verdict_of_disk, verdict_of_mount
 from headrace.errors import UsageError
 
@@ -110,20 +109,6 @@ def of_target(facts: Facts, address: NvmeTcpAddress) -> Storage:
         name=address.uri, kind="target", address=address, parts=frozenset(parts),
         verdict=Verdict(word=UNKNOWN, why="an address of NVMe/TCP; nobody connected to it"),
     )  # fmt: skip
-
-
-def as_probed(one: Storage, probe: TargetProbe) -> Storage:
-    """A target that let this host in, or that knows the name and this host not, was seen; another one was not."""
-    if probe.error is None:
-        why = "NVMe/TCP, by headrace's own host: no kernel device stands between"
-        verdict = Verdict(word=FABRIC, why=why)
-    elif probe.refused:
-        verdict = Verdict(word=FABRIC, why="NVMe/TCP: the target answered, and does not let this host in")
-    elif all(portal.error is not None for portal in probe.portals):
-        verdict = Verdict(word=UNKNOWN, why="an address of NVMe/TCP, at which nobody answered")
-    else:
-        verdict = Verdict(word=UNKNOWN, why="an address of NVMe/TCP: who answered there gave no such namespace")
-    return replace(one, verdict=verdict)
 
 
 def _named(machine: Machine, facts: Facts, name: str) -> Storage:
