@@ -274,6 +274,25 @@ def test_what_pytorch_wrote_on_a_timeout_is_not_written_over(
     assert "TORCH_FR_DUMP_TEMP_FILE" not in os.environ
 
 
+def test_what_a_box_in_a_relative_folder_writes_of_the_recorder_is_not_taken_for_pytorchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = ModuleType("headrace.torch.flight_recorder")
+    recorder.flight_recorder_trace = lambda: b"of now"  # type: ignore[attr-defined]
+    for name in ("headrace.torch.flight_recorder", "torch.distributed"):
+        monkeypatch.setitem(sys.modules, name, recorder)
+    monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    monkeypatch.chdir(tmp_path)
+    with BlackBox("runs", rank=3) as box:
+        box.dump()
+        # Both are looked at together.
+        (tmp_path / "runs" / DUMP_NOW).touch()
+        until(lambda: any(DUMP_NOW in dump.detail for dump in dumps(tmp_path / "runs")), "what the file asks for")
+        box.dump("last")
+    assert "collective" not in [dump.why for dump in dumps(tmp_path / "runs")]
+    assert (tmp_path / "runs" / "flight-recorder-3").read_bytes() == b"of now"
+
+
 def test_signals_are_heard_and_passed_on_and_given_back(tmp_path: Path) -> None:
     heard: list[int] = []
 

@@ -93,7 +93,7 @@ def test_a_job_that_never_says_what_computes_is_explained_by_the_rule_of_show(tm
     found = explain(told)
     assert found.main is not None and (found.main.cause, found.storage) == ("compute", "unknown")
     assert found.rows[0].spent == {"fetch": 0.1, "compute": 4.9} and not found.compute_marked
-    assert "spent 4.0 s in none of the watched parts" in sentence(found)
+    assert "spent 4.0 s more than usual in what nobody marked" in sentence(found)
     assert "nothing is marked by watch.compute()" in facts(found)["compute"]
     # It is no loss: a step like the others lost its wait.
     like = explain(told, 3)
@@ -147,6 +147,38 @@ def test_a_straggler_and_a_slow_collective_are_told_apart() -> None:
     found = explain(evidence(*slow[:2]))
     assert found.storage == "unknown" and found.missing == (2,)
     assert "rank 2 may be what was waited for" in facts(found)["against it"]
+
+
+def test_who_waits_for_a_save_of_another_rank_was_not_in_a_slow_collective(tmp_path: Path) -> None:
+    """It is in its next step already, and that is as long."""
+    usual, ranks = {"compute": 0.02, "collective": 0.005}, []
+    for rank in range(2):
+        lines = [step(n, 1000.0 + n * 0.025, **usual) for n in range(8)]
+        save = 3.0 if rank else 0.0
+        lines.append(step(8, 1000.2, **usual, **({"checkpoint": save} if save else {})))
+        lines.append(step(9, 1000.225 + save, compute=0.02, collective=0.005 if rank else 3.005))
+        lines += [step(n, 1003.0 + n * 0.025, **usual) for n in range(10, 14)]
+        ranks.append(write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2, node="a"), *lines]))
+    told = gather([tmp_path])
+    found = explain(told)
+    assert found.main is not None and (found.step, found.rank, found.main.cause) == (8, 1, "checkpoint")
+    like = explain(told, 9)
+    assert like.took_s == pytest.approx(0.025) and not like.stands_out
+    # It is known only where their clocks are.
+    for path in ranks:
+        path.write_text(path.read_text().replace('"node": "a"', f'"node": "{path.name}"').replace("collective", "copy"))
+    assert explain(gather([tmp_path]), 9).took_s == pytest.approx(3.025)
+
+
+def test_frames_of_the_box_are_none_of_the_job(tmp_path: Path) -> None:
+    rank = Rank().usual().step(cause="collective", collective=30.0)
+    frames = ["/a/train.py:9 reduce", "/x/headrace/measure/watch/failures.py:2 __exit__",
+              "/x/headrace/measure/blackbox/box.py:3 failed", "/x/threading.py:1 wait"]  # fmt: skip
+    dump = replace(rank.dump("collective"), detail="RuntimeError: gone", threads={"MainThread (1)": frames})
+    write_dump(tmp_path / dump_name(0), dump)
+    told = facts(explain(gather([tmp_path])))
+    assert told["at the dump"].endswith("Python was at train.py:9 reduce")
+    assert told["dumped by"] == "collective: RuntimeError: gone" and "clocks" not in told
 
 
 def test_a_blocked_loader_is_storage_only_where_commands_say_so() -> None:
@@ -265,10 +297,10 @@ def test_a_step_like_the_others_is_called_so() -> None:
 def test_clocks_that_are_apart_are_brought_together_by_ends_of_steps() -> None:
     first, ahead = Rank(0, 2, host="same name").usual(), Rank(1, 2, host="same name", ahead_ns=7_000_000_000).usual()
     # Two nodes whose clocks agree, and whose monotonic ones do not.
-    found = clocks(evidence(first, ahead))
+    found = clocks(evidence(first, ahead).ranks)
     assert found[1].shift_ns == -7_000_000_000 and found[1].by == "ends of steps" and found[1].error_s == 0
     alone = [Rank(0, 2).usual(fetch=0.1), Rank(1, 2, ahead_ns=7_000_000_000).usual(fetch=0.2)]
-    found = clocks(evidence(*alone))
+    found = clocks(evidence(*alone).ranks)
     assert found[1].error_s is None and found[1].by == "the nodes' clocks" and found[1].shift_ns == -7_000_000_000
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.errors import UsageError
+from headrace.measure.watch import tell
 from headrace.measure.watch.differential import stalls_of_files
 from headrace.measure.watch.join import BINS, Attribution, attribute, recent
 from headrace.measure.watch.page import page
@@ -74,6 +75,46 @@ def test_a_rank_that_computes_longer_is_a_straggler(tmp_path: Path) -> None:
     assert "rank 2 on node2" in text
 
 
+def test_a_straggler_is_who_was_waited_for_and_not_who_was_last_most_often(tmp_path: Path) -> None:
+    ranks = [
+        [step(n, 1000.0 + 9 * n, compute=1.0, collective=0.1 if rank == 0 else 0.2) for n in range(8)]
+        + [step(8, 1080.0, compute=9.0 if rank else 1.0, collective=0.1 if rank else 8.1)]
+        for rank in range(2)
+    ]
+    found, text = said(tmp_path, *ranks)
+    assert found.slowest_rank is not None and found.slowest_rank.rank == 0
+    assert "rank 1 on node1" in text
+
+
+@pytest.mark.parametrize("nodes_apart_s", [0.0, 100.0])
+def test_a_wait_for_what_another_rank_saves_is_paid_for_once(tmp_path: Path, nodes_apart_s: float) -> None:
+    """It is in the next step of the one that waits, which had begun that while the other one saved."""
+    paths = []
+    for rank in range(2):
+        apart = nodes_apart_s * rank
+        lines = [step(n, 1000.0 + n * 0.2 + apart, compute=0.1, collective=0.1) for n in range(8)]
+        # It starts later than the other, which is waited for in a first step.
+        lines[0] |= {"started_s": 1000.0 + apart - (0.5 if rank == 0 else 0.0)}
+        lines.append(step(8, 1001.6 + apart, compute=0.1, collective=0.1, checkpoint=3.0 if rank == 0 else 0.0))
+        lines.append(step(9, 1004.8 + apart - 3.0 * rank, compute=0.1, collective=0.1 + 3.0 * rank))
+        lines += [step(n, 1003.0 + n * 0.2 + apart, compute=0.1, collective=0.1) for n in range(10, 16)]
+        node = header(rank, 2, node=f"node{rank if nodes_apart_s else 0}")
+        paths.append(write(tmp_path / f"rank-{rank:05d}.jsonl", [node, *lines]))
+    for found in (attribute(paths), recent(paths)):
+        assert found.spent_gpu_s["checkpoint"] == pytest.approx(6.0)
+        assert found.spent_gpu_s["collective"] == pytest.approx(2 * 16 * 0.1, rel=0.02)
+        assert found.total_gpu_s == pytest.approx(2 * (16 * 0.2 + 3.0), rel=0.02)
+        assert (found.worst[0].step, found.worst[0].slowest, found.longest[1]) == (8, 0, 8)
+        assert sentence(found).startswith("Checkpoints that training waited for are your problem")
+
+
+def test_a_rank_that_wrote_no_more_is_told(tmp_path: Path) -> None:
+    ranks = [[step(n, 1000.0 + n, compute=1.0) for n in range(count)] for count in (9, 4)]
+    found, _ = said(tmp_path, *ranks)
+    assert tell.facts(found)["behind"] == "rank 1 wrote none after 3, others up to 8: what it did then is not known"
+    assert "behind" not in tell.facts(attribute(job(tmp_path, ranks[0], ranks[0])))
+
+
 @pytest.mark.parametrize(
     ("spent", "begin"),
     [
@@ -83,6 +124,7 @@ def test_a_rank_that_computes_longer_is_a_straggler(tmp_path: Path) -> None:
         ({"compute": 1.0, "collective": 1.0}, "Storage is not your problem: collectives are, which cost 50.0 %"),
         ({"compute": 1.0, "copy": 0.5, "fetch": 0.4}, "Storage is not your greatest problem: copies to the device are"),
         ({"compute": 1.0, "checkpoint": 1.0}, "Checkpoints that training waited for are your problem: they cost"),
+        ({"compute": 1.0, "other": 1.0}, "What nobody marked is your problem: it cost 50.0 %"),
         ({"compute": 1.0, "blocked": 1.0}, "Your loader is your problem: it was blocked for 50.0 %"),
         ({"compute": 1.0, "fetch": 0.01, "checkpoint": 0.015}, "No single thing is your problem"),
     ],
@@ -200,7 +242,7 @@ def test_a_job_that_never_says_what_computes_does_not_lose_that(
     assert main(["watch", "show", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("Storage is your problem: waiting for reads cost 40.0 % of accelerator time")
-    assert "nothing is marked by watch.compute()" in said
+    assert "taken for computing, a save too: nothing is marked by watch.compute()" in said
     # One step that says so is enough: what is in no part is lost, then.
     first[4] = step(4, 1004.0, fetch=0.1, compute=0.8, other=0.1)
     found = attribute(job(tmp_path, first, second))

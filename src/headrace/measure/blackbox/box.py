@@ -178,7 +178,8 @@ class _Core:
         self._request_file = folder / DUMP_NOW
         self._seen = {self._request_file: _sign(self._request_file)}
         self._flight_recorder = flight_recorder
-        self._recorders_file = folder / f"{RECORDER}{rank}"
+        # As PyTorch is told it: where both are not one name, what the box writes there looks as if PyTorch had.
+        self._recorders_file = folder.absolute() / f"{RECORDER}{rank}"
         #: Variables that are the box's: another one has its own folder.
         self._told_pytorch: dict[str, str] = {}
         if flight_recorder:

@@ -18,6 +18,7 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.measure.blackbox.dump import Dump, DumpUnreadable, read_dump
 from headrace.measure.blackbox.flight_recorder import MOST_RANKS, FlightRecord, read_flight_recorder
+from headrace.measure.watch.ahead import TOGETHER, hidden_in, shortened
 from headrace.measure.watch.causes import compute_marked, rest_computes
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 from headrace.measure.watch.watch import FLUSH_S
@@ -198,11 +199,34 @@ def together(
             record.steps = {number: _unmarked(row) for number, row in record.steps.items()}
             record.at_dump = record.at_dump and _unmarked(record.at_dump)
             record.under_way = record.under_way and record.at_dump
+    _leave_out_what_is_ahead(ranks)
     return Evidence(
         ranks=ranks, world=world, compute_marked=marked,
         flights=tuple(sorted((each for each in flights if each.rank < world), key=lambda each: each.rank)),
         unread=tuple(unread),
     )  # fmt: skip
+
+
+def _leave_out_what_is_ahead(ranks: dict[int, RankRecord]) -> None:
+    """A rank that waited in its next step for one that was still in this one: that wait is none of the next step's
+    (`headrace.measure.watch.ahead`). Where clocks are not known to go together, nothing is changed."""
+    by_clock = {rank: clock for rank, clock in clocks(ranks).items() if clock.error_s is not None}
+    known = {rank: clock.shift_ns for rank, clock in by_clock.items()}
+    within_s = 2 * max(clock.error_s or 0.0 for clock in by_clock.values())
+    numbers = sorted({number for rank in known for number in ranks[rank].steps})
+    for number in numbers[1:]:
+        rows = {rank: row for rank in known if (row := ranks[rank].at(number)) is not None}
+        if len(rows) < 2:
+            continue
+        begun = max(row.started_ns + known[rank] for rank, row in rows.items())
+        shortest = min(row.wall_s for row in rows.values())
+        hidden = hidden_in(row.spent for row in rows.values())
+        for rank, row in rows.items():
+            ahead_ns = min(begun - known[rank], row.ended_ns) - row.started_ns
+            if ahead_ns * 1e-9 > max(TOGETHER * shortest, within_s) and number in ranks[rank].steps:
+                ranks[rank].steps[number] = replace(
+                    row, started_ns=row.started_ns + ahead_ns, spent=shortened(row.spent, ahead_ns * 1e-9, hidden)
+                )
 
 
 def _rows(record: RankRecord) -> list[StepOfRank]:
@@ -367,12 +391,11 @@ class Clock:
     by: str
 
 
-def clocks(evidence: Evidence) -> dict[int, Clock]:
+def clocks(ranks: Mapping[int, RankRecord]) -> dict[int, Clock]:
     """Of each rank, beside the one with the least number."""
-    ranks = list(evidence.ranks.values())
-    first = min(ranks, key=lambda record: record.rank)
+    first = ranks[min(ranks)]
     found = {first.rank: Clock(shift_ns=0, error_s=0.0, by="the clock of the same host")}
-    for record in ranks:
+    for record in ranks.values():
         if record is not first:
             found[record.rank] = _beside(first, record)
     return found

@@ -40,6 +40,7 @@ from headrace.measure.blackbox.explanation import (
     ranks_text,
 )
 from headrace.measure.blackbox.flight_recorder import Lacking, lacking, mismatches
+from headrace.measure.watch.ahead import hidden_in
 from headrace.measure.watch.causes import CAUSES, WAIT
 from headrace.measure.watch.join import STRAGGLES
 from headrace.units import format_seconds
@@ -76,13 +77,12 @@ def _slowest(evidence: Evidence) -> int:
         usual = stats.median(row.wall_s for row in told) if told else 0.0
         for row in told:
             over[row.step] = max(over.get(row.step, 0.0), row.wall_s - usual)
-    # Also those that have ended since: these are what the dumps are for.
-    dumped = [record.at_dump.step for record in records if record.at_dump is not None]
-    if dumped:
+    open_rows = [record.under_way for record in records if record.under_way is not None]
+    if open_rows:
         # Who is furthest behind is who is waited for.
-        behind = min(dumped)
+        behind = min(row.step for row in open_rows)
         usual = stats.median([row.wall_s for record in records for row in record.steps.values()] or [0.0])
-        age = max(row.wall_s for row in evidence.at(behind).values())
+        age = max(row.wall_s for row in open_rows if row.step == behind)
         asked = any(record.why in ("watchdog", "collective") for record in records)
         if not over or age - usual > max(over.values()) or (asked and age > STANDS_OUT * usual):
             return behind
@@ -96,15 +96,14 @@ class _Case:
 
     def __init__(self, evidence: Evidence, number: int, rows: dict[int, StepOfRank]) -> None:
         self.evidence, self.number, self.rows = evidence, number, rows
-        timed_apart = any(row["collective"] > 0 for row in rows.values())
-        self.hidden = "collective" if timed_apart else "compute"
+        self.hidden = hidden_in(row.spent for row in rows.values())
         self.rank = max(rows, key=lambda rank: (rows[rank].wall_s - rows[rank][self.hidden], -rank))
         self.row = rows[self.rank]
         self.record: RankRecord = evidence.ranks[self.rank]
         self.took_s = max(row.wall_s for row in rows.values())
         self.usual_s = self.record.usual_s(number)
         self.stands_out = self.usual_s is not None and self.took_s >= STANDS_OUT * self.usual_s
-        self.clocks = clocks(evidence)
+        self.clocks = clocks(evidence.ranks)
         #: Of what is told as a lack of CPUs, that of the thread that takes answers.
         self.io_lacked_s = 0.0
         self._views: dict[tuple[int, bool], IoView | None] = {}
@@ -151,9 +150,9 @@ class _Case:
             threads = [frames for name, frames in dump.threads.items() if name.startswith("MainThread ")]
             count, path, oldest = open_commands(dump) or (0, "", None)
             found[rank] = AtDump(
-                why=dump.why, into_s=row.wall_s, cause=row.cause or "other",
+                why=dump.why, detail=dump.detail, into_s=row.wall_s, cause=row.cause or "other",
                 cause_s=None if since is None else max(0.0, (row.ended_ns - since) * 1e-9),
-                where=tuple(reversed(threads[0])) if threads else (), open_commands=count, path=path, oldest=oldest,
+                where=_where(threads[0]) if threads else (), open_commands=count, path=path, oldest=oldest,
             )  # fmt: skip
         return found
 
@@ -304,13 +303,21 @@ class _Case:
         lack = self._lacking()
         if missing or len(self.rows) < self.evidence.world:
             absent = missing or [rank for rank in self.evidence.ranks if rank not in self.rows]
+            last = "".join(
+                f"; the last step of rank {rank} that is known is {max(self.evidence.ranks[rank].steps)}"
+                for rank in absent[:2] if rank in self.evidence.ranks and self.evidence.ranks[rank].steps
+            )  # fmt: skip
             return Finding(
                 cause="collective", seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
                 because=tuple(lack_text(each) for each in lack[:1]),
-                against=(f"{ranks_text(absent)} may be what was waited for: nothing is known of {it_text(absent)}",),
+                against=(
+                    f"{ranks_text(absent)} may be what was waited for: nothing is known of {it_text(absent)} in this "
+                    f"step{last}",
+                ),
             )  # fmt: skip
         because = [lack_text(each) for each in lack[:1]]
-        if len(self.rows) > 1:
+        late = self._late()
+        if len(self.rows) > 1 and (late is None or late.seconds < COVERS * seconds):
             least = min(row["collective"] for row in self.rows.values())
             because.append(
                 f"every rank was in it for {format_seconds(least)} or longer: none came late by the whole of that"
@@ -436,7 +443,7 @@ class _Case:
 
     def _lacking(self) -> tuple[Lacking, ...]:
         """Of a step that hangs. Dumps are not written at one moment: in a job that goes on, some are a step ahead."""
-        if not self.stands_out or not self.in_it:
+        if not self.stands_out or not any(row.under_way for row in self.rows.values()):
             return ()
         return tuple(lacking(self.evidence.flights, self.evidence.world))
 
@@ -462,7 +469,18 @@ class _Case:
                 each = of_rank[rank][1]
                 best = Late(description=each.description, sequence=each.sequence, name=each.name, rank=rank,
                             seconds=seconds, where=each.where)  # fmt: skip
-        return best
+        return best if best is not None and best.seconds >= HARDLY * self.took_s else None
+
+
+def _where(frames: Sequence[str]) -> tuple[str, ...]:
+    """The innermost first, without those of the box itself, which is called where a collective fails."""
+    found = list(reversed(frames))
+    own = [at for at, frame in enumerate(found) if any(name in frame for name in _OWN)]
+    return tuple(found[own[-1] + 1 if own else 0 :])
+
+
+#: In the frames of a thread that dumps.
+_OWN = ("/headrace/measure/blackbox/", "/headrace/measure/watch/failures.py")
 
 
 def _tells(device: DumpedDevice) -> bool:

@@ -53,7 +53,9 @@ class Late:
 class AtDump:
     """What a dump that was written in the middle of the step shows of its rank."""
 
+    #: Why it was written, and in words what was seen.
     why: str
+    detail: str
     #: Since the step had begun.
     into_s: float
     #: What it was at, and for how long; None: that is not known.

@@ -28,10 +28,12 @@ _DID = {
     "compute": "computed for {}",
     "checkpoint": "stood still for a save for {}",
     "restart": "loaded its state for {}",
-    "other": "spent {} in none of the watched parts",
+    "other": "spent {} in what nobody marked",
 }
 #: Dumps in the middle of a step that are told of, and frames of each.
 _MOST_DUMPS, _MOST_FRAMES = 3, 3
+#: Of what the box saw, characters.
+_MOST_DETAIL = 160
 #: A path is told with what it is held against, so many at most.
 _MOST_BESIDE = 2
 
@@ -80,14 +82,14 @@ def _took(found: Explanation) -> str:
 
 def _what(found: Explanation, finding: Finding, *, brief: bool = False) -> str:
     seconds = format_seconds(finding.seconds)
+    if found.stands_out and finding.cause in ("preparation", "compute", "copy", "other"):
+        seconds += " more than usual"
     whom = f"rank {finding.rank}" + (f" on {found.host}" if found.host and finding.rank == found.rank else "")
     if finding.cause == "collective" and len(found.rows) > 1:
         text = f"all ranks were in collectives for {seconds}"
     else:
         did = _DID["other" if finding.cause == "compute" and not found.compute_marked else finding.cause]
         text = f"{whom if not brief else f'rank {finding.rank}'} {did.format(seconds)}"
-    if found.stands_out and finding.cause in ("preparation", "compute", "copy", "other"):
-        text += " more than usual"
     if finding.storage == "yes" and finding.path is not None:
         text += f" {path_text(finding, under_way=found.under_way)}"
     if not brief and found.world > 1 and not found.missing and finding.cause not in ("collective", "checkpoint"):
@@ -183,16 +185,19 @@ def facts(found: Explanation) -> dict[str, str]:
         told["no I/O events"] = "; ".join(no_events)
     if found.unread:
         told["not read"] = "; ".join(found.unread)
-    told["clocks"] = _clocks(found)
+    if len(found.clocks) > 1:
+        told["clocks"] = _clocks(found)
     if why := sorted(set(found.why.values()) - {"request"}):
         told["dumped by"] = ", ".join(why)
+        if (mine := found.at_dump.get(found.rank)) is not None and mine.detail:
+            told["dumped by"] = f"{mine.why}: {mine.detail[:_MOST_DETAIL]}"
     return told
 
 
 def _at_dump(rank: int, each: AtDump) -> str:
     """What was open when it was dumped."""
     since = "" if each.cause_s is None else f" for {format_seconds(each.cause_s)}"
-    at = {"wait": "the wait for a batch", "other": "no watched part"}.get(each.cause, each.cause)
+    at = {"wait": "the wait for a batch", "other": "what nobody marked"}.get(each.cause, each.cause)
     text = f"{format_seconds(each.into_s)} into the step rank {rank} was in {at}{since}"
     if each.oldest is None:
         text += "; no command of headrace's devices was open"
@@ -218,8 +223,6 @@ def _one_of(ranks: Sequence[int]) -> str:
 
 def _clocks(found: Explanation) -> str:
     first, *others = sorted(found.clocks)
-    if not others:
-        return "one rank, one clock"
     by: dict[str, list[int]] = {}
     for rank in others:
         by.setdefault(found.clocks[rank].by, []).append(rank)

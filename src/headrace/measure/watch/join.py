@@ -3,6 +3,7 @@
 Ranks go in step: it ends for all when it ends for the slowest, and all pay for what that one did. The slowest is the
 one that did most besides waiting for the others: besides its collectives where these were timed apart, else besides
 its computing, in which the waiting for others is hidden. What it computed longer than the others is the "straggler".
+A step begins for all when it begins for the last one (`ahead`).
 
 A job that never says what computes (`watch.compute()`) is not one that loses all its time to "other": there that is
 what computes, with whatever else is not watched.
@@ -26,6 +27,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure import arithmetic, statistics
+from headrace.measure.watch.ahead import Ahead, hidden_in
 from headrace.measure.watch.causes import LOST, STORAGE, compute_marked, rest_computes
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 
@@ -60,7 +62,7 @@ class JobStep:
 
 def join_step(rows: dict[int, WatchStep]) -> JobStep:
     """`rows`: by rank; at least one."""
-    hidden = "collective" if any(row["collective"] > 0 for row in rows.values()) else "compute"
+    hidden = hidden_in(row.spent for row in rows.values())
     slowest = max(rows, key=lambda rank: (rows[rank].wall_s - rows[rank][hidden], -rank))
     row = rows[slowest]
     wall = max([each.wall_s for each in rows.values()])
@@ -87,6 +89,9 @@ class RankRow:
     steps: int = 0
     #: Steps in which it was the slowest.
     slowest: int = 0
+    #: What it computed longer than the others, where these waited for it; the last step that it has.
+    straggled_s: float = 0.0
+    last_step: int = -1
     wall_s: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     windows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -94,6 +99,7 @@ class RankRow:
 
     def add(self, row: WatchStep, slowest: bool) -> None:
         self.steps, self.slowest, self.wall_s = self.steps + 1, self.slowest + slowest, self.wall_s + row.wall_s
+        self.last_step = row.step
         for cause, seconds in row.spent.items():
             self.spent[cause] += seconds
         window = row.window or {}
@@ -127,6 +133,9 @@ class Attribution:
         self.sm_activity_why_not: set[str] = set()
         self._most_worst = worst
         self._worst: list[tuple[float, int, JobStep]] = []
+        self._ahead = Ahead()
+        #: The longest step, and what it took.
+        self.longest: tuple[float, int] = (0.0, -1)
         self._walls: array[float] = array("d")
         self._every = 1
         self._series: list[_Stretch] = []
@@ -196,6 +205,11 @@ class Attribution:
         return self._down_from if self._ended_s is None else self._ended_s
 
     @property
+    def straggler(self) -> RankRow | None:
+        """The rank that the others waited for longest while it computed."""
+        return max(self.ranks.values(), key=lambda row: row.straggled_s, default=None)
+
+    @property
     def slowest_rank(self) -> RankRow | None:
         """The rank that was the slowest in most steps, where there are several."""
         return max(self.ranks.values(), key=lambda row: row.slowest) if len(self.ranks) > 1 else None
@@ -204,6 +218,8 @@ class Attribution:
 
     def begin(self, headers: Iterable[WatchHeader]) -> None:
         """The ranks start, or start again."""
+        headers = list(headers)
+        self._ahead.begin(headers)
         for header in headers:
             self.ranks.setdefault(header.rank, RankRow(rank=header.rank)).node = header.node
             self.clocks.add(header.clock)
@@ -218,7 +234,7 @@ class Attribution:
 
     def add(self, rows: dict[int, WatchStep], *, repeated: bool = False) -> JobStep:
         """A step of all ranks. `repeated`: it was done again later."""
-        step = join_step(rows)
+        step = join_step(self._ahead.without(rows))
         for rank, row in rows.items():
             of_rank = self.ranks.get(rank)
             if of_rank is None:
@@ -241,6 +257,7 @@ class Attribution:
             return step
         for cause, seconds in step.spent.items():
             self._pay(cause, arithmetic.gpu_seconds(seconds, step.ranks))
+        self.ranks[step.slowest].straggled_s += step.spent.get("straggler", 0.0)
         self._keep(step)
         return step
 
@@ -264,6 +281,7 @@ class Attribution:
             if step.window is None:
                 kept = [each for each in self._unseen.get(step.slowest, ()) if any(each is w[2] for w in self._worst)]
                 self._unseen[step.slowest] = [*kept, step]
+        self.longest = max(self.longest, (step.wall_s, step.step))
         if self.steps % self._every == 0:
             self._walls.append(step.wall_s)
             if len(self._walls) > MOST_KEPT:
@@ -287,7 +305,8 @@ class Attribution:
                 for cause in LOST if self.spent_gpu_s[cause] > 0
             },
             "compute_marked": self.compute_marked,
-            "step_p50_s": self.step_p50_s, "step_p99_s": self.step_p99_s, "bytes": self.bytes,
+            "step_p50_s": self.step_p50_s, "step_p99_s": self.step_p99_s, "longest_step_s": self.longest[0],
+            "longest_step": self.longest[1], "bytes": self.bytes,
             "sm_activity": self.sm_activity, "sm_activity_why_not": sorted(self.sm_activity_why_not),
             "worst_steps": [
                 {"step": step.step, "wall_s": step.wall_s, "slowest_rank": step.slowest, "spent": step.spent,
@@ -297,6 +316,7 @@ class Attribution:
             "paths": self.paths,
             "by_rank": [
                 {"rank": row.rank, "node": row.node, "steps": row.steps, "slowest_steps": row.slowest,
+                 "straggled_s": row.straggled_s, "last_step": row.last_step,
                  "spent": dict(row.spent), "counters": dict(row.windows)}
                 for row in sorted(self.ranks.values(), key=lambda row: row.rank)
             ],

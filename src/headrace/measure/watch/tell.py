@@ -17,11 +17,17 @@ def facts(found: Attribution) -> dict[str, str]:
     ranks = len(found.ranks)
     told = {
         "steps": f"{found.steps} of {ranks} {'rank' if ranks == 1 else 'ranks'}, "
-        f"p50 {format_seconds(found.step_p50_s)}, p99 {format_seconds(found.step_p99_s)}",
+        f"p50 {format_seconds(found.step_p50_s)}, p99 {format_seconds(found.step_p99_s)}"
+        + (f", longest {format_seconds(found.longest[0])} (step {found.longest[1]})" if found.longest[1] >= 0 else ""),
         "compute": f"{percent(found.share('compute'))} of accelerator time{_unmarked(found)}",
         "clock": ", ".join(sorted(found.clocks)),
         "activity": activity_text(found),
     }
+    furthest = max(row.last_step for row in found.ranks.values())
+    if behind := [row for row in found.ranks.values() if row.last_step < furthest]:
+        row = min(behind, key=lambda each: each.last_step)
+        since = f"none after {row.last_step}" if row.last_step >= 0 else "none"
+        told["behind"] = f"rank {row.rank} wrote {since}, others up to {furthest}: what it did then is not known"
     if said := bytes_text(found):
         told["data"] = said
     if found.starts > 1:
@@ -35,7 +41,7 @@ def facts(found: Attribution) -> dict[str, str]:
 
 
 def _unmarked(found: Attribution) -> str:
-    return "" if found.compute_marked else ": all that is not watched, for nothing is marked by watch.compute()"
+    return "" if found.compute_marked else ": all that is in no watched part"
 
 
 def lost_table(found: Attribution, gpu_hour_price: float | None) -> Table:

@@ -12,6 +12,8 @@ from headrace.units import format_bytes, format_rate, format_seconds
 
 #: Below this share of accelerator time nothing is called a problem.
 PROBLEM = 0.02
+#: Of a job that never says what computes.
+UNMARKED = "All that is in no watched part is taken for computing, a save too: nothing is marked by watch.compute()."
 
 
 def percent(share: float) -> str:
@@ -41,7 +43,7 @@ def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
             text = f"Storage is not your problem, and nothing else is: {_lost(found, gpu_hour_price)}"
         else:
             text = f"No single thing is your problem: {_lost(found, gpu_hour_price)}, {percent(storage)} to storage"
-        return f"{text}."
+        return f"{text}.{_unmarked(found)}"
     cost = f"{percent(found.share(worst))} of accelerator time"
     cost += f" ({_cost(found.spent_gpu_s[worst], gpu_hour_price)})"
     if worst in STORAGE:
@@ -54,6 +56,11 @@ def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
             "That is storage, the network or a lock, and this loader does not say which: compare with data from memory "
             "(headrace watch compare)"
         )
+    elif worst == "other":
+        text = (
+            f"What nobody marked is your problem: it cost {cost}. A save, logging or validation is not told apart "
+            "there: mark them (watch.checkpoint() and so on)"
+        )
     else:
         which = "greatest problem" if storage + maybe >= PROBLEM else "problem"
         verb = "are" if worst in PLURAL else "is"
@@ -62,7 +69,11 @@ def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
     if others:
         others.sort(key=lambda cause: -found.spent_gpu_s[cause])
         text += "; besides, " + ", ".join(f"{SHORT[cause]} {percent(found.share(cause))}" for cause in others)
-    return f"{text}.{_slowest(found) if worst == 'fetch' else ''}"
+    return f"{text}.{_slowest(found) if worst == 'fetch' else ''}{_unmarked(found)}"
+
+
+def _unmarked(found: Attribution) -> str:
+    return "" if found.compute_marked else f" {UNMARKED}"
 
 
 def _slowest(found: Attribution) -> str:
@@ -88,7 +99,7 @@ def _cost(gpu_s: float, gpu_hour_price: float | None) -> str:
 
 
 def _where(found: Attribution, cause: str) -> str:
-    row = found.slowest_rank
+    row = found.straggler
     if cause == "straggler" and row is not None:
         return f": rank {row.rank}" + (f" on {row.node}" if row.node else "")
     if cause == "starved":
