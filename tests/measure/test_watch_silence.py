@@ -59,5 +59,5 @@ def test_following_says_it_first(
     monkeypatch.setattr(time, "sleep", enough)
     main(["watch", "show", str(tmp_path), "--follow"])
     assert capsys.readouterr().out.startswith("No step has ended for 5")
-    Console(width=200).print(show._view(recent([tmp_path / "rank-00000.jsonl"]), None))
+    Console(width=200).print(show._view(recent([tmp_path / "rank-00000.jsonl"]), None, 200))
     assert capsys.readouterr().out.startswith("No step has ended for")

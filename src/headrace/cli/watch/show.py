@@ -79,11 +79,11 @@ def _print(found: Attribution, price: float | None) -> None:
     for columns, rows, right in (
         (*tell.lost_table(found, price), (1, 2) if price is None else (1, 2, 3)),
         (*tell.worst_table(found), (0, 1, 2, 3)),
-        (*(tell.ranks_table(found) if len(found.ranks) > 1 else ([], [])), (0, *range(2, 14))),
+        (*(tell.ranks_table(found) if len(found.ranks) > 1 else ([], [])), range(14)),
     ):
         if rows:
             print()
-            print_table(columns, rows, right=right, page=True)
+            print_table(columns, rows, right=tuple(right), page=True)
 
 
 def _follow(files: list[Path], price: float | None, worst: int) -> None:
@@ -106,23 +106,23 @@ def _follow(files: list[Path], price: float | None, worst: int) -> None:
             time.sleep(5 * EVERY_S)
     from rich.live import Live
 
-    with Live(_view(look(), price), auto_refresh=False, screen=False) as live:
+    with Live(auto_refresh=False, screen=False) as live:
         while True:
+            live.update(_view(look(), price, live.console.width), refresh=True)
             time.sleep(EVERY_S)
-            live.update(_view(look(), price), refresh=True)
 
 
 def _none(found: Attribution) -> str:
     return "no step of all ranks yet" + (f": {found.why_none}" if found.why_none else "")
 
 
-def _view(found: Attribution, price: float | None) -> Any:
+def _view(found: Attribution, price: float | None, width: int) -> Any:
     import time
 
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
+    from headrace.cli.output import table_within
     from headrace.measure.watch import tell
     from headrace.measure.watch.silence import waiting
     from headrace.measure.watch.verdict import sentence
@@ -133,11 +133,9 @@ def _view(found: Attribution, price: float | None) -> Any:
         Text(waiting(found, time.time()) + sentence(found, price), style="bold"),
         Text(f"the last steps: {tell.facts(found)['steps']}"),
     ]
-    for columns, rows in (tell.lost_table(found, price), tell.worst_table(found)):
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        parts += [Text(""), table]
+    for columns, rows, right in (
+        (*tell.lost_table(found, price), (1, 2) if price is None else (1, 2, 3)),
+        (*tell.worst_table(found), (0, 1, 2, 3)),
+    ):
+        parts += ["", table_within(width, columns, rows, right=right)]
     return Group(*parts)

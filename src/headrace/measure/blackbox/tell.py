@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -190,7 +191,7 @@ def facts(found: Explanation) -> dict[str, str]:
     if why := sorted(set(found.why.values()) - {"request"}):
         told["dumped by"] = ", ".join(why)
         if (mine := found.at_dump.get(found.rank)) is not None and mine.detail:
-            told["dumped by"] = f"{mine.why}: {mine.detail[:_MOST_DETAIL]}"
+            told["dumped by"] = f"{mine.why}: {textwrap.shorten(mine.detail, _MOST_DETAIL)}"
     return told
 
 
@@ -250,8 +251,10 @@ def findings_table(found: Explanation, gpu_hour_price: float | None = None) -> T
 
 
 def ranks_table(found: Explanation) -> Table:
-    """What each rank did in the step."""
-    shown = [cause for cause in ("wait", *CAUSES) if any(row[cause] > 0 for row in found.rows.values())]
+    """What each rank did in the step; of that what took a two-hundredth of it."""
+    shown = [
+        cause for cause in ("wait", *CAUSES) if any(row[cause] >= 0.005 * found.took_s for row in found.rows.values())
+    ]
     rows = [
         [str(rank), *(format_seconds(row[cause]) if row[cause] else "" for cause in shown),
          (row.cause or "other") if row.under_way else ""]
@@ -269,22 +272,11 @@ def paths_table(found: Explanation) -> Table:
         [str(path.rank), path.path, path.target or path.device, str(path.commands), format_bytes(path.bytes),
          format_seconds(path.p50_s), format_seconds(path.p99_s), format_seconds(path.max_s),
          "" if path.before_p99_s is None else format_seconds(path.before_p99_s),
-         f"{path.slow}", str(path.losses)]
+         str(path.slow or ""), str(path.losses or "")]
         for path in seen.values()
     ]  # fmt: skip
-    return [
-        "rank",
-        "path",
-        "target",
-        "commands",
-        "bytes",
-        "p50",
-        "p99",
-        "longest",
-        "p99 before",
-        "slow",
-        "losses",
-    ], rows
+    columns = ("rank", "path", "target", "commands", "bytes", "p50", "p99", "longest", "before", "slow", "losses")
+    return columns, rows
 
 
 # ---- for machines --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.measure import statistics
 from headrace.measure.watch.causes import CAUSES, LOST
 from headrace.measure.watch.join import Attribution, RankRow
 from headrace.measure.watch.predict import Stalls
@@ -60,13 +61,16 @@ def lost_table(found: Attribution, gpu_hour_price: float | None) -> Table:
 
 
 def ranks_table(found: Attribution) -> Table:
-    """Each rank: how often it was the slowest, and what it did itself."""
-    causes = [cause for cause in CAUSES if any(row.spent[cause] > 0 for row in found.ranks.values())]
+    """Each rank: how often it was the slowest, and what it did itself; of that what is a hundredth of any rank's."""
+    ranks = sorted(found.ranks.values(), key=lambda each: each.rank)
+    shares = {cause: [statistics.share(row.spent[cause], row.wall_s) for row in ranks] for cause in CAUSES}
+    causes = [cause for cause in CAUSES if max(shares[cause]) >= 0.005]
+    nodes = len({row.node for row in ranks}) > 1
     rows = []
-    for row in sorted(found.ranks.values(), key=lambda each: each.rank):
-        shares = [f"{row.spent[cause] / row.wall_s * 100:.0f}" if row.wall_s else "0" for cause in causes]
-        rows.append([str(row.rank), row.node, str(row.slowest), *shares, _cpu(row)])
-    return ["rank", "node", "slowest in", *(f"{cause} %" for cause in causes), "CPU"], rows
+    for at, row in enumerate(ranks):
+        told = [f"{shares[cause][at] * 100:.0f} %" for cause in causes]
+        rows.append([str(row.rank), *([row.node] if nodes else []), str(row.slowest), *told, _cpu(row)])
+    return ["rank", *(["node"] if nodes else []), "slowest in", *causes, "CPU"], rows
 
 
 def _cpu(row: RankRow) -> str:
@@ -87,7 +91,7 @@ def worst_table(found: Attribution) -> Table:
         for step in found.worst
         if step.lost_s > 0
     ]
-    return ["step", "took", "lost", "slowest rank", "to what"], rows
+    return ["step", "took", "lost", "rank", "to what"], rows
 
 
 def facts_of_stalls(found: Stalls) -> dict[str, str]:

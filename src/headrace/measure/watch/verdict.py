@@ -12,6 +12,8 @@ from headrace.units import format_bytes, format_rate, format_seconds
 
 #: Below this share of accelerator time nothing is called a problem.
 PROBLEM = 0.02
+#: Of what a step lost, what is told of it.
+_TOLD = 0.05
 #: Of a job that never says what computes.
 UNMARKED = "All that is in no watched part is taken for computing, a save too: nothing is marked by watch.compute()."
 
@@ -122,9 +124,11 @@ def path_text(path: Mapping[str, Any]) -> str:
 
 
 def step_text(step: JobStep) -> str:
-    """What was slow in a step."""
+    """What was slow in a step; what is a small part of it is left out."""
     parts = sorted(((seconds, cause) for cause, seconds in step.spent.items() if cause != "compute"), reverse=True)
-    text = ", ".join(f"{cause} {format_seconds(seconds)}" for seconds, cause in parts[:3] if seconds > 0)
+    text = ", ".join(
+        f"{cause} {format_seconds(seconds)}" for seconds, cause in parts[:3] if seconds > _TOLD * step.lost_s
+    )
     window = step.window or {}
     besides: list[str] = []
     if parts and parts[0][1] == "fetch":
@@ -152,7 +156,7 @@ def activity_text(found: Attribution) -> str:
     if found.sm_activity is not None:
         return f"{found.sm_activity * 100:.0f} % of the GPU's multiprocessors were busy"
     why = "; ".join(sorted(found.sm_activity_why_not))
-    return "activity of the GPU's multiprocessors: not measured" + (f" ({why})" if why else "")
+    return "of the GPU's multiprocessors: not measured" + (f" ({why})" if why else "")
 
 
 def bytes_text(found: Attribution) -> str:

@@ -1,0 +1,91 @@
+"""What `headrace watch` shows on terminals: no word is broken, no line is longer than the screen, nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+from headrace.cli.output import print_facts, print_table
+from headrace.measure.blackbox import dump_name, write_dump
+from tests.measure.dumps import Rank
+from tests.measure.watches import header, step, write
+
+SPENT = {
+    "fetch": 0.2, "blocked": 0.1, "preparation": 0.1, "starved": 0.1, "copy": 0.1, "collective": 0.1, "compute": 1.0,
+    "checkpoint": 0.3, "restart": 0.1, "other": 0.1,
+}  # fmt: skip
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["watch", *arguments]) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+def words(text: str) -> set[str]:
+    return {word.strip(",:;.") for word in text.split()}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    """Every cause, on two nodes with long names, and dumps of a slow path."""
+    window = {"window_s": 2.0, "cpu_user_s": 3.0, "cpu_system_s": 1.0, "helpers_cpu_s": 0.0, "throttled_s": 1.0}
+    for rank in range(2):
+        node = header(rank, 2, node=f"compute-node-{rank}.cluster.example")
+        lines = [step(n, 1000.0 + 3 * n, window if n == 5 else None, **SPENT) for n in range(8)]
+        write(tmp_path / "all" / f"rank-{rank:05d}.jsonl", [node, *lines])
+    quick = Rank(0, 2).usual().step(fetch=0.002, compute=0.02, collective=0.503)
+    slow = Rank(1, 2).usual().step(slow={(0, 1): 0.4}, fetch=0.3, preparation=0.2, compute=0.02, collective=0.005)
+    (tmp_path / "dumps").mkdir()
+    for rank in (quick, slow):
+        write_dump(tmp_path / "dumps" / dump_name(rank.rank), rank.dump("watchdog"))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize("command", ["show all", "show all --gpu-hour-price 2.5", "explain dumps", "explain all"])
+def test_no_word_is_broken(
+    job: str, command: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, folder, *options = command.split()
+    wide = shown(capsys, name, f"{job}/{folder}", *options)
+    assert not [line for line in wide.splitlines() if line != line.rstrip()]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = shown(capsys, name, f"{job}/{folder}", *options)
+    assert max(map(len, narrow.splitlines())) <= columns
+    # A row that is told in lines has the names of its columns, and not the cells in which nothing stands.
+    assert words(narrow) == words(wide)
+    if columns == 80 and folder == "all" and name == "show":
+        told = "rank 1: node compute-node-1.cluster.example, slowest in 0, fetch 9 %, blocked 5 %, preparation 5 %"
+        assert told in " ".join(narrow.split())
+
+
+def test_what_says_nothing_is_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for rank in range(2):
+        lines = [step(n, 1000.0 + n, compute=1.0, collective=0.1, copy=0.0001) for n in range(4)]
+        write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2, node="a"), *lines])
+    table = shown(capsys, "show", str(tmp_path)).splitlines()[-3:]
+    assert table == [
+        "rank  slowest in  collective  compute",
+        "   0           4         9 %     91 %",
+        "   1           0         9 %     91 %",
+    ]
+    print_table(["a", "b"], [["1", ""]], page=True)
+    assert capsys.readouterr().out == "a\n1\n"
+    # For programs every column stays.
+    print_table(["a", "b"], [["1", ""]])
+    assert capsys.readouterr().out == "1\t\n"
+
+
+def test_facts_end_their_lines_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "50")
+    print_facts({"a": "short", "longer": "word " * 20})
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "a       short" and rest[0].startswith("longer  word word")
+    assert all(line.startswith("        word") and len(line) < 50 for line in rest[1:]) and len(rest) == 3
