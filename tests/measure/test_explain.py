@@ -172,12 +172,13 @@ def test_who_waits_for_a_save_of_another_rank_was_not_in_a_slow_collective(tmp_p
 
 def test_frames_of_the_box_are_none_of_the_job(tmp_path: Path) -> None:
     rank = Rank().usual().step(cause="collective", collective=30.0)
-    frames = ["/a/train.py:9 reduce", "/x/headrace/measure/watch/failures.py:2 __exit__",
+    frames = ["/a/run.py:1 <module>", "/x/site-packages/torch/reduce.py:5 reduce",
+              "/x/headrace/measure/watch/failures.py:2 __exit__",
               "/x/headrace/measure/blackbox/box.py:3 failed", "/x/threading.py:1 wait"]  # fmt: skip
     dump = replace(rank.dump("collective"), detail="RuntimeError: gone", threads={"MainThread (1)": frames})
     write_dump(tmp_path / dump_name(0), dump)
     told = facts(explain(gather([tmp_path])))
-    assert told["at the dump"].endswith("Python was at train.py:9 reduce")
+    assert told["at the dump"].endswith("Python was at reduce.py:5 reduce < run.py:1 <module>")
     assert told["dumped by"] == "collective: RuntimeError: gone" and "clocks" not in told
 
 
@@ -346,7 +347,7 @@ def test_what_is_no_evidence_is_one_clear_line(tmp_path: Path, capsys: pytest.Ca
         explain(evidence(Rank().usual()), 99)
     with pytest.raises(UsageError, match="too many ranks"):
         evidence(Rank(0, 1 << 60).usual())
-    with pytest.raises(UsageError, match="no step was recorded"):
+    with pytest.raises(UsageError, match=r"no step was recorded.*found dumps alone \(rank 0, request: \)"):
         explain(evidence(Rank()))
 
 

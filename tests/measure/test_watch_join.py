@@ -111,8 +111,21 @@ def test_a_wait_for_what_another_rank_saves_is_paid_for_once(tmp_path: Path, nod
 def test_a_rank_that_wrote_no_more_is_told(tmp_path: Path) -> None:
     ranks = [[step(n, 1000.0 + n, compute=1.0) for n in range(count)] for count in (9, 4)]
     found, _ = said(tmp_path, *ranks)
-    assert tell.facts(found)["behind"] == "rank 1 wrote none after 3, others up to 8: what it did then is not known"
+    assert (
+        found.behind == (1, 3, 8)
+        and tell.facts(found)["behind"] == "rank 1 wrote none after 3, others up to 8: what it did then is not known"
+    )
     assert "behind" not in tell.facts(attribute(job(tmp_path, ranks[0], ranks[0])))
+    hangs = [step(n, 1000.0 + n, compute=1.0, collective=9.0 if n == 8 else 0.0) for n in range(9)]
+    assert "; rank 1, which wrote no more, may be what was waited for" in said(tmp_path, hangs, ranks[1])[1]
+    # Where its box has dumped there is more to be read than in a file without a step.
+    write(tmp_path / "rank-00000.jsonl", [header(0, 1)])
+    for dumped in (False, True):
+        if dumped:
+            (tmp_path / "rank-00000.blackbox").touch()
+        with pytest.raises(UsageError, match="no step was recorded") as refused:
+            attribute([tmp_path / "rank-00000.jsonl"])
+        assert ("headrace watch explain" in str(refused.value)) == dumped
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ def _slowest(evidence: Evidence) -> int:
         if not over or age - usual > max(over.values()) or (asked and age > STANDS_OUT * usual):
             return behind
     if not over:
-        raise UsageError("no step was recorded", expected="at least one of a Watch")
+        dumps = [f"rank {each.rank}, {each.dump.why}: {each.dump.detail}" for each in records if each.dump is not None]
+        alone = f"dumps alone ({'; '.join(dumps)[:300]})" if dumps else None
+        raise UsageError("no step was recorded", expected="at least one of a Watch", found=alone)
     return max(over, key=lambda number: (over[number], -number))
 
 
@@ -128,7 +130,9 @@ class _Case:
             dumped_before=self.before_it, at_dump=self._at_dump(), compute_marked=self.evidence.compute_marked,
             unread=self.evidence.unread, lacking=self._lacking(),
             mismatches=tuple(mismatches(self.evidence.flights)), late=self._late(), clocks=self.clocks,
-            why={rank: record.why for rank, record in self.evidence.ranks.items() if record.why}, rows=self.rows,
+            why={rank: record.why for rank, record in self.evidence.ranks.items() if record.why},
+            detail={rank: dump.detail for rank, each in self.evidence.ranks.items() if (dump := each.dump) is not None},
+            rows=self.rows,
         )  # fmt: skip
 
     def _dumped(self) -> tuple[dict[int, StepOfRank], tuple[int, ...]]:
@@ -150,7 +154,7 @@ class _Case:
             threads = [frames for name, frames in dump.threads.items() if name.startswith("MainThread ")]
             count, path, oldest = open_commands(dump) or (0, "", None)
             found[rank] = AtDump(
-                why=dump.why, detail=dump.detail, into_s=row.wall_s, cause=row.cause or "other",
+                into_s=row.wall_s, cause=row.cause or "other",
                 cause_s=None if since is None else max(0.0, (row.ended_ns - since) * 1e-9),
                 where=_where(threads[0]) if threads else (), open_commands=count, path=path, oldest=oldest,
             )  # fmt: skip

@@ -53,9 +53,6 @@ class Late:
 class AtDump:
     """What a dump that was written in the middle of the step shows of its rank."""
 
-    #: Why it was written, and in words what was seen.
-    why: str
-    detail: str
     #: Since the step had begun.
     into_s: float
     #: What it was at, and for how long; None: that is not known.
@@ -103,8 +100,9 @@ class Explanation:
     mismatches: tuple[Mismatch, ...]
     late: Late | None
     clocks: dict[int, Clock]
-    #: Why dumps were written, by rank.
+    #: Why dumps were written, by rank; and in words what was seen.
     why: dict[int, str]
+    detail: dict[int, str]
     #: What all ranks did in the step.
     rows: dict[int, StepOfRank]
 

@@ -32,7 +32,9 @@ _DID = {
     "other": "spent {} in what nobody marked",
 }
 #: Dumps in the middle of a step that are told of, and frames of each.
-_MOST_DUMPS, _MOST_FRAMES = 3, 3
+_MOST_DUMPS, _MOST_FRAMES = 3, 2
+#: In frames of what is no code of the job.
+_OTHERS = ("/headrace/", "/site-packages/", "/lib/python", "<frozen ")
 #: Of what the box saw, characters.
 _MOST_DETAIL = 160
 #: A path is told with what it is held against, so many at most.
@@ -190,8 +192,8 @@ def facts(found: Explanation) -> dict[str, str]:
         told["clocks"] = _clocks(found)
     if why := sorted(set(found.why.values()) - {"request"}):
         told["dumped by"] = ", ".join(why)
-        if (mine := found.at_dump.get(found.rank)) is not None and mine.detail:
-            told["dumped by"] = f"{mine.why}: {textwrap.shorten(mine.detail, _MOST_DETAIL)}"
+        if found.rank in found.why and (detail := found.detail[found.rank]):
+            told["dumped by"] = f"{found.why[found.rank]}: {textwrap.shorten(detail, _MOST_DETAIL)}"
     return told
 
 
@@ -208,7 +210,12 @@ def _at_dump(rank: int, each: AtDump) -> str:
         text += f"; {commands} without an answer, the oldest a {each.oldest.kind} of {format_bytes(each.oldest.bytes)}"
         text += f"{where}, for {format_seconds(each.oldest.age_s)}"
     if each.where:
-        text += f"; Python was at {' < '.join(_frame(frame) for frame in each.where[:_MOST_FRAMES])}"
+        told = list(each.where[:_MOST_FRAMES])
+        # Where the job itself was, behind what it has called.
+        own = next((frame for frame in each.where if not any(name in frame for name in _OTHERS)), None)
+        if own is not None and own not in told:
+            told.append(own)
+        text += f"; Python was at {' < '.join(map(_frame, told))}"
     return text
 
 
@@ -299,6 +306,7 @@ def to_json(found: Explanation, gpu_hour_price: float | None = None) -> dict[str
         "not_read": list(found.unread),
         "late": None if found.late is None else asdict(found.late),
         "clocks": {rank: asdict(clock) for rank, clock in found.clocks.items()}, "dumped_why": found.why,
+        "dumped_detail": found.detail,
         "ranks": {
             rank: {"wall_s": row.wall_s, "spent": dict(row.spent), "under_way": row.under_way, "cause": row.cause}
             for rank, row in found.rows.items()

@@ -205,6 +205,13 @@ class Attribution:
         return self._down_from if self._ended_s is None else self._ended_s
 
     @property
+    def behind(self) -> tuple[int, int, int] | None:
+        """A rank that wrote no more while others did: which, its last step (-1: none), and theirs."""
+        row = min(self.ranks.values(), key=lambda each: each.last_step, default=None)
+        furthest = max((each.last_step for each in self.ranks.values()), default=-1)
+        return None if row is None or row.last_step == furthest else (row.rank, row.last_step, furthest)
+
+    @property
     def straggler(self) -> RankRow | None:
         """The rank that the others waited for longest while it computed."""
         return max(self.ranks.values(), key=lambda row: row.straggled_s, default=None)
@@ -380,7 +387,11 @@ def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep]
             if each is not None and not repeated:
                 each(joined)
     if not found.steps:
-        raise UsageError("no step was recorded", where=", ".join(map(str, paths)), expected="at least one")
+        dumped = any(path.with_suffix(".blackbox").exists() for path in paths)
+        raise UsageError(
+            "no step was recorded", where=", ".join(map(str, paths)), expected="at least one",
+            next_step="headrace watch explain reads the dump beside it, which may have steps" if dumped else None,
+        )  # fmt: skip
     return found
 
 

@@ -24,11 +24,10 @@ def facts(found: Attribution) -> dict[str, str]:
         "clock": ", ".join(sorted(found.clocks)),
         "activity": activity_text(found),
     }
-    furthest = max(row.last_step for row in found.ranks.values())
-    if behind := [row for row in found.ranks.values() if row.last_step < furthest]:
-        row = min(behind, key=lambda each: each.last_step)
-        since = f"none after {row.last_step}" if row.last_step >= 0 else "none"
-        told["behind"] = f"rank {row.rank} wrote {since}, others up to {furthest}: what it did then is not known"
+    if found.behind is not None:
+        rank, last, furthest = found.behind
+        since = f"none after {last}" if last >= 0 else "none"
+        told["behind"] = f"rank {rank} wrote {since}, others up to {furthest}: what it did then is not known"
     if said := bytes_text(found):
         told["data"] = said
     if found.starts > 1:

@@ -104,6 +104,8 @@ def _where(found: Attribution, cause: str) -> str:
     row = found.straggler
     if cause == "straggler" and row is not None:
         return f": rank {row.rank}" + (f" on {row.node}" if row.node else "")
+    if cause == "collective" and found.behind is not None:
+        return f"; rank {found.behind[0]}, which wrote no more, may be what was waited for, for whatever reason"
     if cause == "starved":
         counters = [row.windows for row in found.ranks.values()]
         throttled = sum(each["throttled_s"] for each in counters)
