@@ -179,6 +179,21 @@ def test_an_interrupt_in_the_middle_of_a_part_keeps_no_step_from_coming() -> Non
     assert [step.spent for step in watch.steps] == [{"compute": 1}] * 3
 
 
+def test_gradients_of_a_backward_that_is_in_no_part_are_not_waited_for_in_a_later_one() -> None:
+    clock = Hands()
+    with Watch(**clock.options) as watch:
+        watch.begin_step()
+        watch.gradients_ready()
+        clock.pass_s(3)
+        watch.gradients_exchanged()
+        with watch.compute():
+            # The optimizer's.
+            clock.pass_s(4)
+            assert watch.under_way() == watch._notes.peek()[0].under_way(clock.now)
+        assert watch.under_way() == watch._notes.peek()[0].under_way(clock.now)
+    assert watch.steps[0].spent == {"other": pytest.approx(3), "compute": pytest.approx(4)}
+
+
 def test_steps_of_a_watch_that_nobody_closes_are_written(tmp_path: Path) -> None:
     clock = Hands()
     watch = Watch(tmp_path, **clock.options)

@@ -145,6 +145,9 @@ class Replay:
             elif what is not None:
                 self.since = now
                 stack.append(what)
+                if what == "compute" and self._gradients:
+                    # Those of before it were in no part that computes, or of one that has ended.
+                    self._gradients = {}
                 if what == WAIT:
                     self._waits.append(_Wait(*more))
                 elif marked and what in ON_DEVICE:
