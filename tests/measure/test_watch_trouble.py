@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace.errors import UsageError
 from headrace.measure import Watch
 from headrace.measure.watch import loader as loader_module
-from headrace.measure.watch.record import WatchStep
+from headrace.measure.watch.join import attribute
+from headrace.measure.watch.record import WatchStep, files_of
 from tests.measure.watches import Hands, batches
 
 
@@ -177,6 +181,45 @@ def test_an_interrupt_in_the_middle_of_a_part_keeps_no_step_from_coming() -> Non
                 part.__enter__()
             interrupts.append(False)
     assert [step.spent for step in watch.steps] == [{"compute": 1}] * 3
+
+
+def test_an_interrupt_anywhere_in_it_keeps_no_step_from_coming_and_brings_none_twice(tmp_path: Path) -> None:
+    """At each line of what ends a wait, and of what works out notes: the loop goes on, and its file can be read."""
+    names = {"end", "_end", "looked", "fold", "_finish", "add", "flush"}
+
+    def interrupted(at: int) -> bool:
+        clock, left, folder = Hands(), [at], tmp_path / str(at)
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            code = frame.f_code
+            if "measure/watch" not in code.co_filename or code.co_name not in names:
+                return None
+            if event == "line":
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        with Watch(folder, **clock.options) as watch:
+            for number in range(3):
+                before = sys.gettrace()
+                sys.settrace(trace if number == 0 else before)
+                try:
+                    with suppress(KeyboardInterrupt):
+                        for _ in watch.loader(range(3)):
+                            with watch.compute():
+                                clock.pass_s(1)
+                finally:
+                    sys.settrace(before)
+        found = [step.step for step in watch.steps]
+        assert found == sorted(set(found)) and len(found) >= 6, at
+        assert attribute(files_of([folder])).steps >= 6, at
+        return left[0] <= 0
+
+    count = 1
+    while interrupted(count):
+        count += 1
+    assert count > 50
 
 
 def test_gradients_of_a_backward_that_is_in_no_part_are_not_waited_for_in_a_later_one() -> None:

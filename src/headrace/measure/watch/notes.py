@@ -64,9 +64,10 @@ class Notes:
         self._start()
 
     def _start(self) -> None:
-        #: How things stood before the notes that are there; while those are taken away, how they stand behind them.
+        #: How things stood before the notes that are there; while those are taken away, how they stand behind them,
+        #: which they were, and the steps that ended in them.
         self._before = Replay(self.now(), self.cpu_s(), self.delay_s(), self.device is not None)
-        self._behind: Replay | None = None
+        self._behind: tuple[Replay, list[Note], list[Step]] | None = None
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -132,14 +133,18 @@ class Notes:
         self.left = self.entered
 
     def fold(self, into: deque[Step]) -> None:
-        """What was noted is worked out, and forgotten. `into`: gets the steps that have ended in it."""
-        if self.mine:
-            self.ask()
-        after, count = self._before.copy(), len(self.notes)
+        """What was noted is worked out, and forgotten. `into`: gets the steps that have ended in it. Where an interrupt
+        ends it, the next one goes on from there."""
+        if self._behind is None:
+            if self.mine:
+                self.ask()
+            after, notes = self._before.copy(), self.notes.copy()
+            self._behind = after, notes, after.run(notes)
+        after, notes, ended = self._behind
         # Who looks meanwhile sees them twice, but never not at all.
-        into.extend(after.run(self.notes[:count]))
-        self._behind = after
-        del self.notes[:count]
+        into.extend([step for step in ended if not into or step.number > into[-1].number])
+        if notes and self.notes and self.notes[0] is notes[0]:
+            del self.notes[: len(notes)]
         self._before, self._behind = after, None
         self.full_at = self.entered + MOST_NOTES // 2
 
@@ -149,7 +154,7 @@ class Notes:
             before, notes = self._before, self.notes.copy()
             if self._behind is None and self._before is before:
                 return before, notes
-        return behind, []
+        return behind[0], []
 
     def peek(self) -> tuple[Replay, list[Step]]:
         """For any thread: how things stand, and the steps that have ended since they were worked out."""
@@ -259,11 +264,18 @@ class Wait:
     def _end(self, at: float, size: int, open_ones: int) -> None:
         notes, source, cpu_s = self._notes, self._source, None
         waited_s = at - self._at
-        told, sleeps = source.told()
-        if waited_s > min(SHORT_S, SHORT_SHARE * (self._at - self._last)):
-            cpu_s = notes.cpu_s()
-            source.see(works=cpu_s - self._cpu_s > WORKS_S)
-        shares = source.looked() if source.before is not None else source.shares_in(waited_s)
+        try:
+            told, sleeps = source.told()
+            if waited_s > min(SHORT_S, SHORT_SHARE * (self._at - self._last)):
+                cpu_s = notes.cpu_s()
+                source.see(works=cpu_s - self._cpu_s > WORKS_S)
+            shares = source.looked() if source.before is not None else source.shares_in(waited_s)
+        except BaseException:
+            # An interrupt, most of all while it is asked what helpers do: the wait is over all the same.
+            if open_ones == self._open:
+                self._add((None, at, None, NO_BATCH))
+                notes.left += 1
+            raise
         if open_ones < self._open:
             # The watch was closed meanwhile.
             return

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.device import BlockDevice
 from headrace.errors import UsageError
 from headrace.measure.watch.activity import SmActivity
-from headrace.measure.watch.causes import CAUSES, compute_marked, rest_computes
+from headrace.measure.watch.causes import CAUSES, WAIT, compute_marked, rest_computes
 from headrace.measure.watch.device import DeviceClock
 from headrace.measure.watch.failures import Telling
 from headrace.measure.watch.host import HostCounters, IoThread
@@ -253,7 +253,12 @@ class Watch:
         """As `end_step`, by a loop that may have been left long ago, or in the middle of anything. `number`: of the
         step that it began last; another one is not its."""
         its = self._number is not None and self._number == number
-        if not self._closed and its and self._notes.mine and not self._notes.parts():
+        if self._closed or not its or not self._notes.mine:
+            return
+        if self._notes.parts() == [WAIT]:
+            # An interrupt has left it open: who left the loop waits for no batch of it.
+            self._notes.leave_all()
+        if not self._notes.parts():
             self.end_step(drop=drop)
 
     def add_bytes(self, count: int) -> None:
@@ -400,7 +405,10 @@ class Watch:
 
     def _no_part(self) -> None:
         if parts := self._notes.parts():
-            raise UsageError("a step ends inside one of its parts", expected="no part open", found=parts[-1])
+            raise UsageError(
+                "a step ends inside one of its parts", expected="no part open", found=parts[-1],
+                next_step="end it before; what an interrupt has left open, `drop_step()` ends",
+            )  # fmt: skip
 
     def _take_window(self) -> None:
         self._due = self._now() + FLUSH_S
@@ -468,7 +476,9 @@ class Watch:
             wall, spent = step.marks.spent(self._device, step.spent)
         found = _told(step, wall, spent)
         # In this order, for who asks for the recent ones; and it is gone from here before anybody else's code runs.
-        self.steps.append(found)
+        # Where an interrupt came between, it is there already.
+        if not self.steps or self.steps[-1].step < found.step:
+            self.steps.append(found)
         self._pending.popleft()
         # What has been told as computing stays so: counters never go back.
         self._compute_marked = self._compute_marked or compute_marked((found.spent,))
