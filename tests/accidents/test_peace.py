@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,20 @@ def test_ctrl_c_waits_too_and_what_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_one_that_comes_while_it_ends_keeps_no_other_from_being_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    put, interrupts = signal.signal, [True]
+
+    def then_interrupted(number: int, handler: Any) -> Any:
+        found = put(number, handler)
+        if handler is signal.default_int_handler and interrupts.pop():
+            interrupts.append(False)
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    monkeypatch.setattr(signal, "signal", then_interrupted)
+    with pytest.raises(KeyboardInterrupt), in_peace():
+        pass
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,7 +42,15 @@ def in_peace() -> Iterator[None]:
         came.clear()
         raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        try:
+            _put_back(before)
+        finally:
+            # One that is heard as soon as it can be ends the first time.
+            _put_back(before)
         for first in came[:1]:
             signal.raise_signal(first)
+
+
+def _put_back(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
