@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.places import Shard, mark, open_place
-from headrace.bench.places.device_io import DeviceWriter
+from headrace.bench.places import Shard, device_io, mark, open_place, open_writer
 from headrace.bench.places.mark import Mark, Seen, decode, encode
 from headrace.bench.places.memory import ALIGN
 from headrace.cli import main
@@ -152,26 +150,31 @@ def test_what_somebody_made_of_a_device_meanwhile_is_not_written_over(namespace:
     assert np.array_equal(before, after)
 
 
-def test_who_lost_the_device_while_it_writes_stops(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after Ctrl-Z and `fg`."""
-
-    def save(self: DeviceWriter, shards: Sequence[int], seen: Callable[[int], None]) -> list[str]:
-        def again() -> None:
-            # The one before may have been written over by who looked before that.
-            device.write(MIB, encode(Seen(b"x" * 16, 1, "somebody")))
-            seen(0)
-
-        with open_device(namespace) as device:
-            until(again, "it is to stop")
-        return []
-
-    monkeypatch.setattr(mark, "BEAT_S", 0.1)
-    monkeypatch.setattr(DeviceWriter, "save", save)
-    with (
-        open_place(namespace, scratch=True) as first,
-        pytest.raises(DeviceError, match=r"another run took this device.*found somebody"),
-    ):
-        first.prepare(MIB, tell=quiet)
+def test_who_stood_still_looks_before_it_writes_and_blames_no_storage(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-Z and `fg`, when another run has taken the device."""
+    shards = [Shard("a", 3 * MIB)]
+    with open_place(namespace, scratch=True) as first, first.room(shards) as room:
+        writer = open_writer(room.for_writer())
+        try:
+            writer.save([0], lambda count: None)
+            assert writer.restore([0], lambda count: None) == 3 * MIB
+            # No renewal comes between.
+            first._mark.end()  # type: ignore[attr-defined]
+            with open_device(namespace) as device:
+                device.write(MIB, encode(Seen(b"x" * 16, 1, "somebody")))
+                device.write(MIB + ALIGN, np.full(3 * MIB, 7, np.uint8))
+            monkeypatch.setattr(device_io, "_STILL_S", 0.0)
+            for work in (writer.save, writer.restore):
+                with pytest.raises(DeviceError, match=r"another run took this device.*found somebody"):
+                    work([0], lambda count: None)
+        finally:
+            writer.close()
+    with open_device(namespace) as device:
+        found = np.empty(3 * MIB, np.uint8)
+        device.read_into(MIB + ALIGN, found)
+    assert (found == 7).all()
 
 
 @given(data=st.binary(max_size=ALIGN), at=st.integers(0, ALIGN - 1), flip=st.integers(1, 255))

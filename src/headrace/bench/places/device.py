@@ -155,11 +155,6 @@ class DevicePlace:
         shard = Shard("data", self._whole(total_bytes))
         self._begin(shard.length_bytes)
         self._base = self._take(shard.length_bytes)
-
-        def telling(fraction: float, text: str) -> None:
-            self._mark.check()
-            tell(fraction, text)
-
         # In pieces, so that several threads write; of this run alone.
         salt = secrets.token_hex(4)
         each = max(CHUNK, shard.length_bytes // 16 // CHUNK * CHUNK)
@@ -168,8 +163,8 @@ class DevicePlace:
             for at in range(0, shard.length_bytes, each)
         ]
         offsets = [self._base + at for at in range(0, shard.length_bytes, each)]
-        spec = {"uri": self._device.uri, "shards": pieces, "offsets": offsets}
-        write_all(lambda: DeviceWriter(spec), [piece.length_bytes for piece in pieces], telling)
+        spec = {"uri": self._device.uri, "shards": pieces, "offsets": offsets, "mark": self._mark.sign}
+        write_all(lambda: DeviceWriter(spec), [piece.length_bytes for piece in pieces], tell)
         self._items = [Item("scratch", shard.length_bytes)]
 
     def forget(self, cache: str) -> str:
@@ -220,8 +215,9 @@ class DevicePlace:
             salt = secrets.token_hex(4)
             named = [Shard(f"{salt}/{shard.name}", shard.length_bytes) for shard in shards]
             yield DeviceRoom(
-                self._device.uri, named, offsets, lambda: self._state(WARM) if cache == WARM else self.forget(cache)
-            )
+                self._device.uri, named, offsets, self._mark.sign,
+                lambda: self._state(WARM) if cache == WARM else self.forget(cache),
+            )  # fmt: skip
         finally:
             self._end = before
 

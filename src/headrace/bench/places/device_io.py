@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -9,10 +11,14 @@ from typing import Any
 import numpy as np
 
 from headrace.bench.places.content import CHUNK, Content, number_of
+from headrace.bench.places.mark import check_mark
 from headrace.bench.places.memory import Pool
 from headrace.bench.places.protocol import U8, Item, Ranges, Shard
 from headrace.device import Batch, NativeDevice, Transfer, open_device, submit_read, submit_write
-from headrace.errors import DeviceError, HeadraceError
+from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError
+
+#: Who did not write for longer looks: a mark that is not renewed for twice as long may be another one's (`LOOK_S`).
+_STILL_S = 3.0
 
 
 class DevicePending:
@@ -67,13 +73,19 @@ class DeviceReader:
 class DeviceRoom:
     """Shards at places of a device."""
 
-    def __init__(self, uri: str, shards: Sequence[Shard], offsets: Sequence[int], forget: Callable[[], str]) -> None:
+    def __init__(
+        self, uri: str, shards: Sequence[Shard], offsets: Sequence[int], mark: tuple[int, str],
+        forget: Callable[[], str],
+    ) -> None:  # fmt: skip
         self.shards = shards
-        self._uri, self._offsets, self._forget = uri, offsets, forget
+        self._uri, self._offsets, self._mark, self._forget = uri, offsets, mark, forget
         self._state = ""
 
     def for_writer(self) -> dict[str, Any]:
-        return {"kind": "device", "uri": self._uri, "shards": [*self.shards], "offsets": [*self._offsets]}
+        return {
+            "kind": "device", "uri": self._uri, "shards": [*self.shards], "offsets": [*self._offsets],
+            "mark": [*self._mark],
+        }  # fmt: skip
 
     def commit(self, proofs: Iterable[str]) -> None:
         """Nobody but this run knows of it."""
@@ -87,7 +99,11 @@ class DeviceRoom:
 
 
 class DeviceWriter:
-    """From `DeviceRoom.for_writer`. What is saved is durable when nothing was lost between its writes and its flush."""
+    """From `DeviceRoom.for_writer`. What is saved is durable when nothing was lost between its writes and its flush.
+
+    Who stood still, as after Ctrl-Z, looks whether the device is still its run's before it writes: another one takes
+    what nobody renews.
+    """
 
     #: Chunks under way at once.
     _WINDOW = 3
@@ -95,6 +111,8 @@ class DeviceWriter:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._shards = [Shard(str(name), int(length)) for name, length in spec["shards"]]
         self._offsets = [int(offset) for offset in spec["offsets"]]
+        self._mark = int(spec["mark"][0]), str(spec["mark"][1])
+        self._wrote_s = -math.inf
         self._device = open_device(str(spec["uri"]))
         self._content = Content()
         self._memory = [self._content.chunk() for _ in range(self._WINDOW)]
@@ -112,6 +130,7 @@ class DeviceWriter:
                     length = min(CHUNK, shard.length_bytes - offset)
                     memory = self._memory[count % self._WINDOW]
                     count += 1
+                    self._look()
                     self._content.stamp(memory, number_of(shard.name), offset)
                     under_way.append((submit_write([self._device], _one(base + offset, length), [memory]), length))
             while under_way:
@@ -127,6 +146,12 @@ class DeviceWriter:
                 where=self._device.uri, next_step="run it again; `headrace doctor` looks at the path",
             )  # fmt: skip
         return []
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._wrote_s > _STILL_S:
+            check_mark(self._device, self._mark)
+        self._wrote_s = time.monotonic()
 
     def _end(self, move: tuple[Transfer, int], seen: Callable[[int], None]) -> None:
         move[0].wait()
@@ -148,7 +173,13 @@ class DeviceWriter:
                     break
                 transfer, memory, offset, length = moves.pop(0)
                 transfer.wait()
-                self._content.check(memory[:length], number_of(shard.name), offset, f"{self._device.uri}, {shard.name}")
+                where = f"{self._device.uri}, {shard.name}"
+                try:
+                    self._content.check(memory[:length], number_of(shard.name), offset, where)
+                except ChecksumMismatch:
+                    # Of another run's bytes the storage is not to be blamed.
+                    check_mark(self._device, self._mark)
+                    raise
                 free.insert(0, memory)
                 total += length
                 seen(length)

@@ -8,7 +8,7 @@
 Little-endian; the CRC is of the beat's bytes and of the JSON. Who finds another one's mark looks for some seconds
 whether its beat goes on: then somebody measures there. Else its owner is gone, and the mark is taken over. Reservations
 would not do: not every target has them, and two runs on one node are one host. Who was stopped for so long that its
-mark was taken sees that when it looks next, and ends.
+mark was taken sees that when it looks next, and ends; its writers look before they go on (`DeviceWriter`).
 """
 
 from __future__ import annotations
@@ -112,13 +112,15 @@ class Mark:
         self._thread = threading.Thread(target=self._renew, name="bench-mark", daemon=True)
         self._thread.start()
 
+    @property
+    def sign(self) -> tuple[int, str]:
+        """For `check_mark`, in any process."""
+        return self._at, self._owner.hex()
+
     def check(self) -> None:
         """DeviceError where another run took the device."""
         if self._taken:
-            raise DeviceError(
-                "another run took this device while this one was measuring", where=self._name, found=self._taken,
-                next_step="run it again, one at a time",
-            )  # fmt: skip
+            raise _taken(self._name, self._taken)
 
     def end(self) -> bool:
         """Renew it no more. False where it is not this run's any more: what is there is somebody else's."""
@@ -140,18 +142,41 @@ class Mark:
                     self._write()
 
     def _look(self) -> None:
-        found = self._read()
-        if found is None or found.owner != self._owner:
-            self._taken = "its mark is gone" if found is None else found.who
+        self._taken = _other(self._read(), self._owner) or self._taken
 
     def _read(self) -> Seen | None:
-        block = np.empty(ALIGN, np.uint8)
-        self._device.read_into(self._at, block)
-        return decode(block)
+        return _at(self._device, self._at)
 
     def _write(self) -> None:
         self._beat += 1
         self._device.write(self._at, encode(Seen(self._owner, self._beat, self._who)))
+
+
+def check_mark(device: NativeDevice, sign: tuple[int, str]) -> None:
+    """DeviceError where it is not `Mark.sign`'s any more."""
+    at, owner = sign
+    if other := _other(_at(device, at), bytes.fromhex(owner)):
+        raise _taken(device.uri, other)
+
+
+def _at(device: NativeDevice, at: int) -> Seen | None:
+    block = np.empty(ALIGN, np.uint8)
+    device.read_into(at, block)
+    return decode(block)
+
+
+def _other(found: Seen | None, owner: bytes) -> str:
+    """Whose it is, in words; "": the owner's."""
+    if found is None:
+        return "its mark is gone"
+    return "" if found.owner == owner else found.who or "somebody"
+
+
+def _taken(where: str, other: str) -> DeviceError:
+    return DeviceError(
+        "another run took this device while this one was measuring", where=where, found=other,
+        next_step="run it again, one at a time",
+    )  # fmt: skip
 
 
 def encode(seen: Seen) -> U8:
