@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from headrace.cli.drill import NOTHING_SAID, _ask
 from headrace.device import NvmeTcpAddress, parse_address
 from headrace.drill import hooks, scenarios
 from headrace.drill.hooks import Hook
-from headrace.drill.report import DrillFailed, Finding, Report
+from headrace.drill.page import build
+from headrace.drill.report import DrillFailed, Finding, Report, rows_of
 from headrace.drill.run import NAME, SCENARIOS, DrillOptions, run_drill
 from headrace.drill.world import Hooks, World
 from headrace.errors import WriterActive
@@ -29,6 +31,7 @@ from headrace.testing.serve import free_port
 from headrace.units import MIB
 from headrace.volume import Volume
 from tests.drill.careless import careless
+from tests.measure.test_report import check_page
 from tests.waiting import PATIENCE_S, until
 
 NQN = "nqn.2026-01.io.headrace:drilled"
@@ -65,6 +68,10 @@ def test_a_target_without_reservations_lets_late_writes_through(tmp_path: Path) 
     # The look of headrace itself, in place of the target's.
     assert frozen.late_commit.startswith("SessionLost") and frozen.last_step == "step-000003"
     assert frozen.whole, "what was committed is there all the same"
+    page = build(report).html()
+    assert {"table", "section"} <= set(check_page(page).tags)
+    assert f"{frozen.moved_bytes} B of " in page and "✗ not trusted" in page and "0 of 1" in page
+    assert all(escape(text) in page for _, texts in rows_of(frozen) for text in texts)
     assert "NOT refused" in report.sentence and "by time alone" in report.to_json()["fenced_by"]
 
 
@@ -267,6 +274,7 @@ def test_two_drills_at_once_are_refused(tmp_path: Path) -> None:
         ["--embedded", "--scenario", "earthquake"],
         ["file:/x", "--cut-command", "true"],
         ["file:/x", "--writer", "file:/x", "--writer", "file:/y"],
+        ["--embedded", "--html", "/nowhere/at/all.html"],
         ["--embedded", "--rounds", "0"],
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,36 @@ def test_a_job_that_gets_nowhere_is_not_told_that_all_is_well() -> None:
     assert "no time to train, whatever the storage" in verdict.sentence and "Nothing needs" not in verdict.sentence
 
 
+def test_an_interval_at_which_nothing_trains_is_no_fault_of_failures() -> None:
+    verdict = plan(**TEXT, checkpoint__interval="10000h").verdict
+    assert verdict.problem == "no" and not verdict.nothing_to_change
+    assert "With a save only every 417 d failures leave no time" in verdict.sentence
+    assert "What helps: a save every 16.7 min" in verdict.sentence and [one.name for one in verdict.cures] == [
+        "interval"
+    ]
+
+
+def test_two_changes_that_win_nothing_alone_are_told_together() -> None:
+    """100,000 GPUs fail every half hour, in which one NFS server neither takes 14 TB nor delivers them."""
+    made = plan(gpus=100_000, model__parameters="1T")
+    assert made.goodput.value.likely == 0 and [one.name for one in made.verdict.cures] == ["read and write"]
+    assert "delivers 767 GB/s in all" in made.verdict.sentence and "and takes 1.53 TB/s in all" in made.verdict.sentence
+    # It is told truly: with these rates three times the goal is lost.
+    cured = plan(gpus=100_000, model__parameters="1T", storage__read=767.5e9, storage__write=1.5345e12)
+    assert cured.goodput.value.likely == pytest.approx(made.verdict.cures[0].shares.trains, abs=1e-3)
+
+
+def test_what_it_goes_to_adds_up_to_what_it_costs() -> None:
+    """A copy out of the GPUs, and half an interval at a failure, are lost over any storage: not to this one."""
+    made = plan(gpus=256, model__parameters="671B", model__active_parameters="37B")
+    told = made.verdict.sentence.partition("(work done again")[2].partition(").")[0]
+    parts = [float(text) for text in re.findall(r"([0-9.]+) %", told)]
+    assert len(parts) == 2 and sum(parts) >= 100 * made.verdict.share.likely - 0.001
+    # 9.394 TB are saved for 7828 s and loaded for 7828 s, in 198 h.
+    assert parts[1] == pytest.approx(100 * 7828 / (50_700 * 3600 / 256), rel=0.01)
+    assert made.shares.rework > parts[0] / 100 + 0.001
+
+
 def test_what_helps_most_stands_first() -> None:
     made = plan(gpus=512, model__parameters="405B", checkpoint__interval="12h", price__gpu_hour=3)
     assert made.verdict.cures[0].name == "interval"
@@ -100,6 +131,10 @@ def test_a_claim_is_used_and_told_with_its_grade() -> None:
     assert [key for key, _, _ in half.assumed if key.startswith("storage")] == ["storage.write"]
     local = plan("denvr/local", **LATENTS)
     assert any("end with their node" in note for note in local.storage.notes)
+    assert not local.verdict.nothing_to_change and "end with their node" in local.verdict.sentence
+    assert plan("denvr/local", **LATENTS, storage__write="5GB/s").verdict.nothing_to_change
+    assert "(lambda/filesystem claims no rate that could be used)" in silent.verdict.sentence
+    assert "as claimed" not in build(silent).html().partition("</header>")[0]
 
 
 def test_no_price_no_money() -> None:

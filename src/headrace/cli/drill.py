@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,6 +68,9 @@ def drill(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Destroy what the members hold. What is there is lost.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page, too.", show_default=False)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON; all else goes to stderr.")] = False,
 ) -> None:
     """Can this storage be trusted? Stops a writer, cuts it off, shuts it out, kills it and restarts the target.
@@ -80,13 +84,15 @@ def drill(
 
     Example: `headrace drill --embedded`
     """
-    from headrace.cli.output import print_json
+    from headrace.cli.output import check_page, print_json
     from headrace.cli.progress import Progress
+    from headrace.drill.page import build
     from headrace.drill.report import FENCES, NOT_TRUSTED
     from headrace.drill.run import SCENARIOS, DrillOptions, run_drill
     from headrace.errors import HeadraceError, UsageError
     from headrace.volume.media.members import addresses
 
+    check_page(html)
     if embedded == bool(members):
         raise UsageError(
             "on which storage?", expected="the address of each member, or --embedded",
@@ -121,6 +127,8 @@ def drill(
     except HeadraceError as error:
         error.exit_status = NOTHING_SAID
         raise
+    if html is not None:
+        html.write_text(build(report).html(), encoding="utf-8")
     if json:
         print_json(report.to_json())
     else:

@@ -142,28 +142,35 @@ class Report:
         }
 
 
+def rows_of(finding: Finding) -> list[tuple[str, list[str]]]:
+    """For people: what it is, and lines of it."""
+    rows = [("because", finding.problems)]
+    if finding.verdict != NOT_TRIED:
+        rows.append(("did", finding.did))
+        if finding.acknowledged:
+            rows.append(("before", [f"{finding.acknowledged} was acknowledged"]))
+        if finding.watched_bytes:
+            own = finding.refused_by_target
+            counted = "" if own is None else f"; the target counts {own}"
+            rows.append(("refused", [f"{finding.refused} commands, by their statuses{counted}", *finding.refusals]))
+            if finding.held_back:
+                text = f"{finding.held_back} members showed another holder: nothing more was sent there"
+                rows.append(("asked", [text]))
+            rows.append(("but", finding.notes))
+            moved = f"{finding.moved_bytes} of {finding.watched_bytes} bytes changed after the take-over"
+            rows.append(("media", [moved]))
+        if finding.late_commit:
+            rows.append(("commit", [finding.late_commit]))
+        if finding.whole:
+            rows.append(("found", [f"{finding.last_step} is there, bit for bit, read over a new connection"]))
+    return [(name, texts) for name, texts in rows if texts]
+
+
 def lines_of(finding: Finding) -> list[str]:
-    """For people; the first one stands alone."""
+    """For a terminal or a log; the first one stands alone."""
     lines = [f"{finding.scenario}: {finding.verdict}"]
-    lines += [f"  {'because' if number == 0 else '       '}  {text}" for number, text in enumerate(finding.problems)]
-    if finding.verdict == NOT_TRIED:
-        return lines
-    lines += [f"  {'did' if number == 0 else '':<7}  {text}" for number, text in enumerate(finding.did)]
-    if finding.acknowledged:
-        lines.append(f"  before   {finding.acknowledged} was acknowledged")
-    if finding.watched_bytes:
-        own = finding.refused_by_target
-        counted = "" if own is None else f"; the target counts {own}"
-        lines.append(f"  refused  {finding.refused} commands, by their statuses{counted}")
-        lines += [f"           {text}" for text in finding.refusals]
-        if finding.held_back:
-            lines.append(f"  asked    {finding.held_back} members showed another holder: nothing more was sent there")
-        lines += [f"  {'but' if number == 0 else '':<7}  {text}" for number, text in enumerate(finding.notes)]
-        lines.append(f"  media    {finding.moved_bytes} of {finding.watched_bytes} bytes changed after the take-over")
-    if finding.late_commit:
-        lines.append(f"  commit   {finding.late_commit}")
-    if finding.whole:
-        lines.append(f"  found    {finding.last_step} is there, bit for bit, read over a new connection")
+    for name, texts in rows_of(finding):
+        lines += [f"  {name if number == 0 else '':<7}  {text}" for number, text in enumerate(texts)]
     return lines
 
 

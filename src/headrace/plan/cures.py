@@ -75,6 +75,13 @@ def cures(
         found.append(("interval", text, lambda s: replace(s, interval_s=None)))
     result = [_cure(name, text, change, ranges, synchronous) for name, text, change in found]
     result = sorted((cure for cure in result if cure.gain.value.likely > 0), key=lambda c: -c.gain.value.likely)
+    rates = [one for one in found if one[0] in ("read", "write")]
+    if not result and len(rates) == 2:
+        # Each of them alone wins nothing, where the other one still takes all the time.
+        (_, delivers, reads), (_, takes, writes) = rates
+        text = f"{delivers}, and {takes.removeprefix('storage that ')}"
+        both = _cure("read and write", text, lambda s: writes(reads(s)), ranges, synchronous)
+        result = [both] if both.gain.value.likely > 0 else []
     if len(result) > 1:
         names = {cure.name for cure in result}
         changes = [change for name, _, change in found if name in names]

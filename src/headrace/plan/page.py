@@ -21,7 +21,7 @@ def build(plan: Plan) -> Page:
         "headrace plan",
         verdict=verdict.sentence,
         subtitle=f"{units.show(model.parameters.likely, units.PARAMETERS)} on {model.gpus:,} GPUs, "
-        f"{plan.nodes.likely:,.0f} nodes" + (f"; storage: {plan.provider}, as claimed" if plan.provider else ""),
+        f"{plan.nodes.likely:,.0f} nodes" + (f", {plan.storage.over}" if plan.provider else ""),
     )
     by_name = {question.name: {a.formula.result: a.value for a in question.answers} for question in plan.questions}
     page.cards(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import UsageError
@@ -16,7 +16,8 @@ from headrace.plan.fields import FIELDS
 from headrace.plan.job import Job, Value
 from headrace.plan.model import Model
 from headrace.plan.quantities import Answer, Question, Range
-from headrace.plan.situation import Shares
+from headrace.plan.situation import Shares, Situation
+from headrace.plan.situation import goodput as trains
 from headrace.plan.storage import Storage
 from headrace.plan.verdict import Verdict, judge
 
@@ -104,9 +105,11 @@ def _make_plan(job: Job, offering: Offering | None) -> Plan:
     )  # fmt: skip
     found = cures(ranges, goals, nodes=nodes.likely, **kinds)
     cost = money.question(job, size=checkpoints.size, gpus=gpus, share=share, load=checkpoints.load.value)
+    here = goodput.situation({name: value.likely for name, value in put.items()}, synchronous=kinds["synchronous"])
+    now, ideal = here.shares(), here.over_ideal_storage().shares()
     verdict = judge(
-        share, [(text, answers[name].value) for name, text in PARTS.items()], found, lost=goals.lost,
-        over=storage.over, unmet=_unmet(checkpoints), nowhere=answers["goodput"].value.likely + share.likely <= 0,
+        share, [(text, getattr(now, name) - getattr(ideal, name)) for name, text in PARTS.items()], found,
+        lost=goals.lost, over=storage.over, unmet=_unmet(checkpoints, storage), nowhere=_nowhere(here),
         money=next((answer for answer in cost.answers if answer.formula is money.IDLE), None),
     )  # fmt: skip
     wires = network.question(
@@ -118,19 +121,30 @@ def _make_plan(job: Job, offering: Offering | None) -> Plan:
         answers=(answers["goodput"], answers["storage"], *(answers[name] for name in PARTS)),
         note="" if job.has("failures.other") else "a restart counts for what it loads alone: see failures.other",
     )  # fmt: skip
-    here = goodput.situation({name: value.likely for name, value in put.items()}, synchronous=kinds["synchronous"])
     return Plan(
         job=job, model=model, nodes=nodes, storage=storage, ranges=ranges, goodput=answers["goodput"],
         questions=(
             model.question(), storage.question(), feeding.question(storage.read), *checkpoints.questions(), wires,
             lost, cost,
         ),
-        verdict=verdict, cures=tuple(found), shares=here.shares(), provider=offering.key if offering else None,
+        verdict=verdict, cures=tuple(found), shares=now, provider=offering.key if offering else None,
     )  # fmt: skip
 
 
-def _unmet(checkpoints: Checkpoints) -> list[str]:
+def _nowhere(here: Situation) -> str:
+    """Why nothing trains over storage that takes no time, either; empty where something does."""
+    if trains(here.over_ideal_storage()) > 0:
+        return ""
+    if here.interval_s is None or trains(replace(here, interval_s=None).over_ideal_storage()) <= 0:
+        return "Failures leave no time to train, whatever the storage."
+    every = units.show(here.interval_s, units.SECONDS)
+    return f"With a save only every {every} failures leave no time to train, whatever the storage."
+
+
+def _unmet(checkpoints: Checkpoints, storage: Storage) -> list[str]:
     unmet = []
+    if storage.ends_with_node:
+        unmet.append("Saves would go to local disks, which end with their node: they want another place.")
     goal, load = checkpoints.restart_goal, checkpoints.load.value
     if goal is not None and load.likely > goal.likely:
         rate = checkpoints.read_needed.value

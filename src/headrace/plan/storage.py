@@ -29,6 +29,8 @@ class Storage:
     over: str
     #: Of "read" and "write" those of which nothing was said, nor claimed.
     assumed: tuple[str, ...]
+    #: Saves go to what ends with its node.
+    ends_with_node: bool = False
     notes: tuple[str, ...] = ()
 
     @staticmethod
@@ -62,9 +64,11 @@ class Storage:
             if claimed and offering is not None:
                 over = f"with {offering.key} as claimed"
             over += "".join(f", and one plain NFS server for {way}s" for way in assumed)
+        elif offering is not None:
+            over += f" ({offering.key} claims no rate that could be used)"
         return Storage(
             read=found["read"], write=found["write"], answers=tuple(answers), over=over, assumed=assumed,
-            notes=tuple(notes),
+            notes=tuple(notes), ends_with_node="write" in claimed and offering is not None and offering.kind == "local",
         )  # fmt: skip
 
     def question(self) -> Question:

@@ -38,15 +38,16 @@ class Verdict:
 
 
 def judge(
-    share: Range, parts: Sequence[tuple[str, Range]], cures: Sequence[Cure], *, lost: float, over: str,
-    unmet: Sequence[str] = (), money: Answer | None = None, nowhere: bool = False,
+    share: Range, parts: Sequence[tuple[str, float]], cures: Sequence[Cure], *, lost: float, over: str,
+    unmet: Sequence[str] = (), money: Answer | None = None, nowhere: str = "",
 ) -> Verdict:  # fmt: skip
-    """`lost`: what is good enough. `parts`: what is lost to what. `over`: the storage, in words. `money`: an hour.
-    `nowhere`: nothing would train over storage that takes no time, either."""
+    """`lost`: what is good enough. `parts`: what of `share` is lost to what, as likely. `over`: the storage, in words.
+    `money`: an hour. `nowhere`: says why nothing would train over storage that takes no time, either."""
     if nowhere:
-        unmet = ("Failures leave no time to train, whatever the storage.", *unmet)
-        text = " ".join(["Storage is not what holds this job up.", *unmet])
-        return Verdict(problem="no", sentence=text, share=share, cures=(), unmet=unmet)
+        unmet = (nowhere, *unmet)
+        worth = [cure for cure in cures if cure.name == "interval" and cure.gain.value.likely >= lost / 4]
+        text = " ".join(["Storage is not what holds this job up.", *unmet]) + _helps(worth)
+        return Verdict(problem="no", sentence=text, share=share, cures=worth, unmet=unmet)
     ends = (share.high, share.likely, share.low)
     problem = next((word for word, end in zip(WORDS, ends, strict=False) if end < lost), "yes")
     if unmet and problem in ("no", "hardly"):
@@ -63,16 +64,22 @@ def judge(
     else:
         word = "is" if problem == "yes" else "is probably"
         text = f"Storage {word} a problem: {costs}"
-        largest = sorted((part for part in parts if part[1].likely >= lost / 10), key=lambda part: -part[1].likely)
-        text += f" ({', '.join(f'{name} {value}' for name, value in largest)})." if largest else "."
+        largest = sorted((part for part in parts if part[1] >= lost / 10), key=lambda part: -part[1])
+        told = ", ".join(f"{name} {units.show(value, units.SHARE)}" for name, value in largest)
+        text += f" ({told})." if told else "."
     if money is not None and problem != "no":
         text += f" Waiting GPUs cost {money.value}."
     text += "".join(f" {sentence}" for sentence in unmet)
-    single = [cure for cure in worth if cure.name != "all"]
-    if single:
-        text += " What helps: " if len(single) == 1 else " What helps, in order of effect: "
-        text += "; ".join(_says(index, cure, len(single)) for index, cure in enumerate(single, start=1)) + "."
+    text += _helps(worth)
     return Verdict(problem=problem, sentence=text, share=share, cures=worth, unmet=tuple(unmet))
+
+
+def _helps(worth: Sequence[Cure]) -> str:
+    single = [cure for cure in worth if cure.name != "all"]
+    if not single:
+        return ""
+    text = " What helps: " if len(single) == 1 else " What helps, in order of effect: "
+    return text + "; ".join(_says(index, cure, len(single)) for index, cure in enumerate(single, start=1)) + "."
 
 
 def _says(index: int, cure: Cure, count: int) -> str:
