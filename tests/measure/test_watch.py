@@ -79,6 +79,7 @@ def test_metrics_take_for_computing_what_show_does() -> None:
     with Watch(**clock.options) as watch:
         for number in watch.loader(batches(clock, 1, 1, 1, 1)):
             clock.pass_s(2)
+            assert watch.metrics().under_way_s == 1 + 2
             if number == 2:
                 before = watch.metrics()
                 assert not before.compute_marked
@@ -90,6 +91,7 @@ def test_metrics_take_for_computing_what_show_does() -> None:
                 assert told.compute_marked and (told.spent["compute"], told.spent["other"]) == (4 + 3, 2)
     # Steps say what was measured.
     assert [step["other"] for step in watch.steps] == [2, 2, 2, 2] and sum(watch.metrics().spent.values()) == 15
+    assert watch.metrics().under_way_s == 0
 
 
 def test_accumulated_batches_are_one_step_and_a_loop_that_is_left_ends_one() -> None:

@@ -187,9 +187,10 @@ def budget_of(place: Place, suite: SuiteOptions, ranks: int = 1) -> Budget:
             read += suite.rounds * min(once, work.options.budget_bytes)
     seconds *= suite.rounds
     limit_s = suite.limit_s if suite.limit_s is not None else 2 * seconds + _SPARE_S
+    reads_text = "reads" if once != READ_MOST else "reads what comes in that time,"
     lines.append(
         f"{len(works)} pieces of work in {suite.rounds} rounds: about {format_seconds(seconds)}, at most "
-        f"{format_seconds(limit_s)}; writes at most {format_bytes(written)}, reads at most {format_bytes(read)}"
+        f"{format_seconds(limit_s)}; writes at most {format_bytes(written)}, {reads_text} at most {format_bytes(read)}"
     )
     if ranks > 1:
         lines.append(

@@ -79,7 +79,7 @@ def doctor(
     Exit status 0: nothing wrong; 1: findings of the severity of --fail-on or worse, among them (as warnings) measured
     figures below what --expect claims; 2: it was asked for something that cannot be meant.
 
-    Example: `headrace doctor nvme+tcp://10.0.0.1:4420/NQN?nsid=1 /mnt/data`
+    Example: `headrace doctor 'nvme+tcp://10.0.0.1:4420/NQN?nsid=1' /mnt/data`
     """
     from headrace.cli.output import check_page, print_json
     from headrace.cli.progress import Progress

@@ -76,6 +76,7 @@ METRICS = (
     _watch("seconds_total", "spent", "seconds of these steps, by what they went to; all causes are all the time"),
     _watch("compute_marked", "compute_marked", "0: no step said what computes, all in no other part counts as that"),
     _watch("last_step_seconds", "last_step_s", "what the last step took"),
+    _watch("under_way_seconds", "under_way_s", "since the step began that is under way; 0: between steps"),
     _watch("batch_bytes_total", "bytes", "bytes of batches, where the loader says"),
     _watch("sm_activity_ratio", "sm_activity", "multiprocessors of the GPU that were busy; absent: not measured"),
     _path("read_bytes_total", "read_bytes", "bytes read"),

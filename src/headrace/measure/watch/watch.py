@@ -66,6 +66,8 @@ class WatchMetrics:
     steps: int
     #: Of the last step, seconds.
     last_step_s: float
+    #: Since the step began that is under way, as of now; 0 between steps. Of one that hangs nothing else is told.
+    under_way_s: float
     #: By cause, seconds of all steps. Until one says what computes, all that is in no other part does.
     spent: Mapping[str, float]
     compute_marked: bool
@@ -340,9 +342,11 @@ class Watch:
         return list({id(device): device for device in found}.values())
 
     def metrics(self) -> WatchMetrics:
+        here = self.under_way()
         return WatchMetrics(
-            steps=self._count, last_step_s=self._last_s, spent=dict(self._totals),
-            compute_marked=self._compute_marked, bytes=self._bytes, sm_activity=self._last_activity,
+            steps=self._count, last_step_s=self._last_s, under_way_s=0.0 if here is None else here.now - here.begun,
+            spent=dict(self._totals), compute_marked=self._compute_marked, bytes=self._bytes,
+            sm_activity=self._last_activity,
         )  # fmt: skip
 
     def under_way(self) -> UnderWay | None:
