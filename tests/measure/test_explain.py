@@ -143,6 +143,10 @@ def test_a_straggler_and_a_slow_collective_are_told_apart() -> None:
     found = explain(evidence(*slow))
     assert found.main is not None and (found.main.cause, found.storage) == ("collective", "no")
     assert "all ranks were in collectives" in sentence(found)
+    # It came to it late, from what the step does not show.
+    gone = Rank(2, 3).usual().step(fetch=0.002, compute=0.02, collective=0.005)
+    found = explain(evidence(*slow[:2], gone))
+    assert found.storage == "unknown" and "rank 2 was in it for 5.0 ms only: it came late" in facts(found)["against it"]
     # What the third one did nobody knows: it may have waited for storage.
     found = explain(evidence(*slow[:2]))
     assert found.storage == "unknown" and found.missing == (2,)

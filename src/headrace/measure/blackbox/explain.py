@@ -322,9 +322,16 @@ class _Case:
         because = [lack_text(each) for each in lack[:1]]
         late = self._late()
         if len(self.rows) > 1 and (late is None or late.seconds < COVERS * seconds):
-            least = min(row["collective"] for row in self.rows.values())
+            latest = min(self.rows, key=lambda rank: self.rows[rank]["collective"])
+            least = self.rows[latest]["collective"]
+            if least < HARDLY * seconds:
+                text = f"rank {latest} was in it for {format_seconds(least)} only: it came late, why is not known"
+                return Finding(
+                    cause="collective", seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
+                    because=tuple(because), against=(text,),
+                )  # fmt: skip
             because.append(
-                f"every rank was in it for {format_seconds(least)} or longer: none came late by the whole of that"
+                f"every rank was in it for {format_seconds(least)} or longer: no rank came late by all of it"
             )
         return Finding(
             cause="collective", seconds=seconds, rank=self.rank, storage="no",

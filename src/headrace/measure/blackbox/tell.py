@@ -121,7 +121,8 @@ def path_text(finding: Finding, *, under_way: bool = True) -> str:
         text += "" if under_way else " when it was dumped"
     elif path.p99_s:
         text += f", p99 {format_seconds(path.p99_s)}"
-    against = [] if path.before_p99_s is None else [f"before {format_seconds(path.before_p99_s)}"]
+    before = "before" if path.hung is None else "p99 before"
+    against = [] if path.before_p99_s is None else [f"{before} {format_seconds(path.before_p99_s)}"]
     if finding.scope in ("path", "node"):
         for other in finding.beside[:_MOST_BESIDE]:
             on = "" if other.rank == path.rank else f" on rank {other.rank}"

@@ -89,7 +89,7 @@ class RankRow:
     steps: int = 0
     #: Steps in which it was the slowest.
     slowest: int = 0
-    #: What it computed longer than the others, where these waited for it; the last step that it has.
+    #: What it computed longer than the others, where these waited for it; its last step in which it trained.
     straggled_s: float = 0.0
     last_step: int = -1
     wall_s: float = 0.0
@@ -99,7 +99,9 @@ class RankRow:
 
     def add(self, row: WatchStep, slowest: bool) -> None:
         self.steps, self.slowest, self.wall_s = self.steps + 1, self.slowest + slowest, self.wall_s + row.wall_s
-        self.last_step = row.step
+        # One of a last save, which a single rank may do, holds nobody up.
+        if row["compute"] + row["collective"] > STRAGGLES * row.wall_s:
+            self.last_step = row.step
         for cause, seconds in row.spent.items():
             self.spent[cause] += seconds
         window = row.window or {}

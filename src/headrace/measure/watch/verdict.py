@@ -145,11 +145,11 @@ def step_text(step: JobStep) -> str:
 def _counters(window: Mapping[str, Any]) -> list[str]:
     found = []
     if window.get("throttled_s"):
-        found.append(f"throttled {format_seconds(window['throttled_s'])}")
+        found.append(f"stopped {format_seconds(window['throttled_s'])} by its CPU limit")
     if window.get("major_faults"):
         found.append(f"{window['major_faults']} major faults")
     if window.get("run_queue_s", 0.0) > 0.01:
-        found.append(f"{format_seconds(window['run_queue_s'])} in the run queue")
+        found.append(f"waited {format_seconds(window['run_queue_s'])} for a CPU")
     return found
 
 
