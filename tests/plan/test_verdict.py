@@ -94,6 +94,16 @@ def test_what_it_goes_to_adds_up_to_what_it_costs() -> None:
     assert made.shares.rework > parts[0] / 100 + 0.001
 
 
+def test_a_full_node_carries_more_than_the_last_one() -> None:
+    """Of 9 GPUs, 8 to a node, one node has 8: half of it all would be too small a link for it."""
+    made = plan(gpus=9, model__parameters="1B", feed__samples_per_s=100, feed__sample_bytes="10MB")
+    figures = {a.formula.result: a.value.likely for q in made.questions for a in q.answers}
+    assert figures["needed to read, in all"] == pytest.approx(9e9)
+    assert figures["needed to read, per node"] == pytest.approx(8e9)
+    assert figures["reads of samples a second, of a GPU"] == 100
+    assert "on 9 GPUs, 2 nodes" in build(made).html()
+
+
 def test_what_helps_most_stands_first() -> None:
     made = plan(gpus=512, model__parameters="405B", checkpoint__interval="12h", price__gpu_hour=3)
     assert made.verdict.cures[0].name == "interval"

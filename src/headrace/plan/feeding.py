@@ -39,6 +39,15 @@ READS = Formula(
     function=lambda tokens_a_second, sequence: tokens_a_second / sequence,
 )
 
+SAMPLE_READS = Formula(
+    result="reads of samples a second, of a GPU",
+    text="samples a second * reads of a sample",
+    unit=units.Unit.of("read/s/gpu"),
+    symbols={"samples a second": units.SAMPLE_RATE, "reads of a sample": units.Unit.of("read/sample")},
+    source="one read a sample; whether storage answers so many is to be measured: only bytes are reckoned with",
+    function=lambda samples_a_second, reads_of_a_sample: samples_a_second * reads_of_a_sample,
+)
+
 SAMPLE_BYTES = Formula(
     result="samples, for a GPU",
     text="samples a second * bytes of a sample",
@@ -71,7 +80,7 @@ PER_NODE = Formula(
     text="in all / nodes",
     unit=units.RATE_PER_NODE,
     symbols={"in all": units.RATE, "nodes": units.NODES},
-    source="arithmetic",
+    source="nodes count as full ones: a last one with fewer GPUs moves less",
     function=lambda in_all, nodes: in_all / nodes,
 )
 
@@ -108,10 +117,10 @@ class Feeding:
             put = {"tokens a second": rate, "bytes of a token": job.need("feed.token_bytes")}
             parts.append(self._add(TOKEN_BYTES.put(put)))
         if samples:
-            put = {
-                "samples a second": job.need("feed.samples_per_s"),
-                "bytes of a sample": job.need("feed.sample_bytes"),
-            }
+            rate = job.need("feed.samples_per_s")
+            one = Range.point(1.0, units.Unit.of("read/sample"))
+            self._add(SAMPLE_READS.put({"samples a second": rate, "reads of a sample": one}))
+            put = {"samples a second": rate, "bytes of a sample": job.need("feed.sample_bytes")}
             parts.append(self._add(SAMPLE_BYTES.put(put)))
         if len(parts) == 2:
             parts = [self._add(BOTH.put({"tokens": parts[0], "samples": parts[1]}))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from headrace.measure.charts import Bar, Marker, Series, legend, line_chart, stacked_bars
@@ -21,7 +22,7 @@ def build(plan: Plan) -> Page:
         "headrace plan",
         verdict=verdict.sentence,
         subtitle=f"{units.show(model.parameters.likely, units.PARAMETERS)} on {model.gpus:,} GPUs, "
-        f"{plan.nodes.likely:,.0f} nodes" + (f", {plan.storage.over}" if plan.provider else ""),
+        f"{math.ceil(plan.nodes.likely):,} nodes" + (f", {plan.storage.over}" if plan.provider else ""),
     )
     by_name = {question.name: {a.formula.result: a.value for a in question.answers} for question in plan.questions}
     page.cards(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +30,7 @@ PARTS = {
 class Plan:
     job: Job
     model: Model
+    #: Full ones: of 9 GPUs, 8 to a node, 1.125.
     nodes: Range
     storage: Storage
     questions: tuple[Question, ...]
@@ -82,7 +82,8 @@ def make_plan(job: Job, offering: Offering | None = None) -> Plan:
 def _make_plan(job: Job, offering: Offering | None) -> Plan:
     model = Model.of(job)
     per_node = job.whole("gpus_per_node")
-    nodes = Range.point(math.ceil(model.gpus / per_node), units.NODES)
+    # A last node that is not full does less: as many full ones would carry it all as what each of the others carries.
+    nodes = Range.point(model.gpus / min(model.gpus, per_node), units.NODES)
     gpus = Range.point(model.gpus, units.GPUS)
     storage = Storage.of(job, nodes, gpus, offering)
     feeding = Feeding(job, model, nodes)
