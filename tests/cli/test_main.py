@@ -96,6 +96,14 @@ def test_main_gives_statuses(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert all(line.startswith("headrace: error: ") for line in said)
 
 
+def test_where_a_volume_is_an_argument_its_option_is_answered_with_that(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("volume ls", "dataset ls", "checkpoint ls"):
+        assert main([*command.split(), "--volume", "file:x"]) == 2
+        assert "No such option: --volume (the addresses of the volume are arguments here" in capsys.readouterr().err
+    assert main(["plan", "--volume", "file:x"]) == 2
+    assert "arguments" not in capsys.readouterr().err
+
+
 def test_no_standard_output_and_no_command(tmp_path: Path) -> None:
     uri = f"file:{tmp_path}/disk.img"
     Volume.create([f"{uri}?create=8MiB"]).close()

@@ -65,7 +65,12 @@ def _run(given: list[str], fail: _Failure, ended: list[int]) -> int:
     except parser_error as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "headrace"
-        return fail.usage(f"{_message(error) or 'a command is missing'}; see `{path} --help`")
+        text = _message(error) or "a command is missing"
+        arguments = [given.metavar for given in context.command.params] if context is not None else []
+        if getattr(error, "option_name", "") == "--volume" and "URI..." in arguments:
+            # Other commands take it so, and who comes from them tries it here.
+            text += " (the addresses of the volume are arguments here, without an option)"
+        return fail.usage(f"{text}; see `{path} --help`")
     except (KeyboardInterrupt, typer.Abort):
         return fail.interrupted(ended)
     except BrokenPipeError:
