@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.accidents import processes as module
 from headrace.accidents.processes import ChildFailed, Processes, descendants
 from tests.waiting import PATIENCE_S, until
 
@@ -42,6 +43,24 @@ def alive(pid: int) -> bool:
 def pids_in(log: Path) -> list[int]:
     until(lambda: log.exists() and log.read_text().count(" ") == 1 and log.read_text().endswith("\n"))
     return [int(pid) for pid in log.read_text().split()]
+
+
+def test_one_that_the_kernel_holds_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the others from being killed, nor who kills them from going on."""
+    monkeypatch.setattr(module, "_END_S", 1.0)
+    kill = os.kill
+    processes = Processes()
+    held, other = (
+        processes.start(name, ["-c", "import time; time.sleep(60)"], log=tmp_path / name) for name in ("held", "other")
+    )
+    with monkeypatch.context() as kernel:
+        kernel.setattr(os, "kill", lambda pid, number: None if pid == held.pid else kill(pid, number))
+        processes.close()
+    try:
+        assert held.poll() is None
+        until(lambda: other.poll() == -signal.SIGKILL)
+    finally:
+        held.kill()
 
 
 def test_close_kills_children_and_grandchildren_in_other_sessions(tmp_path: Path) -> None:

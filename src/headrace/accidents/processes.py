@@ -27,7 +27,7 @@ from headrace.accidents.peace import in_peace
 from headrace.errors import HeadraceError
 
 _PR_SET_PDEATHSIG = 1
-#: One that closed its pipes is about to end.
+#: One that closed its pipes, or was killed, is about to end.
 _END_S = 30.0
 
 #: The line that closes a traceback, also behind torchrun's "[rank0]: ".
@@ -203,18 +203,18 @@ class Processes:
         return child
 
     def close(self) -> None:
-        """Kill everything. A Ctrl-C while this runs is put off until nothing is left."""
+        """Kill everything. A Ctrl-C while this runs is put off until nothing is left but what the kernel holds in a
+        call, as on a mount that hangs: that ends when it may, and is not waited for."""
         with in_peace():
-            living = [child for child in self._children if child.poll() is None]
-            family = descendants([child.pid for child in living])
-            for child in living:
-                child.kill()
+            living = [child.pid for child in self._children if child.poll() is None]
+            family = [*living, *descendants(living)]
             for pid in family:
                 _kill(pid)
-            deadline = time.monotonic() + 5.0
+            deadline = time.monotonic() + _END_S
             while any(_alive(pid) for pid in family) and time.monotonic() < deadline:
                 time.sleep(0.01)
             for child in self._children:
+                child.poll()
                 child.let_go()
             self._children.clear()
 
