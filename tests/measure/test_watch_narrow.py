@@ -67,7 +67,10 @@ def test_what_says_nothing_is_left_out(capsys: pytest.CaptureFixture[str], tmp_p
     for rank in range(2):
         lines = [step(n, 1000.0 + n, compute=1.0, collective=0.1, copy=0.0001) for n in range(4)]
         write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 2, node="a"), *lines])
-    table = shown(capsys, "show", str(tmp_path)).splitlines()[-3:]
+    text = shown(capsys, "show", str(tmp_path))
+    # Copies are a ten thousandth.
+    assert "copy" in shown(capsys, "show", str(tmp_path), "--json") and "copied" not in text
+    table = text.splitlines()[-3:]
     assert table == [
         "rank  slowest in  collective  compute",
         "   0           4         9 %     91 %",

@@ -64,7 +64,7 @@ def explain(evidence: Evidence, step: int | None = None) -> Explanation:
 
 def _known(evidence: Evidence) -> str:
     numbers = sorted({number for record in evidence.ranks.values() for number in record.steps})
-    return f"one of {numbers[0]} to {numbers[-1]}" if numbers else "a step that has ended"
+    return f"one of {numbers[0]} to {numbers[-1]}, of the last start" if numbers else "a step that has ended"
 
 
 def _slowest(evidence: Evidence) -> int:
@@ -389,6 +389,8 @@ class _Case:
             lacks = "there are no I/O events of this step: the dump of this rank is from before it"
         elif self.rank in self.in_it and self._io(self.rank) is not None:
             lacks = "the dump was written before this rank came to it: of what came then there are no I/O events"
+        elif self.record.dump is not None and self._io(self.rank) is None:
+            lacks = "there are no I/O events of this rank: its dump has none, no device of headrace was open that tells"
         return Finding(
             cause=cause, seconds=seconds, rank=self.rank, storage="yes" if cause == "fetch" else "unknown",
             path=views[0] if views else None, beside=views[1:], confidence="likely" if cause == "fetch" else "open",

@@ -191,7 +191,7 @@ def facts(found: Explanation) -> dict[str, str]:
         told["not read"] = "; ".join(found.unread)
     if len(found.clocks) > 1:
         told["clocks"] = _clocks(found)
-    if why := sorted(set(found.why.values()) - {"request"}):
+    if found.at_dump and (why := sorted(set(found.why.values()) - {"request"})):
         told["dumped by"] = ", ".join(why)
         if found.rank in found.why and (detail := found.detail[found.rank]):
             told["dumped by"] = f"{found.why[found.rank]}: {textwrap.shorten(detail, _MOST_DETAIL)}"

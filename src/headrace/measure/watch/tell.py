@@ -44,13 +44,17 @@ def _unmarked(found: Attribution) -> str:
     return "" if found.compute_marked else ": all that is in no watched part"
 
 
+#: A share that is told; all of them are in `--json`.
+_TOLD = 0.0005
+
+
 def lost_table(found: Attribution, gpu_hour_price: float | None) -> Table:
     """What it was lost to, the most first."""
     columns = ["lost to", "share", "time of GPUs"] + ([] if gpu_hour_price is None else ["money"]) + ["what it is"]
     rows = []
     for cause in sorted(LOST, key=lambda name: -found.spent_gpu_s[name]):
         gpu_s = found.spent_gpu_s[cause]
-        if gpu_s <= 0:
+        if found.share(cause) < _TOLD:
             continue
         row = [cause, percent(found.share(cause)), gpu_time(gpu_s)]
         if gpu_hour_price is not None:
