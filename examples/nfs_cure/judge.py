@@ -16,8 +16,8 @@ from headrace.plan import Plan, make_plan, read_job
 
 #: Of AU, in points: as far as they may be apart.
 POINTS = 5.0
-#: How `Watch` begins where storage is not what holds training up.
-_WELL = ("Storage is not your", "No single thing is your problem")
+#: How `Watch` begins where it does not see storage hold training up.
+_WELL = ("Storage is not your", "No single thing is your problem", "What nobody marked is your problem")
 
 
 @dataclass(frozen=True, kw_only=True)
