@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from headrace.bench import cache
 from headrace.bench.places import Ranges, Shard, open_place, open_writer
+from headrace.bench.places import folder as folder_module
 from headrace.bench.places.content import BLOCK
 from headrace.device import open_device
 from headrace.errors import ChecksumMismatch, DeviceError, HeadraceError, ObjectNotFound, UsageError
@@ -227,6 +230,24 @@ def test_folders_of_other_runs_are_told_and_not_those_of_its_own_job(folder: Pat
             assert len(re.findall(r"\.headrace-bench-abc-\w+", third.describe()["other runs"])) == 2
             assert ": of a run that goes on" in third.describe()["other runs"]
     assert [path.name for path in folder.iterdir()] == [".headrace-bench-dead"]
+
+
+def test_who_looks_whether_a_run_lives_does_not_keep_it_from_saying_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, looks = os.mkdir, list[int]()
+
+    def mkdir(path: str, mode: int) -> None:
+        make(path, mode)
+        looks.append(os.open(path, os.O_RDONLY))
+        fcntl.flock(looks[0], fcntl.LOCK_SH)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(folder_module, "time", SimpleNamespace(sleep=lambda _: os.close(looks.pop())))
+    with open_place(str(folder)) as first, open_place(str(folder)) as second:
+        first._made()  # type: ignore[attr-defined]
+        assert not looks
+        assert "of a run that goes on" in second.describe()["other runs"]
 
 
 def test_holes_are_told(folder: Path) -> None:

@@ -36,6 +36,8 @@ from headrace.units import MIB, format_bytes
 _FILES = 16
 #: A file system that takes longer to remove them hangs.
 _REMOVE_S = 120.0
+#: Others look whether a folder is locked for a moment only.
+_LOOKS = 100
 #: What a file system keeps free, at least.
 _KEPT_FREE = 64 * MIB
 
@@ -237,7 +239,13 @@ class _Scratch:
         except OSError as error:
             raise said(error, str(Path(self.path).parent)) from None
         with suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for _ in range(_LOOKS):
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    # Somebody looks just now whether this run lives.
+                    time.sleep(0.01)
 
     def remove(self) -> None:
         """All of it. A Ctrl-C while this runs is put off until nothing is left, or a file system that hangs has had its
