@@ -71,7 +71,8 @@ def test_each_pattern_moves_what_it_says(place: Place, ranks: Ranks) -> None:
     assert saved.bytes == pytest.approx(112.4e9 / 4 * 0.00005, rel=0.01)
     assert {figure.name for figure in saved.figures} == {"save", "restore", "save time", "restore time"}
     both = mixed.run(place, options, quiet, ranks)
-    assert 0 < both.main.value <= 1 and both.main.name == "feed kept"
+    # A save this small may be over before a batch has come.
+    assert 0 <= both.main.value <= 1 and both.main.name == "feed kept"
     assert both.main.note and "iB/s" not in both.main.note
     # Rounds of the same work can be put together.
     assert together([saved, checkpoint.run(place, options, quiet, ranks)]).main.n == 2

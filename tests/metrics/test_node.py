@@ -466,3 +466,29 @@ def test_percentiles_of_several_ranks_are_those_of_all_that_was_counted() -> Non
     together = merged_latency([quick, slow])
     assert together == {"count": 100, "p50_s": 0.001, "p99_s": 1.9, "max_s": 1.9}
     assert merged_latency([]) == {"count": 0, "p50_s": 0.0, "p99_s": 0.0, "max_s": 0.0}
+
+
+def test_what_a_killed_run_left_is_taken_away_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus goes by `run-*/targets.json`: one port must not be there under two runs."""
+    program = "import sys; from headrace.metrics import NodeMetrics; m = NodeMetrics([], port=0); print(flush=True); "
+    with tempfile.TemporaryDirectory() as short, contextlib.ExitStack() as stack:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        killed, lives = (
+            subprocess.Popen(
+                [sys.executable, "-c", program + "sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env={**os.environ, "SLURM_JOB_ID": str(job)},
+            )  # fmt: skip
+            for job in (1, 2)
+        )
+        for each in (killed, lives):
+            stack.enter_context(each)
+            stack.callback(each.kill)
+            assert each.stdout is not None and each.stdout.readline() == b"\n"
+        folders = [run_folder({"SLURM_JOB_ID": str(job)}) for job in (1, 2)]
+        killed.kill()
+        killed.wait()
+        assert all((folder / "targets.json").exists() for folder in folders)
+        with NodeMetrics([], port=0) as metrics:
+            assert not folders[0].exists()
+            assert (folders[1] / "targets.json").exists() and (metrics.folder / "targets.json").exists()
+            assert len(list(folders[1].glob("rank-*.sock"))) == 1

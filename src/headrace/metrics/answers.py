@@ -2,12 +2,14 @@
 
 A report is one JSON object, and the end of the connection. Who asks has a deadline for all of them together, so a rank
 that is stopped, or that holds the interpreter for long, costs a part of a second and is said to be silent. A rank that
-has died leaves a socket behind that refuses: whoever finds it takes it away.
+has died leaves a socket behind that refuses: whoever finds it takes it away. Of a run whose ranks were all killed, the
+next one of this user takes away what it left: Prometheus would find the new one's port under the old one's name, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -33,6 +35,10 @@ _CLIENT_S = 2.0
 #: After a client could not be taken for want of descriptors.
 _PAUSE_S = 0.25
 _PATH_BYTES = 107
+#: Where Prometheus finds the server of a run, in its folder.
+TARGETS = "targets.json"
+#: Of runs that are looked at for dead ones.
+_RUNS = 1000
 _NAME = re.compile(r"rank-([0-9]{1,9})-([0-9]{1,9})\.sock")
 
 _answering: weakref.WeakSet[Answers] = weakref.WeakSet()
@@ -176,6 +182,36 @@ def ask_all(
     for who, data in said.items():
         yield *who, None if who in silent else _decoded(data)
     yield from ((*who, None) for who in silent if who not in said)
+
+
+def forget_dead_runs(but: Path) -> None:
+    """What runs beside `but` left, of which nobody answers any more."""
+    for told in itertools.islice(but.parent.glob(f"run-*/{TARGETS}"), _RUNS):
+        if told.parent == but:
+            continue
+        with contextlib.suppress(OSError):
+            before = told.stat().st_mtime_ns
+            # A run has its sockets before it writes this file.
+            if not _alive(told.parent) and told.stat().st_mtime_ns == before:
+                told.unlink()
+                told.parent.rmdir()
+
+
+def _alive(folder: Path) -> bool:
+    for path in folder.glob("rank-*.sock"):
+        with socket.socket(socket.AF_UNIX) as end:
+            end.setblocking(False)
+            try:
+                end.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return True
+            else:
+                return True
+    return False
 
 
 def _receive(end: Any) -> bytes | None:

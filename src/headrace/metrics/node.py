@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UsageError
-from headrace.metrics.answers import PATIENCE_S, Answers, ask_all
+from headrace.metrics.answers import PATIENCE_S, Answers, ask_all, forget_dead_runs
 from headrace.metrics.folder import make_folder, run_folder
 from headrace.metrics.report import Devices, Source, node_report, rank_report
 
@@ -64,6 +64,8 @@ class NodeMetrics:
         self._answers = self._answer()
         if serves:
             assert port is not None
+            if folder is None:
+                forget_dead_runs(self.folder)
             try:
                 self._server = Server(host, port, self.node, self.folder)
             except BaseException:

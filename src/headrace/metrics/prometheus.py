@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
+from headrace.metrics.answers import TARGETS
 from headrace.metrics.names import METRICS, Metric
 from headrace.metrics.report import QUANTILES
 
@@ -195,7 +196,7 @@ class Server:
             ) from None
         self._pid = os.getpid()
         self.address: tuple[str, int] = (host, self._http.server_address[1])
-        self._targets = folder / "targets.json"
+        self._targets = folder / TARGETS
         shown = f"[{host}]" if ":" in host else host
         told = [{"targets": [f"{shown}:{self.address[1]}"], "labels": {"headrace_run": folder.name}}]
         try:
