@@ -475,9 +475,11 @@ def test_what_a_killed_run_left_is_taken_away_by_the_next_one(monkeypatch: pytes
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         killed, lives = (
             subprocess.Popen(
-                [sys.executable, "-c", program + "sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [sys.executable, "-c", program + "sys.stdin.read()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 env={**os.environ, "SLURM_JOB_ID": str(job)},
-            )  # fmt: skip
+            )
             for job in (1, 2)
         )
         for each in (killed, lives):

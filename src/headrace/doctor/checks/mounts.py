@@ -176,9 +176,12 @@ def _local(facts: Facts, mount: Mount) -> Iterator[Finding]:
 
 
 def _again(mount: Mount, option: str) -> str:
-    """Options of its own, as `sec=` and `ro`, are among those that the kernel shows, and made ones, too."""
+    """Looks only: among the options that the kernel shows are those of its own (`sec=`, `ro`), and ones it made."""
     kind = "lustre" if mount.kind == "lustre" else "nfs"
-    return f"umount {quote(mount.point)} && mount -t {kind} -o ...,{option} {quote(mount.source)} {quote(mount.point)}"
+    return (
+        f"findmnt -no OPTIONS {quote(mount.point)}  # umount it, then "
+        f"mount -t {kind} -o THESE,{option} {quote(mount.source)} {quote(mount.point)}"
+    )
 
 
 def _all(mount: Mount) -> Iterator[Finding]:
