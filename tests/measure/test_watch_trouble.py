@@ -17,7 +17,7 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.measure import Watch
-from headrace.measure.watch import loader as loader_module
+from headrace.measure.watch import source as source_module
 from headrace.measure.watch.join import attribute
 from headrace.measure.watch.record import WatchStep, files_of
 from tests.measure.watches import Hands, batches
@@ -262,10 +262,10 @@ def test_counters_of_the_time_between_two_steps_are_told() -> None:
 def test_a_stall_is_not_taken_for_what_helpers_did_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """They decode all the time, and are looked at every second; then storage stands for five."""
     now, used = [100.0], [0.0]
-    monkeypatch.setattr(loader_module, "time", SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: 0.001))
-    source = loader_module.Source([])
+    monkeypatch.setattr(source_module, "time", SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: 0.001))
+    source = source_module.Source([])
     source.helpers = SimpleNamespace(read=lambda: {"one": (used[0], 0.0)})  # type: ignore[assignment]
-    monkeypatch.setattr(loader_module, "_LONG", 1)
+    monkeypatch.setattr(source_module, "_LONG", 1)
 
     def works(seconds: float, share: float) -> None:
         now[0], used[0] = now[0] + seconds, used[0] + share * seconds

@@ -3,7 +3,7 @@
 causes.py      what a step's time can go to
 watch.py       `Watch`: steps, counters, files
 notes.py replay.py   what the thread that trains notes, and what that means
-loader.py wait.py    any loader, watched; one wait for a batch taken apart
+loader.py source.py wait.py    any loader, watched; what is known of it; one wait for a batch taken apart
 device.py      clocks of devices that work behind their callers' backs
 host.py paths.py activity.py    counters of process and node, of paths, of the GPU's multiprocessors
 record.py lines.py   the lines of a rank's file; writing them

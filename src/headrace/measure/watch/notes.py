@@ -21,8 +21,8 @@ from headrace.errors import UsageError
 from headrace.measure.watch.causes import WAIT
 from headrace.measure.watch.device import ON_DEVICE, DeviceClock
 from headrace.measure.watch.host import RunQueue, own_queue
-from headrace.measure.watch.loader import NOTHING_TOLD, Source
 from headrace.measure.watch.replay import BEGIN, DELAY, DROP, END, NO_BATCH, Note, Replay, Step
+from headrace.measure.watch.source import NOTHING_TOLD, Source
 
 #: The kernel is asked for the run queue delay at most so often: that takes tens of microseconds with cold caches.
 ASKED_S = 0.1

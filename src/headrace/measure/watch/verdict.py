@@ -63,6 +63,11 @@ def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
             f"What nobody marked is your problem: it cost {cost}. A save, logging or validation is not told apart "
             "there: mark them (watch.checkpoint() and so on)"
         )
+    elif worst == "collective" and found.behind is not None:
+        text = (
+            f"Collectives are your problem: they cost {cost}. Rank {found.behind[0]} wrote no more, and may be what "
+            "was waited for; why it wrote no more, and whether storage is to blame, is not known here"
+        )
     else:
         which = "greatest problem" if storage + maybe >= PROBLEM else "problem"
         verb = "are" if worst in PLURAL else "is"
@@ -104,8 +109,6 @@ def _where(found: Attribution, cause: str) -> str:
     row = found.straggler
     if cause == "straggler" and row is not None:
         return f": rank {row.rank}" + (f" on {row.node}" if row.node else "")
-    if cause == "collective" and found.behind is not None:
-        return f"; rank {found.behind[0]}, which wrote no more, may be what was waited for, for whatever reason"
     if cause == "starved":
         counters = [row.windows for row in found.ranks.values()]
         throttled = sum(each["throttled_s"] for each in counters)

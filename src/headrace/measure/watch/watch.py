@@ -42,11 +42,12 @@ from headrace.measure.watch.device import DeviceClock
 from headrace.measure.watch.failures import Telling
 from headrace.measure.watch.host import HostCounters, IoThread
 from headrace.measure.watch.lines import Lines
-from headrace.measure.watch.loader import Source, WatchedLoader
+from headrace.measure.watch.loader import WatchedLoader
 from headrace.measure.watch.notes import Notes, Part, Wait
 from headrace.measure.watch.paths import PathWindows
 from headrace.measure.watch.record import UnderWay, WatchHeader, WatchStep
 from headrace.measure.watch.replay import BEGIN, DROP, END, EXCHANGED, READY, RECAST, WINDOW, Step
+from headrace.measure.watch.source import Source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
