@@ -108,6 +108,26 @@ def test_a_wait_for_what_another_rank_saves_is_paid_for_once(tmp_path: Path, nod
         assert sentence(found).startswith("Checkpoints that training waited for are your problem")
 
 
+def test_a_save_behind_the_first_step_tells_nothing_of_clocks(tmp_path: Path) -> None:
+    """Ranks of other nodes begin the second one earlier then: as if their clocks were behind by all of the save."""
+    paths, saves = [], {0: 3.0, 20: 3.0}
+    for rank in range(4):
+        lines, at, waits = [], 1000.0 + 0.05 * (rank // 2), 0.0
+        for number in range(40):
+            save = saves.get(number, 0.0)
+            spent = {"compute": 0.1, "collective": 0.1 + waits, **({"checkpoint": save} if save and not rank else {})}
+            lines.append(step(number, at, **spent))
+            at, waits = at + sum(spent.values()), save if rank else 0.0
+        node = header(rank, 4, node=f"node{rank // 2}")
+        paths.append(write(tmp_path / f"rank-{rank:05d}.jsonl", [node, *lines]))
+    # Also where each node has one rank.
+    for found in (attribute(paths), attribute(paths[::2])):
+        ranks = len(found.ranks)
+        assert found.spent_gpu_s["checkpoint"] == pytest.approx(ranks * 6.0)
+        assert found.spent_gpu_s["collective"] == pytest.approx(ranks * 4.0)
+        assert found.total_gpu_s == pytest.approx(ranks * 14.0)
+
+
 def test_a_rank_that_wrote_no_more_is_told(tmp_path: Path) -> None:
     ranks = [[step(n, 1000.0 + n, compute=1.0) for n in range(count)] for count in (9, 4)]
     found, _ = said(tmp_path, *ranks)
@@ -120,6 +140,11 @@ def test_a_rank_that_wrote_no_more_is_told(tmp_path: Path) -> None:
     hangs = [step(n, 1000.0 + n, compute=1.0, collective=9.0 if n == 8 else 0.0) for n in range(9)]
     text = said(tmp_path, hangs, ranks[1])[1]
     assert text.startswith("Collectives are your problem") and "Rank 1 wrote no more, and may be what was" in text
+    # A save in the last step that all have, however long it is.
+    assert said(tmp_path, [*ranks[0][:8], step(8, 1008.0, compute=1.0, checkpoint=30.0)], ranks[0])[0].behind is None
+    # A rank that the job had before it was started again with fewer.
+    again = [header(0, 1, 1100.0), *(step(n, 1100.0 + n, compute=1.0) for n in range(3))]
+    assert said(tmp_path, [*ranks[0], *again], ranks[0])[0].behind is None
     # Where its box has dumped there is more to be read than in a file without a step.
     write(tmp_path / "rank-00000.jsonl", [header(0, 1)])
     for dumped in (False, True):
@@ -446,7 +471,7 @@ def test_the_page_of_nasty_names_is_whole() -> None:
     ]
     head, row = (parse_line(json.dumps(line), "here") for line in lines)
     assert isinstance(head, WatchHeader) and isinstance(row, WatchStep)
-    found.begin([head])
+    found.begin([head], [])
     found.add({0: row})
     check_page(page(found, title=nasty))
     assert re.search("&lt;script&gt;", page(found, title=nasty))

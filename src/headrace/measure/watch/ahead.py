@@ -5,12 +5,13 @@ already: their wait there is a part of its save, and is not to be paid for twice
 last rank begins it, and what the others have done of theirs until then is left out, waiting first.
 
 Ranks of one node go by one clock. That of another node is brought beside it by the begins of steps, which are nearly
-the same for all ranks but where one was held up.
+the same for all nodes but where one was held up: the middle one of some steps tells how far clocks are apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from headrace.measure.watch.causes import CAUSES, WAIT
@@ -19,8 +20,8 @@ from headrace.measure.watch.record import WatchHeader, WatchStep
 #: Ranks that are ahead by less than this share of the shortest of them begin together. Where a device carries out the
 #: work, its host may be a whole step ahead, which is no wait.
 TOGETHER, TOGETHER_CUDA = 0.1, 1.0
-#: A step tells so much of how far clocks of nodes are apart, as a share of itself.
-_TELLS = 0.02
+#: Steps that tell how far clocks of nodes are apart: the last ones, and at the begin of a start those that come.
+TELL = 15
 
 
 def hidden_in(spent: Iterable[Mapping[str, float]]) -> str:
@@ -45,25 +46,28 @@ class Ahead:
     def __init__(self) -> None:
         self._nodes: dict[int, str] = {}
         self._share = TOGETHER
-        #: Clocks of ranks on other nodes than the first one's; None: the first step has not been.
-        self._apart: dict[int, float] | None = None
+        #: By two nodes, how much later the second one has begun each of some steps, by their clocks.
+        self._apart: dict[tuple[str, str], deque[float]] = {}
+        self._first = True
 
-    def begin(self, headers: Iterable[WatchHeader]) -> None:
+    def begin(self, headers: Iterable[WatchHeader], steps: Sequence[dict[int, WatchStep]]) -> None:
+        """`steps`: the first ones of this start, which come again."""
         for header in headers:
             self._nodes[header.rank] = header.node
             self._share = TOGETHER_CUDA if header.clock == "cuda" else self._share
-        self._apart = None
+        self._apart.clear()
+        self._first = True
+        for rows in steps[1 : 1 + TELL]:
+            self._started(rows)
 
     def without(self, rows: dict[int, WatchStep]) -> dict[int, WatchStep]:
         """The rows of a step, those of ranks that are ahead shortened. The first step is as it is: ranks start when
         they like."""
-        if len(rows) < 2:
-            return rows
-        if self._apart is None:
-            self._apart = {}
+        first, self._first = self._first, False
+        if first or len(rows) < 2:
             return rows
         shortest = min(row.wall_s for row in rows.values())
-        started = self._started(rows, self._apart, shortest)
+        started = self._started(rows)
         begun = max(started.values())
         ahead = {rank: min(begun - at, rows[rank].wall_s) for rank, at in started.items()}
         ahead = {rank: seconds for rank, seconds in ahead.items() if seconds > self._share * shortest}
@@ -78,14 +82,17 @@ class Ahead:
             for rank, seconds in ahead.items()
         }  # fmt: skip
 
-    def _started(self, rows: dict[int, WatchStep], apart: dict[int, float], shortest: float) -> dict[int, float]:
-        first = min(rows)
-        node, at = self._nodes.get(first), rows[first].started_s
-        found = {}
+    def _started(self, rows: dict[int, WatchStep]) -> dict[int, float]:
+        """By the clock of the first rank's node."""
+        nodes = {rank: self._nodes.get(rank, "") for rank in rows}
+        # A node is held up where all its ranks are.
+        begun: dict[str, float] = {}
         for rank, row in rows.items():
-            found[rank] = row.started_s
-            if self._nodes.get(rank) != node:
-                by = row.started_s - at - apart.setdefault(rank, row.started_s - at)
-                found[rank] = at + by
-                apart[rank] += max(-_TELLS * shortest, min(_TELLS * shortest, by))
-        return found
+            begun[nodes[rank]] = min(row.started_s, begun.get(nodes[rank], row.started_s))
+        first = nodes[min(rows)]
+        shift = dict.fromkeys(begun, 0.0)
+        for node in shift.keys() - {first}:
+            told = self._apart.setdefault((first, node), deque(maxlen=TELL))
+            told.append(begun[node] - begun[first])
+            shift[node] = sorted(told)[len(told) // 2]
+        return {rank: row.started_s - shift[nodes[rank]] for rank, row in rows.items()}

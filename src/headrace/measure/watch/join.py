@@ -21,13 +21,13 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure import arithmetic, statistics
-from headrace.measure.watch.ahead import Ahead, hidden_in
+from headrace.measure.watch.ahead import TELL, Ahead, hidden_in
 from headrace.measure.watch.causes import LOST, STORAGE, compute_marked, rest_computes
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 
@@ -89,9 +89,11 @@ class RankRow:
     steps: int = 0
     #: Steps in which it was the slowest.
     slowest: int = 0
-    #: What it computed longer than the others, where these waited for it; its last step in which it trained.
+    #: What it computed longer than the others, where these waited for it.
     straggled_s: float = 0.0
-    last_step: int = -1
+    #: Of the last start: its last step, and its last one in which it trained; -1: none. None: it is not in that start.
+    last_step: int | None = None
+    trained_step: int = -1
     wall_s: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     windows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -99,9 +101,10 @@ class RankRow:
 
     def add(self, row: WatchStep, slowest: bool) -> None:
         self.steps, self.slowest, self.wall_s = self.steps + 1, self.slowest + slowest, self.wall_s + row.wall_s
+        self.last_step = row.step
         # One of a last save, which a single rank may do, holds nobody up.
         if row["compute"] + row["collective"] > STRAGGLES * row.wall_s:
-            self.last_step = row.step
+            self.trained_step = row.step
         for cause, seconds in row.spent.items():
             self.spent[cause] += seconds
         window = row.window or {}
@@ -209,9 +212,10 @@ class Attribution:
     @property
     def behind(self) -> tuple[int, int, int] | None:
         """A rank that wrote no more while others did: which, its last step (-1: none), and theirs."""
-        row = min(self.ranks.values(), key=lambda each: each.last_step, default=None)
-        furthest = max((each.last_step for each in self.ranks.values()), default=-1)
-        return None if row is None or row.last_step == furthest else (row.rank, row.last_step, furthest)
+        last = {row.rank: row.last_step for row in self.ranks.values() if row.last_step is not None}
+        rank = min(last, key=lambda rank: last[rank], default=-1)
+        furthest = max((self.ranks[each].trained_step for each in last), default=-1)
+        return (rank, last[rank], furthest) if last and last[rank] < furthest else None
 
     @property
     def straggler(self) -> RankRow | None:
@@ -225,12 +229,18 @@ class Attribution:
 
     # ---- adding ----------------------------------------------------------------------------------------------------
 
-    def begin(self, headers: Iterable[WatchHeader]) -> None:
-        """The ranks start, or start again."""
+    def begin(self, headers: Iterable[WatchHeader], steps: Sequence[dict[int, WatchStep]]) -> None:
+        """The ranks start, or start again. `steps`: the first ones that will be added, as many as `TELL` and one."""
         headers = list(headers)
-        self._ahead.begin(headers)
+        self._ahead.begin(headers, steps)
+        if steps:
+            for row in self.ranks.values():
+                row.last_step, row.trained_step = None, -1
         for header in headers:
-            self.ranks.setdefault(header.rank, RankRow(rank=header.rank)).node = header.node
+            row = self.ranks.setdefault(header.rank, RankRow(rank=header.rank))
+            row.node = header.node
+            if steps:
+                row.last_step = -1
             self.clocks.add(header.clock)
             if header.sm_activity:
                 self.sm_activity_why_not.add(header.sm_activity)
@@ -381,11 +391,13 @@ def attribute(paths: Sequence[Path], *, worst: int = 5, each: Callable[[JobStep]
         later = [start.first_step for group in groups[number + 1 :] for start in group if start.first_step is not None]
         again = min(later, default=None)
         found.repeats_unknown |= number > 0 and any(start.counted for start in group)
-        found.begin(start.header for start in group)
         rows = heapq.merge(*map(read, group), key=lambda row: row[1].step)
-        for step, of_step in groupby(rows, key=lambda row: row[1].step):
-            repeated = again is not None and step >= again
-            joined = found.add(dict(of_step), repeated=repeated)
+        steps = (dict(of_step) for _, of_step in groupby(rows, key=lambda row: row[1].step))
+        first = list(islice(steps, 1 + TELL))
+        found.begin((start.header for start in group), first)
+        for of_step in chain(first, steps):
+            repeated = again is not None and next(iter(of_step.values())).step >= again
+            joined = found.add(of_step, repeated=repeated)
             if each is not None and not repeated:
                 each(joined)
     if not found.steps:
@@ -553,9 +565,10 @@ def recent(paths: Sequence[Path], *, worst: int = 5) -> Attribution:
     )
     if not found.compute_marked:
         ranks = {rank: {at: _rest_computes(step) for at, step in steps.items()} for rank, steps in ranks.items()}
-    found.begin(headers[rank] for rank in ranks)
-    for number in sorted(numbers):
-        found.add({rank: steps[number] for rank, steps in ranks.items()})
+    rows = [{rank: steps[number] for rank, steps in ranks.items()} for number in sorted(numbers)]
+    found.begin((headers[rank] for rank in ranks), rows)
+    for of_step in rows:
+        found.add(of_step)
     return found
 
 
