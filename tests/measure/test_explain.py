@@ -168,6 +168,12 @@ def test_who_waits_for_a_save_of_another_rank_was_not_in_a_slow_collective(tmp_p
     assert found.main is not None and (found.step, found.rank, found.main.cause) == (8, 1, "checkpoint")
     like = explain(told, 9)
     assert like.took_s == pytest.approx(0.025) and not like.stands_out
+    # A host that is half a step ahead of its device waits for nobody, and what it has asked for takes as long.
+    for clock, took in (("host", 0.0125), ("cuda", 0.025)):
+        for rank in range(2):
+            lines = [step(n, 1000.0 + n * 0.025 - 0.0125 * (n == 5 and not rank), **usual) for n in range(8)]
+            write(tmp_path / clock / f"rank-{rank:05d}.jsonl", [header(rank, 2, node="a", clock=clock), *lines])
+        assert gather([tmp_path / clock]).at(5)[0].wall_s == pytest.approx(took)
     # It is known only where their clocks are.
     for path in ranks:
         path.write_text(path.read_text().replace('"node": "a"', f'"node": "{path.name}"').replace("collective", "copy"))

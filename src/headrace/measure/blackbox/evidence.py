@@ -18,7 +18,7 @@ from typing import Any
 from headrace.errors import UsageError
 from headrace.measure.blackbox.dump import Dump, DumpUnreadable, read_dump
 from headrace.measure.blackbox.flight_recorder import MOST_RANKS, FlightRecord, read_flight_recorder
-from headrace.measure.watch.ahead import TOGETHER, hidden_in, shortened
+from headrace.measure.watch.ahead import TOGETHER, TOGETHER_CUDA, hidden_in, shortened
 from headrace.measure.watch.causes import compute_marked, rest_computes
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 from headrace.measure.watch.watch import FLUSH_S
@@ -73,6 +73,8 @@ class RankRecord:
     under_way: StepOfRank | None = None
     #: To the system's clock of the node.
     to_realtime_ns: int = 0
+    #: Of its watch (`WatchHeader`); empty: a dump does not say it.
+    clock: str = ""
 
     @property
     def why(self) -> str:
@@ -213,6 +215,8 @@ def _leave_out_what_is_ahead(ranks: dict[int, RankRecord]) -> None:
     by_clock = {rank: clock for rank, clock in clocks(ranks).items() if clock.error_s is not None}
     known = {rank: clock.shift_ns for rank, clock in by_clock.items()}
     within_s = 2 * max(clock.error_s or 0.0 for clock in by_clock.values())
+    # A host may be ahead of its device.
+    share = TOGETHER if all(ranks[rank].clock == "host" for rank in known) else TOGETHER_CUDA
     numbers = sorted({number for rank in known for number in ranks[rank].steps})
     for number in numbers[1:]:
         rows = {rank: row for rank in known if (row := ranks[rank].at(number)) is not None}
@@ -223,7 +227,7 @@ def _leave_out_what_is_ahead(ranks: dict[int, RankRecord]) -> None:
         hidden = hidden_in(row.spent for row in rows.values())
         for rank, row in rows.items():
             ahead_ns = min(begun - known[rank], row.ended_ns) - row.started_ns
-            if ahead_ns * 1e-9 > max(TOGETHER * shortest, within_s) and number in ranks[rank].steps:
+            if ahead_ns * 1e-9 > max(share * shortest, within_s) and number in ranks[rank].steps:
                 ranks[rank].steps[number] = replace(
                     row, started_ns=row.started_ns + ahead_ns, spent=shortened(row.spent, ahead_ns * 1e-9, hidden)
                 )
@@ -324,7 +328,7 @@ def of_watch(
     newest: WatchHeader | None = None
     last: deque[WatchStep] = deque(maxlen=KEPT_LAST)
     longest: list[tuple[float, int, WatchStep]] = []
-    wanted: list[WatchStep] = []
+    wanted: dict[int, WatchStep] = {}
     place = 0
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES):
@@ -348,11 +352,11 @@ def of_watch(
                 entry = (found.wall_s, -found.step, found)
                 (heapq.heappush if len(longest) < KEPT_LONGEST else heapq.heappushpop)(longest, entry)
                 if found.step in asked:
-                    wanted.append(found)
+                    wanted[found.step] = found
     if header is None or not last:
         return None
-    record = RankRecord(rank=header.rank, world=header.world, host=header.node)
-    for row in (*wanted, *(entry[2] for entry in longest), *last):
+    record = RankRecord(rank=header.rank, world=header.world, host=header.node, clock=header.clock)
+    for row in (*wanted.values(), *(entry[2] for entry in longest), *last):
         started = round(row.started_s * 1e9)
         record.steps[row.step] = StepOfRank(
             step=row.step, started_ns=started, ended_ns=started + round(row.wall_s * 1e9), spent=row.spent,
@@ -364,7 +368,7 @@ def of_watch(
 def _add(record: RankRecord, file: RankRecord) -> None:
     """Of the file: counters beside steps, steps that the dump is too short for, or that ended behind it, and causes:
     those of the second before a dump had not been taken apart yet when it was written, a lack of CPUs above all."""
-    shift = -record.to_realtime_ns
+    record.clock, shift = file.clock, -record.to_realtime_ns
     for number, row in file.steps.items():
         ours = record.steps.get(number)
         started, ended = row.started_ns + shift, row.ended_ns + shift
