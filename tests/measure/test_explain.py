@@ -192,6 +192,12 @@ def test_frames_of_the_box_are_none_of_the_job(tmp_path: Path) -> None:
     assert told["dumped by"] == "collective: RuntimeError: gone" and "clocks" not in told
 
 
+def test_a_step_that_is_in_a_file_twice_is_read_once(tmp_path: Path) -> None:
+    lines = [step(n, 1000.0 + n, compute=1.0) for n in range(9)]
+    write(tmp_path / "rank-00000.jsonl", [header(0, 1), step(0, 999.0, compute=1.0), *lines])
+    assert sorted(gather([tmp_path]).ranks[0].steps) == list(range(9))
+
+
 def test_a_blocked_loader_is_storage_only_where_commands_say_so() -> None:
     found = explain(evidence(Rank().usual().step(blocked=0.5, compute=0.02, collective=0.005)))
     assert found.storage == "unknown" and "answered as they usually do" in facts(found)["because"]

@@ -6,10 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from headrace.cli import main
 from headrace.cli.output import print_facts, print_table
+from headrace.cli.watch import show
 from headrace.measure.blackbox import dump_name, write_dump
+from headrace.measure.watch.join import recent
 from tests.measure.dumps import Rank
 from tests.measure.watches import header, step, write
 
@@ -92,3 +95,15 @@ def test_facts_end_their_lines_between_words(
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "a       short" and rest[0].startswith("longer  word word")
     assert all(line.startswith("        word") and len(line) < 50 for line in rest[1:]) and len(rest) == 3
+
+
+@pytest.mark.parametrize("width", [44, 80])
+def test_who_follows_a_job_reads_addresses_as_they_are(
+    tmp_path: Path, width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = {"device": "nvme+tcp://[fe80::1]:4420/nqn.a[/b]", "path": "[fe80::1]:4420", "p99_s": 0.25, "commands": 9,
+            "read_bytes": 1}  # fmt: skip
+    slow = step(0, window={"window_s": 1.0, "paths": [path]}, fetch=0.5, compute=0.5)
+    file = write(tmp_path / "rank-00000.jsonl", [header(0, 1), slow])
+    Console(width=width).print(show._view(recent([file]), None, width))
+    assert "path [fe80::1]:4420 to nqn.a[/b]" in " ".join(capsys.readouterr().out.split())

@@ -137,5 +137,7 @@ def _view(found: Attribution, price: float | None, width: int) -> Any:
         (*tell.lost_table(found, price), (1, 2) if price is None else (1, 2, 3)),
         (*tell.worst_table(found), (0, 1, 2, 3)),
     ):
-        parts += ["", table_within(width, columns, rows, right=right)]
+        grid = table_within(width, columns, rows, right=right)
+        # Of text rich would take addresses like [fe80::1]:4420 for its own marks.
+        parts += ["", Text(grid) if isinstance(grid, str) else grid]
     return Group(*parts)

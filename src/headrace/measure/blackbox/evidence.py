@@ -327,7 +327,7 @@ def of_watch(
     header: WatchHeader | None = None
     newest: WatchHeader | None = None
     last: deque[WatchStep] = deque(maxlen=KEPT_LAST)
-    longest: list[tuple[float, int, WatchStep]] = []
+    longest: list[tuple[float, int, int, WatchStep]] = []
     wanted: dict[int, WatchStep] = {}
     place = 0
     with path.open("rb") as file:
@@ -349,14 +349,14 @@ def of_watch(
                     longest.clear()
                     wanted.clear()
                 last.append(found)
-                entry = (found.wall_s, -found.step, found)
+                entry = (found.wall_s, -found.step, place, found)
                 (heapq.heappush if len(longest) < KEPT_LONGEST else heapq.heappushpop)(longest, entry)
                 if found.step in asked:
                     wanted[found.step] = found
     if header is None or not last:
         return None
     record = RankRecord(rank=header.rank, world=header.world, host=header.node, clock=header.clock)
-    for row in (*wanted.values(), *(entry[2] for entry in longest), *last):
+    for row in (*wanted.values(), *(entry[-1] for entry in longest), *last):
         started = round(row.started_s * 1e9)
         record.steps[row.step] = StepOfRank(
             step=row.step, started_ns=started, ended_ns=started + round(row.wall_s * 1e9), spent=row.spent,
