@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,21 @@ def test_who_follows_a_job_reads_addresses_as_they_are(
     file = write(tmp_path / "rank-00000.jsonl", [header(0, 1), slow])
     Console(width=width).print(show._view(recent([file]), None, width))
     assert "path [fe80::1]:4420 to nqn.a[/b]" in " ".join(capsys.readouterr().out.split())
+
+
+def test_nothing_in_a_file_steers_a_terminal_or_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nasty = "\x1b[2J\udcff"
+    path = {"device": nasty, "path": nasty, "p99_s": 0.25, "commands": 9, "read_bytes": 1}
+    for rank in range(2):
+        slow = step(0, window={"window_s": 1.0, "paths": [path]}, fetch=0.5, compute=0.5, collective=0.1 * rank)
+        write(tmp_path / "all" / f"rank-{rank:05d}.jsonl", [header(rank, 2, node=nasty, sm_activity=nasty), slow])
+    (tmp_path / "dumps").mkdir()
+    hangs = Rank(host=nasty).usual().step(cause="wait", hangs=(0, 0), wait=9.0).dump("watchdog")
+    write_dump(tmp_path / "dumps" / dump_name(0), replace(hangs, detail=nasty, threads={"MainThread (1)": [nasty]}))
+    for command in ("show all", "explain all", "explain dumps"):
+        name, folder = command.split()
+        assert main(["watch", name, str(tmp_path / folder), "--html", str(tmp_path / "page.html")]) == 0
+        said = capsys.readouterr().out + (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "\x1b" not in said and "\udcff" not in said and "\ufffd[2J\ufffd" in said

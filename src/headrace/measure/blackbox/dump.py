@@ -29,6 +29,7 @@ import numpy as np
 
 from headrace.device.events import EVENT, Events
 from headrace.errors import HeadraceError, UsageError
+from headrace.measure.watch.record import printable
 
 FORMAT, VERSION = "headrace-blackbox", 1
 #: `EVENT`, and whose it is.
@@ -311,7 +312,7 @@ def _whole(found: Any) -> int:
 def _text(found: Any) -> str:
     if not isinstance(found, str):
         raise ValueError(f"expected text, found {found!r:.64}")
-    return found
+    return printable(found)
 
 
 def _unreadable(path: Path, expected: str, found: str) -> DumpUnreadable:

@@ -34,6 +34,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.measure.blackbox.plain import load_plain
+from headrace.measure.watch.record import printable
 
 #: Of one dump.
 MOST_BYTES = 64 << 20
@@ -235,7 +236,7 @@ def _whole(value: Any) -> int:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("text")
-    return "".join(each if each.isprintable() else "?" for each in value[:_LONGEST_TEXT])
+    return printable(value[:_LONGEST_TEXT])
 
 
 # ---- the ranks put together ----------------------------------------------------------------------------------------

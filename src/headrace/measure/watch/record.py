@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,13 @@ class WatchStep:
         return line + "}"
 
 
+def printable(text: str) -> str:
+    """What a file says goes to terminals and pages: nothing in it steers them."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else " " if one.isspace() else "\ufffd" for one in text)
+
+
 def parse_line(line: str, where: str) -> WatchHeader | WatchStep:
     """`UsageError` for anything that is neither."""
     try:
@@ -113,7 +120,8 @@ def parse_line(line: str, where: str) -> WatchHeader | WatchStep:
             _check(all(type(number) is int and number >= 0 for number in (header.rank, header.world)))
             _check(all(isinstance(text, str) for text in (header.node, header.clock, header.sm_activity)))
             _check(_is_number(header.started_s))
-            return header
+            text = {name: printable(getattr(header, name)) for name in ("node", "clock", "sm_activity")}
+            return replace(header, **text)
         spent = {_CAUSE_OF[key]: seconds for key, seconds in found.items() if key in _CAUSE_OF}
         step = WatchStep(
             step=found["step"], started_s=found["started_s"], wall_s=found["wall_s"], spent=spent,
@@ -125,6 +133,8 @@ def parse_line(line: str, where: str) -> WatchHeader | WatchStep:
             if not 0 <= amount <= _MOST or type(amount) is bool:
                 raise ValueError
         _check(step.window is None or _is_window(step.window))
+        for path in step.window.get("paths", ()) if step.window else ():
+            path |= {key: printable(value) for key, value in path.items() if isinstance(value, str)}
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(
             "not a line of a watch", where=where, expected="what headrace.measure.Watch writes", found=line[:80]
