@@ -51,13 +51,14 @@ def test_who_follows_a_job_hears_that_no_step_ends(tmp_path: Path) -> None:
 def test_following_says_it_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job(tmp_path, time.time() - 60.0)
+    job(tmp_path, 1000.0)
 
     def enough(_: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", enough)
+    monkeypatch.setattr(time, "time", lambda: 1060.0)
     main(["watch", "show", str(tmp_path), "--follow"])
-    assert capsys.readouterr().out.startswith("No step has ended for 5")
+    assert capsys.readouterr().out.startswith("No step has ended for 51.0 s")
     Console(width=200).print(show._view(recent([tmp_path / "rank-00000.jsonl"]), None, 200))
-    assert capsys.readouterr().out.startswith("No step has ended for")
+    assert capsys.readouterr().out.startswith("No step has ended for 51.0 s")

@@ -494,3 +494,11 @@ def test_what_a_killed_run_left_is_taken_away_by_the_next_one(monkeypatch: pytes
             assert not folders[0].exists()
             assert (folders[1] / "targets.json").exists() and (metrics.folder / "targets.json").exists()
             assert len(list(folders[1].glob("rank-*.sock"))) == 1
+        # Of another node, where nodes share the temporary directory: its sockets always refuse here.
+        afar = run_folder({"SLURM_JOB_ID": "3"})
+        afar.mkdir()
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(str(afar / "rank-0-1.sock"))
+        (afar / "targets.json").write_text('[{"targets": [], "labels": {"__meta_headrace_node": "another node"}}]')
+        with NodeMetrics([], port=0):
+            assert len(list(afar.iterdir())) == 2

@@ -35,8 +35,8 @@ _CLIENT_S = 2.0
 #: After a client could not be taken for want of descriptors.
 _PAUSE_S = 0.25
 _PATH_BYTES = 107
-#: Where Prometheus finds the server of a run, in its folder.
-TARGETS = "targets.json"
+#: Where Prometheus finds the server of a run, in its folder; and among its labels, of those that it drops, the node.
+TARGETS, NODE = "targets.json", "__meta_headrace_node"
 #: Of runs that are looked at for dead ones.
 _RUNS = 1000
 _NAME = re.compile(r"rank-([0-9]{1,9})-([0-9]{1,9})\.sock")
@@ -185,11 +185,14 @@ def ask_all(
 
 
 def forget_dead_runs(but: Path) -> None:
-    """What runs beside `but` left, of which nobody answers any more."""
+    """What runs of this node beside `but` left, of which nobody answers any more. Where nodes share the temporary
+    directory, the sockets of another one refuse here, and are alive there."""
     for told in itertools.islice(but.parent.glob(f"run-*/{TARGETS}"), _RUNS):
         if told.parent == but:
             continue
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if json.loads(told.read_bytes())[0]["labels"][NODE] != socket.gethostname():
+                continue
             before = told.stat().st_mtime_ns
             # A run has its sockets before it writes this file.
             if not _alive(told.parent) and told.stat().st_mtime_ns == before:

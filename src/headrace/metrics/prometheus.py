@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.metrics.answers import TARGETS
+from headrace.metrics.answers import NODE, TARGETS
 from headrace.metrics.names import METRICS, Metric
 from headrace.metrics.report import QUANTILES
 
@@ -198,7 +198,8 @@ class Server:
         self.address: tuple[str, int] = (host, self._http.server_address[1])
         self._targets = folder / TARGETS
         shown = f"[{host}]" if ":" in host else host
-        told = [{"targets": [f"{shown}:{self.address[1]}"], "labels": {"headrace_run": folder.name}}]
+        labels = {"headrace_run": folder.name, NODE: socket.gethostname()}
+        told = [{"targets": [f"{shown}:{self.address[1]}"], "labels": labels}]
         try:
             self._targets.write_text(json.dumps(told) + "\n", encoding="utf-8")
         except OSError as error:
