@@ -20,7 +20,7 @@ from headrace.measure.blackbox.evidence import Evidence, clocks, gather
 from headrace.measure.blackbox.explain import explain
 from headrace.measure.blackbox.page import page
 from headrace.measure.blackbox.tell import facts, path_text, sentence
-from tests.measure.dumps import Rank, evidence
+from tests.measure.dumps import IN_A_WAIT, Rank, evidence
 from tests.measure.watches import header, step, write
 
 
@@ -130,6 +130,15 @@ def test_two_causes_are_told_in_order_of_cost(fetch: float, starved: float) -> N
     assert [each.cause for each in found.findings] == sorted(["fetch", "starved"], reverse=fetch < starved)
     assert found.storage == ("yes" if fetch > starved else "no")
     assert ("it was storage:" if fetch > starved else "it was storage only in part:") in sentence(found)
+
+
+def test_a_blocked_loader_is_not_told_that_commands_were_quick_where_they_were_not() -> None:
+    slow = facts(explain(evidence(Rank().usual().step(slow={(0, 1): 0.2}, blocked=0.5, compute=0.02))))
+    assert slow["because"] == (
+        "commands of headrace's devices were slow meanwhile (path 10.0.1.1:4420, p99 200.0 ms, for 209.0 ms of it)"
+    )
+    told = facts(explain(evidence(Rank().step(cause=IN_A_WAIT, hangs=(0, 0), wait=100.0))))
+    assert "because" not in told and told["against it"].endswith("no commands were recorded before it to compare with")
 
 
 def test_a_straggler_and_a_slow_collective_are_told_apart() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.errors import UsageError
+from headrace.measure.blackbox.evidence import gather
 from headrace.measure.watch import tell
 from headrace.measure.watch.differential import stalls_of_files
 from headrace.measure.watch.join import BINS, Attribution, attribute, recent
@@ -126,6 +127,14 @@ def test_a_save_behind_the_first_step_tells_nothing_of_clocks(tmp_path: Path) ->
         assert found.spent_gpu_s["checkpoint"] == pytest.approx(ranks * 6.0)
         assert found.spent_gpu_s["collective"] == pytest.approx(ranks * 4.0)
         assert found.total_gpu_s == pytest.approx(ranks * 14.0)
+
+
+def test_a_clock_that_is_set_makes_nobody_wait(tmp_path: Path) -> None:
+    spent = {"compute": 0.9, "collective": 0.1}
+    back = [[step(n, 5000.0 + n - 3600.0 * rank * (n >= 30), **spent) for n in range(40)] for rank in range(2)]
+    found, _ = said(tmp_path, *back)
+    assert found.spent_gpu_s["collective"] == pytest.approx(8.0) and found.total_gpu_s == pytest.approx(80.0)
+    assert all(row.wall_s == pytest.approx(1.0) for n in range(40) for row in gather([tmp_path]).at(n).values())
 
 
 def test_a_rank_that_wrote_no_more_is_told(tmp_path: Path) -> None:

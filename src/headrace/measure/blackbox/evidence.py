@@ -225,8 +225,11 @@ def _leave_out_what_is_ahead(ranks: dict[int, RankRecord]) -> None:
         begun = max(row.started_ns + known[rank] for rank, row in rows.items())
         shortest = min(row.wall_s for row in rows.values())
         hidden = hidden_in(row.spent for row in rows.values())
+        if any(row.ended_ns + known[rank] < begun for rank, row in rows.items() if not row.under_way):
+            # Nobody ends a step before all have begun it: a clock was set.
+            continue
         for rank, row in rows.items():
-            ahead_ns = min(begun - known[rank], row.ended_ns) - row.started_ns
+            ahead_ns = begun - known[rank] - row.started_ns
             if ahead_ns * 1e-9 > max(share * shortest, within_s) and number in ranks[rank].steps:
                 ranks[rank].steps[number] = replace(
                     row, started_ns=row.started_ns + ahead_ns, spent=shortened(row.spent, ahead_ns * 1e-9, hidden)

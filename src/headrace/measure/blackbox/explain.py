@@ -271,8 +271,14 @@ class _Case:
             against = "storage, the network or a lock: this loader does not say what it waited for"
         because: tuple[str, ...] = ()
         if tells and view is not None and view.paths:
-            because = (f"headrace's devices answered as they usually do ({quick_text(view)})",)
             against += ", nor whether it reads from elsewhere"
+            if view.worst is not None:
+                slow = f"{brief_path_text(view.worst)}, for {format_seconds(view.slow_s)} of it"
+                because = (f"commands of headrace's devices were slow meanwhile ({slow})",)
+            elif all(path.slow_from_s is not None for path in view.paths):
+                because = (f"headrace's devices answered as they usually do ({quick_text(view)})",)
+            else:
+                against += "; no commands were recorded before it to compare with"
         return Finding(
             cause=cause, seconds=seconds, rank=self.rank, storage="unknown", confidence="open", because=because,
             against=(against,),

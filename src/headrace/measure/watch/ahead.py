@@ -69,9 +69,9 @@ class Ahead:
         shortest = min(row.wall_s for row in rows.values())
         started = self._started(rows)
         begun = max(started.values())
-        ahead = {rank: min(begun - at, rows[rank].wall_s) for rank, at in started.items()}
-        ahead = {rank: seconds for rank, seconds in ahead.items() if seconds > self._share * shortest}
-        if not ahead:
+        ahead = {rank: begun - at for rank, at in started.items() if begun - at > self._share * shortest}
+        # Nobody ends a step before all have begun it: then a clock was set, and what it tells of others is not known.
+        if not ahead or any(seconds > rows[rank].wall_s for rank, seconds in ahead.items()):
             return rows
         hidden = hidden_in(row.spent for row in rows.values())
         return rows | {

@@ -120,8 +120,10 @@ def parse_line(line: str, where: str) -> WatchHeader | WatchStep:
             _check(all(type(number) is int and number >= 0 for number in (header.rank, header.world)))
             _check(all(isinstance(text, str) for text in (header.node, header.clock, header.sm_activity)))
             _check(_is_number(header.started_s))
-            text = {name: printable(getattr(header, name)) for name in ("node", "clock", "sm_activity")}
-            return replace(header, **text)
+            return replace(
+                header, node=printable(header.node), clock=printable(header.clock),
+                sm_activity=printable(header.sm_activity),
+            )  # fmt: skip
         spent = {_CAUSE_OF[key]: seconds for key, seconds in found.items() if key in _CAUSE_OF}
         step = WatchStep(
             step=found["step"], started_s=found["started_s"], wall_s=found["wall_s"], spent=spent,
