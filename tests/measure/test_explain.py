@@ -141,6 +141,15 @@ def test_a_blocked_loader_is_not_told_that_commands_were_quick_where_they_were_n
     assert "because" not in told and told["against it"].endswith("no commands were recorded before it to compare with")
 
 
+def test_a_rank_that_is_gone_is_none_of_all_ranks() -> None:
+    gone, *others = (Rank(rank, 3).usual(6 if rank == 0 else 8) for rank in range(3))
+    waits = [rank.step(fetch=0.002, compute=0.02, collective=5.0) for rank in others]
+    assert "2 of 3 ranks were in collectives for 5.0 s" in sentence(explain(evidence(gone, *waits)))
+    others[0].step(blocked=9.0, compute=0.02, collective=0.005)
+    others[1].step(blocked=0.0, compute=0.02, collective=9.005)
+    assert "waited for it" not in sentence(explain(evidence(gone, *others)))
+
+
 def test_a_straggler_and_a_slow_collective_are_told_apart() -> None:
     usual = {"fetch": 0.002, "compute": 0.02, "collective": 0.005}
     late = Rank(0, 3).usual().step(fetch=0.002, compute=0.52, collective=0.005)

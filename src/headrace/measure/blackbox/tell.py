@@ -88,14 +88,16 @@ def _what(found: Explanation, finding: Finding, *, brief: bool = False) -> str:
     if found.stands_out and finding.cause in ("preparation", "compute", "copy", "other"):
         seconds += " more than usual"
     whom = f"rank {finding.rank}" + (f" on {found.host}" if found.host and finding.rank == found.rank else "")
+    all_of_them = len(found.rows) == found.world
     if finding.cause == "collective" and len(found.rows) > 1:
-        text = f"all ranks were in collectives for {seconds}"
+        who = "all ranks" if all_of_them else f"{len(found.rows)} of {found.world} ranks"
+        text = f"{who} were in collectives for {seconds}"
     else:
         did = _DID["other" if finding.cause == "compute" and not found.compute_marked else finding.cause]
         text = f"{whom if not brief else f'rank {finding.rank}'} {did.format(seconds)}"
     if finding.storage == "yes" and finding.path is not None:
         text += f" {path_text(finding, under_way=found.under_way)}"
-    if not brief and found.world > 1 and not found.missing and finding.cause not in ("collective", "checkpoint"):
+    if not brief and found.world > 1 and all_of_them and finding.cause not in ("collective", "checkpoint"):
         text += f"; the other {'rank' if found.world == 2 else f'{found.world - 1} ranks'} waited for it"
     return text
 
