@@ -25,6 +25,10 @@ SPENT = {
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["watch", *arguments]) == 0
+    return printed(capsys)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
 
 
@@ -126,3 +130,15 @@ def test_nothing_in_a_file_steers_a_terminal_or_cannot_be_written(
         assert main(["watch", name, str(tmp_path / folder), "--html", str(tmp_path / "page.html")]) == 0
         said = capsys.readouterr().out + (tmp_path / "page.html").read_text(encoding="utf-8")
         assert "\x1b" not in said and "\udcff" not in said and "\ufffd[2J\ufffd" in said
+
+
+@pytest.mark.parametrize("columns", [90, 97, 98, 120, 160])
+def test_of_two_sentences_beside_each_other_none_is_cut_off(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    row = [f"by {'nqn' * 21}", "the loader waited for reads of compute-node-17.cluster.example, and for nothing else"]
+    print_table(["path", "why"], [row], page=True)
+    lines = printed(capsys).splitlines()
+    assert max(map(len, lines)) <= columns and words(" ".join(lines)) >= words(" ".join(row))

@@ -88,20 +88,24 @@ def table_within(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    needed = 2 * (len(columns) - 1)
-    for index, column in enumerate(columns):
-        cells = [column, *(row[index] for row in rows)]
-        longest = max(map(len, cells))
-        folds = longest > _SENTENCE and any(" " in cell for cell in cells)
-        words = max(len(word) for cell in cells for word in cell.split() or [""])
-        needed += min(longest, max(words, _LEAST)) if folds else longest
-        table.add_column(
-            column, justify="right" if index in right else "left", overflow="fold", no_wrap=not folds,
-            min_width=min(longest, max(words, _LEAST)) if folds else None,
-        )  # fmt: skip
-    if needed > width:
+    cells = [[column, *(row[index] for row in rows)] for index, column in enumerate(columns)]
+    longest = [max(map(len, of_column)) for of_column in cells]
+    words = [max(len(word) for cell in of_column for word in cell.split() or [""]) for of_column in cells]
+    folds = [at for at, each in enumerate(longest) if each > _SENTENCE and any(" " in cell for cell in cells[at])]
+    widths = [min(each, max(words[at], _LEAST)) if at in folds else each for at, each in enumerate(longest)]
+    room = width - 2 * (len(columns) - 1) - sum(widths)
+    if room < 0:
         return "\n".join(_paragraph(columns, row, width - 1) for row in rows)
+    # Those that want least of it first. By itself rich makes columns narrower than their words, and cuts lines off.
+    for left, at in enumerate(sorted(folds, key=lambda at: longest[at] - widths[at])):
+        more = min(longest[at] - widths[at], room // (len(folds) - left))
+        widths[at], room = widths[at] + more, room - more
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for at, column in enumerate(columns):
+        table.add_column(
+            column, justify="right" if at in right else "left", overflow="fold", no_wrap=at not in folds,
+            width=widths[at] if at in folds else None,
+        )  # fmt: skip
     for row in rows:
         table.add_row(*map(Text, row))
     return table
