@@ -447,6 +447,14 @@ def test_a_step_that_is_asked_for_is_found_however_long_ago(tmp_path: Path, monk
     assert explain(gather([tmp_path / "b"], step=30), 30).step == 30
 
 
+def test_of_many_ranks_fewer_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(4):
+        write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 4), *(step(n, compute=1.0) for n in range(200))])
+    assert {len(each.steps) for each in gather([tmp_path]).ranks.values()} == {200}
+    monkeypatch.setattr("headrace.measure.blackbox.evidence.KEPT_OF_ALL", 400)
+    assert {len(each.steps) for each in gather([tmp_path]).ranks.values()} == {100 + 64}
+
+
 @pytest.mark.parametrize("lacked", [0.9, 0.01])
 def test_reads_that_waited_for_a_cpu_to_take_their_answers_are_no_storage(tmp_path: Path, lacked: float) -> None:
     lines = [step(n, 1000.0 + n, fetch=0.1, compute=1.0) for n in range(9)]

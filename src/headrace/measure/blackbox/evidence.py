@@ -29,6 +29,8 @@ _ROUGH_NS = round(FLUSH_S * 1e9)
 _CLOCKS_APART_NS, _SAME_CLOCK_NS = 60 * 10**9, 10**9
 #: Steps of a watch's file that are kept: the last ones, and the longest; besides those that are asked for.
 KEPT_LAST, KEPT_LONGEST = 4096, 64
+#: Of all ranks together, half a kilobyte each; of one rank at least as many as of the longest.
+KEPT_OF_ALL = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = (), step: int | None
     starts = {record.rank: (record.host, record.dump.pid) for record in records.values() if record.dump is not None}
     asked = {record.at_dump.step for record in records.values() if record.at_dump is not None} | {step}
     for path in files:
-        found = of_watch(path, starts, asked)
+        found = of_watch(path, starts, asked, max(KEPT_LONGEST, min(KEPT_LAST, KEPT_OF_ALL // len(files))))
         if found is not None:
             record = records.setdefault(found.rank, found)
             if record is not found:
@@ -322,14 +324,13 @@ def _so_far(dump: Dump) -> dict[str, float]:
 
 
 def of_watch(
-    path: Path, starts: Mapping[int, tuple[str, int]] | None = None, asked: Container[int | None] = ()
+    path: Path, starts: Mapping[int, tuple[str, int]], asked: Container[int | None], kept: int
 ) -> RankRecord | None:
     """Of its last start that has done a step. None: there is none. `starts`: by rank, the host and process of its dump:
-    of such a rank that start. `asked`: steps that are kept in any case."""
-    starts = starts or {}
+    of such a rank that start. `asked`: steps that are kept in any case; `kept`: so many of the last ones."""
     header: WatchHeader | None = None
     newest: WatchHeader | None = None
-    last: deque[WatchStep] = deque(maxlen=KEPT_LAST)
+    last: deque[WatchStep] = deque(maxlen=kept)
     longest: list[tuple[float, int, int, WatchStep]] = []
     wanted: dict[int, WatchStep] = {}
     place = 0
