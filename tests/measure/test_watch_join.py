@@ -137,6 +137,15 @@ def test_a_clock_that_is_set_makes_nobody_wait(tmp_path: Path) -> None:
     assert all(row.wall_s == pytest.approx(1.0) for n in range(40) for row in gather([tmp_path]).at(n).values())
 
 
+def test_of_ranks_without_a_file_it_is_not_known_whether_they_waited_for_storage(tmp_path: Path) -> None:
+    paths = job(tmp_path, *[[step(n, 1000.0 + n, compute=0.5, collective=0.5) for n in range(9)]] * 3)
+    assert sentence(attribute(paths)).startswith("Storage is not your problem: collectives are")
+    for found in (attribute(paths[:1]), recent(paths[:1])):
+        assert sentence(found).startswith("Collectives are your problem: they cost 50.0 %")
+        assert "Of 2 of 3 ranks there is no file: one of them may be what was waited for" in sentence(found)
+        assert tell.facts(found)["missing"] == "there is no file of 2 of 3 ranks, which may have been slower"
+
+
 def test_a_rank_that_wrote_no_more_is_told(tmp_path: Path) -> None:
     ranks = [[step(n, 1000.0 + n, compute=1.0) for n in range(count)] for count in (9, 4)]
     found, _ = said(tmp_path, *ranks)

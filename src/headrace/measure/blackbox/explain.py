@@ -42,7 +42,7 @@ from headrace.measure.blackbox.explanation import (
 from headrace.measure.blackbox.flight_recorder import Lacking, lacking, mismatches
 from headrace.measure.watch.ahead import hidden_in
 from headrace.measure.watch.causes import CAUSES, WAIT
-from headrace.measure.watch.join import STRAGGLES
+from headrace.measure.watch.ranks import STRAGGLES
 from headrace.units import format_seconds
 
 #: A step that took less than so many times what is usual is one like the others.

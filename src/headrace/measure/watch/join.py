@@ -29,12 +29,11 @@ from headrace.errors import UsageError
 from headrace.measure import arithmetic, statistics
 from headrace.measure.watch.ahead import TELL, Ahead, hidden_in
 from headrace.measure.watch.causes import LOST, STORAGE, compute_marked, rest_computes
+from headrace.measure.watch.ranks import STRAGGLES, RankRow
 from headrace.measure.watch.record import LINE_BYTES, WatchHeader, WatchStep, parse_line
 
 #: Steps whose figures are kept for quantiles; beyond, every other one is forgotten, again and again.
 MOST_KEPT = 200_000
-#: A rank that computes longer than the others by less than this share of what they do is as fast as they are.
-STRAGGLES = 0.1
 #: Stretches of steps in pictures.
 BINS = 60
 
@@ -80,42 +79,6 @@ def join_step(rows: dict[int, WatchStep]) -> JobStep:
     )  # fmt: skip
 
 
-@dataclass(kw_only=True)
-class RankRow:
-    """One rank over all steps."""
-
-    rank: int
-    node: str = ""
-    steps: int = 0
-    #: Steps in which it was the slowest.
-    slowest: int = 0
-    #: What it computed longer than the others, where these waited for it.
-    straggled_s: float = 0.0
-    #: Of the last start: its last step, and its last one in which it trained; -1: none. None: it is not in that start.
-    last_step: int | None = None
-    trained_step: int = -1
-    wall_s: float = 0.0
-    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    windows: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    sm_activity: list[float] = field(default_factory=lambda: [0.0, 0.0])
-
-    def add(self, row: WatchStep, slowest: bool) -> None:
-        self.steps, self.slowest, self.wall_s = self.steps + 1, self.slowest + slowest, self.wall_s + row.wall_s
-        self.last_step = row.step
-        # One of a last save, which a single rank may do, holds nobody up.
-        if row["compute"] + row["collective"] > STRAGGLES * row.wall_s:
-            self.trained_step = row.step
-        for cause, seconds in row.spent.items():
-            self.spent[cause] += seconds
-        window = row.window or {}
-        for key, value in window.items():
-            if isinstance(value, int | float) and key not in ("sm_activity", "helpers", "reads_ahead", "reads_apart"):
-                self.windows[key] += value
-        if "sm_activity" in window:
-            self.sm_activity[0] += window["sm_activity"] * window["window_s"]
-            self.sm_activity[1] += window["window_s"]
-
-
 class Attribution:
     """What a job's accelerators were lost to. `*_gpu_s`: seconds of all ranks together."""
 
@@ -124,6 +87,8 @@ class Attribution:
         self.total_gpu_s = 0.0
         self.spent_gpu_s: dict[str, float] = defaultdict(float)
         self.ranks: dict[int, RankRow] = {}
+        #: Of the last start, as its ranks say.
+        self.world = 0
         self.starts = 0
         #: Steps that were done again after a restart; time from the last step of a start to the first one of the next;
         #: time in no step.
@@ -218,6 +183,11 @@ class Attribution:
         return (rank, last[rank], furthest) if last and last[rank] < furthest else None
 
     @property
+    def missing(self) -> int:
+        """Ranks of the job of whose last start there is no file."""
+        return max(0, self.world - sum(row.last_step is not None for row in self.ranks.values()))
+
+    @property
     def straggler(self) -> RankRow | None:
         """The rank that the others waited for longest while it computed."""
         return max(self.ranks.values(), key=lambda row: row.straggled_s, default=None)
@@ -241,6 +211,7 @@ class Attribution:
             row.node = header.node
             if steps:
                 row.last_step = -1
+                self.world = max(header.world, self.world if header is not headers[0] else 0)
             self.clocks.add(header.clock)
             if header.sm_activity:
                 self.sm_activity_why_not.add(header.sm_activity)
@@ -315,7 +286,7 @@ class Attribution:
 
     def to_json(self, gpu_hour_price: float | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "steps": self.steps, "ranks": len(self.ranks), "starts": self.starts,
+            "steps": self.steps, "ranks": len(self.ranks), "missing_ranks": self.missing, "starts": self.starts,
             "repeated_steps": None if self.repeats_unknown else self.repeated_steps,
             "down_s": self.down_s, "outside_s": self.outside_s, "total_gpu_s": self.total_gpu_s,
             "lost_gpu_s": self.lost_gpu_s, "lost_share": self.lost_share, "storage_share": self.storage_share,

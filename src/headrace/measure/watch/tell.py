@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from headrace.measure import statistics
 from headrace.measure.watch.causes import CAUSES, LOST
-from headrace.measure.watch.join import Attribution, RankRow
+from headrace.measure.watch.join import Attribution
 from headrace.measure.watch.predict import Stalls
+from headrace.measure.watch.ranks import RankRow
 from headrace.measure.watch.verdict import activity_text, bytes_text, gpu_time, money, percent, step_text
 from headrace.units import format_bytes, format_seconds
 
@@ -28,6 +29,8 @@ def facts(found: Attribution) -> dict[str, str]:
         rank, last, furthest = found.behind
         since = f"none after {last}" if last >= 0 else "none"
         told["behind"] = f"rank {rank} wrote {since}, others up to {furthest}: what it did then is not known"
+    if found.missing:
+        told["missing"] = f"there is no file of {found.missing} of {found.world} ranks, which may have been slower"
     if said := bytes_text(found):
         told["data"] = said
     if found.starts > 1:

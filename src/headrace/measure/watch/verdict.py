@@ -68,6 +68,11 @@ def sentence(found: Attribution, gpu_hour_price: float | None = None) -> str:
             f"Collectives are your problem: they cost {cost}. Rank {found.behind[0]} wrote no more, and may be what "
             "was waited for; why it wrote no more, and whether storage is to blame, is not known here"
         )
+    elif worst == "collective" and found.missing:
+        text = (
+            f"Collectives are your problem: they cost {cost}. Of {found.missing} of {found.world} ranks there is no "
+            "file: one of them may be what was waited for, and for storage"
+        )
     else:
         which = "greatest problem" if storage + maybe >= PROBLEM else "problem"
         verb = "are" if worst in PLURAL else "is"
