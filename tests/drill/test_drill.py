@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -263,6 +264,21 @@ def test_two_drills_at_once_are_refused(tmp_path: Path) -> None:
             with session.transaction() as tx:
                 tx.put("step", b"1")
         assert drill(uris, "restart").findings[0].verdict == "not tried", "it has ended"
+
+
+def test_what_was_found_is_told_also_where_the_page_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(uris=[], fence="none", findings=[Finding(scenario="kill", whole=True)])
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("headrace.drill.run.run_drill", lambda *_, **__: report)
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["drill", "--embedded", "--html", str(tmp_path / "page.html")]) == 1
+    said = capsys.readouterr()
+    assert report.sentence in said.out and "No space left on device" in said.err
 
 
 @pytest.mark.parametrize(

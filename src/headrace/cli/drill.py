@@ -127,14 +127,15 @@ def drill(
     except HeadraceError as error:
         error.exit_status = NOTHING_SAID
         raise
-    if html is not None:
-        html.write_text(build(report).html(), encoding="utf-8")
     if json:
         print_json(report.to_json())
     else:
         if report.fence:
             print(f"fenced: {report.fence}, {FENCES.get(report.fence, '')}")
         print(report.sentence)
+    if html is not None:
+        # Last: what a drill has found is told, whatever becomes of the page.
+        html.write_text(build(report).html(), encoding="utf-8")
     if not report.trusted:
         raise typer.Exit(1 if NOT_TRUSTED in report.verdicts else NOTHING_SAID)
 
