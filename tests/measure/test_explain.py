@@ -447,6 +447,16 @@ def test_a_step_that_is_asked_for_is_found_however_long_ago(tmp_path: Path, monk
     assert explain(gather([tmp_path / "b"], step=30), 30).step == 30
 
 
+def test_a_damaged_dump_does_not_keep_files_from_being_read(tmp_path: Path) -> None:
+    damaged = tmp_path / dump_name(0)
+    damaged.write_bytes(b"torn")
+    write(tmp_path / "rank-00000.jsonl", [header(0, 1), *(step(n, 1000.0 + n, compute=1.0) for n in range(9))])
+    assert str(damaged) in facts(explain(gather([tmp_path])))["not read"]
+    write(tmp_path / "rank-00000.jsonl", [header(0, 1)])
+    with pytest.raises(UsageError, match=r"nothing to explain.* found this is no dump that can be read"):
+        gather([tmp_path])
+
+
 def test_of_many_ranks_fewer_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(4):
         write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 4), *(step(n, compute=1.0) for n in range(200))])

@@ -138,7 +138,7 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = (), step: int | None
             dump = read_dump(path)
         except DumpUnreadable as error:
             # One of many that a node has left when it went down; but not where it was asked for, or is all there is.
-            if path in paths or len(paths_of_dumps) == 1:
+            if path in paths or (len(paths_of_dumps) == 1 and not files):
                 raise
             unread.append(str(error))
             continue
@@ -156,7 +156,10 @@ def gather(paths: Sequence[Path], flights: Sequence[Path] = (), step: int | None
             if record is not found:
                 _add(record, found)
     if not records:
-        raise UsageError("there is nothing to explain", where=", ".join(map(str, paths)), expected="at least one rank")
+        raise UsageError(
+            "there is nothing to explain", where=", ".join(map(str, paths)), expected="at least one rank",
+            found="; ".join(unread)[:300] or None,
+        )  # fmt: skip
     unread += [f"the dump of rank {rank}: it is of an earlier start of the job" for rank in old]
     if flights:
         return together(list(records.values()), [read_flight_recorder(path) for path in _flights(flights)], unread)
