@@ -415,6 +415,18 @@ def test_a_step_that_ended_behind_its_dump_is_told_whole(tmp_path: Path, capsys:
     assert page(found, gather([tmp_path]))
 
 
+def test_commands_of_which_a_dump_saw_nothing_were_not_slow(tmp_path: Path) -> None:
+    """It was computing when it was dumped; what nobody marked came then."""
+    rank = Rank().usual().step(cause="compute", compute=1.0)
+    write_dump(tmp_path / dump_name(0), rank.dump("watchdog"))
+    lines = [step(n, 1000.0 + n * 0.027, fetch=0.002, compute=0.02, collective=0.005) for n in range(8)]
+    lines.append(step(8, 1000.0 + 8 * 0.027, compute=1.0, other=60.0))
+    write(tmp_path / "rank-00000.jsonl", [header(0, 1, pid=1), *lines])
+    found = explain(gather([tmp_path]))
+    assert found.main is not None and found.main.cause == "other"
+    assert facts(found)["against it"] == "a save, or reads, that nobody marked would be in it"
+
+
 def test_what_a_dump_saw_nothing_of_it_says_nothing_of(tmp_path: Path) -> None:
     """The step was in a wait when it was dumped; most of it was a save that came then."""
     stalled(tmp_path, after_s=99.0, fetch=5.0, checkpoint=60.0)

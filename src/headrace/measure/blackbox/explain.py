@@ -239,7 +239,11 @@ class _Case:
         """Time that nobody has said anything of."""
         view = self._io(self.rank)
         text = "a save, or reads, that nobody marked would be in it"
-        if view is not None and view.slow_s >= COVERS * self._seen_s(self.rank, cause, seconds):
+        if (
+            view is not None
+            and view.worst is not None
+            and view.slow_s >= COVERS * self._seen_s(self.rank, cause, seconds)
+        ):
             text += f"; commands were slow meanwhile ({brief_path_text(view.worst)}), and who waited is not known"
         return Finding(cause=cause, seconds=seconds, rank=self.rank, storage="unknown", confidence="open",
                        because=because, against=(*against, text))  # fmt: skip
