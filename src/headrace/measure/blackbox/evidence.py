@@ -2,7 +2,7 @@
 
 Steps are put together by their numbers, not by clocks: "in the same step" needs none. Where times of several ranks
 stand beside each other, clocks are brought together by the ends of steps that had a collective, which end for all at
-once; else by the nodes' own clocks (`Clocks`).
+once; else by the begins of steps, where ranks go in step; else by the nodes' own clocks (`Clocks`).
 """
 
 from __future__ import annotations
@@ -398,7 +398,7 @@ class Clock:
     shift_ns: int
     #: Half of what the alignment leaves open, seconds; None: it rests on the nodes' clocks, which nobody has compared.
     error_s: float | None
-    #: "the clock of the same host", "ends of steps" or "the nodes' clocks".
+    #: "the clock of the same host", "ends of steps", "begins of steps" or "the nodes' clocks".
     by: str
 
 
@@ -425,15 +425,19 @@ def _beside(first: RankRecord, other: RankRecord) -> Clock:
         and (both_dumped or (first.dump is None and other.dump is None))
     ):
         return Clock(shift_ns=0, error_s=0.0, by="the clock of the same host")
-    common = [
-        (first.steps[number], row)
-        for number, row in other.steps.items()
-        if number in first.steps and row["collective"] > 0 and first.steps[number]["collective"] > 0
-    ]
-    if len(common) >= _ENOUGH:
-        apart = [ours.ended_ns - theirs.ended_ns for ours, theirs in common]
-        middle = stats.median(apart)
+    common = [(first.steps[number], row) for number, row in other.steps.items() if number in first.steps]
+    timed = [(ours, theirs) for ours, theirs in common if ours["collective"] > 0 and theirs["collective"] > 0]
+    if len(timed) >= _ENOUGH:
         # A step may go on for a moment behind its collective, on each rank for as long as it does.
-        error = stats.median(abs(each - middle) for each in apart)
-        return Clock(shift_ns=round(middle), error_s=error * 1e-9, by="ends of steps")
+        return _middle([ours.ended_ns - theirs.ended_ns for ours, theirs in timed], "ends of steps")
+    if len(common) >= _ENOUGH:
+        # Ranks that wait for each other in a part that is not timed go in step, too; others do not begin together.
+        begun = _middle([ours.started_ns - theirs.started_ns for ours, theirs in common], "begins of steps")
+        if begun.error_s is not None and begun.error_s < TOGETHER * stats.median(ours.wall_s for ours, _ in common):
+            return begun
     return Clock(shift_ns=by_clock, error_s=None, by="the nodes' clocks")
+
+
+def _middle(apart: Sequence[int], by: str) -> Clock:
+    middle = stats.median(apart)
+    return Clock(shift_ns=round(middle), error_s=stats.median(abs(each - middle) for each in apart) * 1e-9, by=by)
