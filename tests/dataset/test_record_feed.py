@@ -233,8 +233,7 @@ def test_a_record_of_a_mixture_is_called_by_its_own_number(volume: Volume) -> No
     ]
     with pytest.raises(ValueError, match="none of c") as told:
         running.acquire()
-    notes = getattr(told.value, "__notes__", [f"record {number} of c.records"])
-    assert f"record {number} of c.records" in notes[0]
+    assert f"record {number} of c.records" in told.value.__notes__[0]
 
 
 def test_reads_that_fail_are_tried_again(tmp_path: Path) -> None:

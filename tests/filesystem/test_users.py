@@ -71,7 +71,11 @@ def test_datasets(options: dict[str, str], tmp_path: Path, monkeypatch: pytest.M
 def test_distributed_checkpoint(options: dict[str, str]) -> None:
     torch = pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
+
+    try:
+        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
+    except ModuleNotFoundError:  # PyTorch before 2.15
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
     torch.manual_seed(0)
     state = {"model": torch.nn.Linear(256, 128).state_dict(), "step": torch.tensor(7)}

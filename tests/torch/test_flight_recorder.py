@@ -14,8 +14,8 @@ from headrace.measure.blackbox.flight_recorder import lacking, parse_flight_reco
 from headrace.measure.blackbox.plain import load_plain
 
 c10d = pytest.importorskip("torch._C._distributed_c10d")
-if not hasattr(c10d, "_dump_fr_trace") or not hasattr(c10d, "ProcessGroupGloo"):
-    pytest.skip("this PyTorch has no Flight Recorder of gloo", allow_module_level=True)
+if not all(hasattr(c10d, name) for name in ("_dump_fr_trace", "_reset_fr_trace", "ProcessGroupGloo")):
+    pytest.skip("this PyTorch has no Flight Recorder of gloo that can be begun anew", allow_module_level=True)
 
 
 def test_who_had_not_come_is_seen_in_dumps_of_pytorch() -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -21,6 +20,11 @@ from headrace.testing.serve import serving
 from headrace.torch.paths import JobFileSystem, share_paths
 from headrace.volume import Volume
 from tests.torch.crew import Crew, Rank
+
+try:
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
+except ModuleNotFoundError:  # PyTorch before 2.15
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 FOLDER = "run/model"
 ROWS = 70_000

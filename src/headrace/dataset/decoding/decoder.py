@@ -36,8 +36,8 @@ def decode_one(decode: Callable[[Record], T], name: str, record: Record) -> T:
         # To whoever iterates over batches it would be their end.
         raise RuntimeError(f"StopIteration while {name} was decoded") from error
     except BaseException as error:
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(f"while {name} was decoded")
+        # As `add_note` of Python 3.11 does. An earlier one does not print it, but it is there for who looks.
+        vars(error).setdefault("__notes__", []).append(f"while {name} was decoded")
         raise
 
 
