@@ -276,7 +276,7 @@ def test_what_was_found_is_told_also_where_the_page_has_no_room(
 
     monkeypatch.setattr("headrace.drill.run.run_drill", lambda *_, **__: report)
     monkeypatch.setattr(Path, "write_text", full)
-    assert main(["drill", "--embedded", "--html", str(tmp_path / "page.html")]) == 1
+    assert main(["drill", "--embedded", "--html", str(tmp_path / "page.html")]) == 2
     said = capsys.readouterr()
     assert report.sentence in said.out and "No space left on device" in said.err
 

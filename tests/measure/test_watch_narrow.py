@@ -91,6 +91,25 @@ def test_what_says_nothing_is_left_out(capsys: pytest.CaptureFixture[str], tmp_p
     assert capsys.readouterr().out == "1\t\n"
 
 
+def test_of_a_thousand_ranks_those_that_others_waited_for_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(100):
+        spent = {"fetch": 0.4, "collective": 0.01} if rank == 97 else {"collective": 0.41}
+        lines = [step(n, 1000.0 + n, compute=0.5, **spent) for n in range(4)]
+        write(tmp_path / f"rank-{rank:05d}.jsonl", [header(rank, 100), *lines])
+    assert main(["watch", "show", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split()[0] for line in text.partition("slowest in")[2].splitlines() if line.split()[:1]]
+    assert [row for row in rows if row.isdecimal()] == [*map(str, range(63)), "97"]
+    assert "the 64 that were the slowest most often are shown" in " ".join(text.split())
+    assert (tmp_path / "page.html").read_text().count("rank 97: slowest in 4 of 4 steps") == 1
+    assert main(["watch", "explain", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "64 are shown, those that something was found of first" in " ".join(text.split())
+    assert re.search(r"^ *97 ", text, re.M) and not re.search(r"^ *80 ", text, re.M)
+
+
 def test_facts_end_their_lines_between_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,7 +81,7 @@ def doctor(
 
     Example: `headrace doctor 'nvme+tcp://10.0.0.1:4420/NQN?nsid=1' /mnt/data`
     """
-    from headrace.cli.output import check_page, print_json
+    from headrace.cli.output import check_page, print_result
     from headrace.cli.progress import Progress
     from headrace.doctor.compare import check_nodes, read_reports
     from headrace.doctor.examine import examine
@@ -115,14 +115,17 @@ def doctor(
         if record is not None and held is not None:
             held.record(record)
     more = [] if held is None else [held.section()]
-    if html is not None:
-        html.write_text(build(found, more=more).html(), encoding="utf-8")
-    if json:
-        print_json(found.to_json() | {"expected": None if held is None else held.to_json()})
-    else:
+
+    def text() -> None:
         print_report(found, more=more)
         if held is not None:
             print(held.sentence)
+
+    expected = None if held is None else held.to_json()
+    print_result(
+        json=(lambda: found.to_json() | {"expected": expected}) if json else None, text=text, html=html,
+        page=lambda: build(found, more=more).html(),
+    )  # fmt: skip
     failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on != "never" else ()
     if any(one.severity in failing for one in found.findings):
         raise typer.Exit(1)

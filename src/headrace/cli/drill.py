@@ -84,7 +84,7 @@ def drill(
 
     Example: `headrace drill --embedded`
     """
-    from headrace.cli.output import check_page, print_json
+    from headrace.cli.output import check_page, print_result
     from headrace.cli.progress import Progress
     from headrace.drill.page import build
     from headrace.drill.report import FENCES, NOT_TRUSTED
@@ -127,15 +127,13 @@ def drill(
     except HeadraceError as error:
         error.exit_status = NOTHING_SAID
         raise
-    if json:
-        print_json(report.to_json())
-    else:
+
+    def text() -> None:
         if report.fence:
             print(f"fenced: {report.fence}, {FENCES.get(report.fence, '')}")
         print(report.sentence)
-    if html is not None:
-        # Last: what a drill has found is told, whatever becomes of the page.
-        html.write_text(build(report).html(), encoding="utf-8")
+
+    print_result(json=report.to_json if json else None, text=text, html=html, page=lambda: build(report).html())
     if not report.trusted:
         raise typer.Exit(1 if NOT_TRUSTED in report.verdicts else NOTHING_SAID)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,27 @@ def check_page(page: Path | None) -> None:
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or str(error)
         raise UsageError("--html", where=repr(str(page)), expected="a file that may be written", found=found) from None
+
+
+def print_result(
+    *, json: Callable[[], Any] | None, text: Callable[[], None], html: Path | None, page: Callable[[], str]
+) -> None:
+    """`json` where it is given, else `text`; then the page, which may meet a disk that is full by now: nothing that was
+    found is lost with it."""
+    from headrace.errors import UsageError
+
+    if json is not None:
+        print_json(json())
+    else:
+        text()
+    if html is None:
+        return
+    try:
+        html.write_text(page(), encoding="utf-8")
+    except OSError as error:
+        sys.stdout.flush()
+        raise UsageError("the page was not written", where=str(html), found=error.strerror or str(error)) from None
+    print(f"page: {html}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:

@@ -65,9 +65,10 @@ def plan(
 
         print(job_file(), end="")
         return
-    from headrace.cli.output import check_page, print_json
+    from headrace.cli.output import check_page, print_result
     from headrace.errors import UsageError
     from headrace.plan import load_catalogue, make_plan, read_job
+    from headrace.plan.page import build
 
     check_page(html)
     options = {
@@ -95,16 +96,9 @@ def plan(
         claims = load_catalogue(catalogue or [])
         offering = None if provider is None else claims.find(provider)
     made = make_plan(read_job(job, given), offering)
-    if html is not None:
-        from headrace.plan.page import build
-
-        html.write_text(build(made).html(), encoding="utf-8")
-    if json:
-        print_json(made.to_json())
-        return
-    _print(made)
-    if html is not None:
-        print(f"page: {html}", file=sys.stderr)
+    print_result(
+        json=made.to_json if json else None, text=lambda: _print(made), html=html, page=lambda: build(made).html()
+    )
 
 
 def _print(made: Plan) -> None:

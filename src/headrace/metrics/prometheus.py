@@ -200,12 +200,15 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         labels = {"headrace_run": folder.name, NODE: socket.gethostname()}
         told = [{"targets": [f"{shown}:{self.address[1]}"], "labels": labels}]
+        # Whoever finds it finds all of it.
+        early = self._targets.with_suffix(".new")
         try:
-            self._targets.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            early.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            early.replace(self._targets)
         except OSError as error:
             self._http.server_close()
             with contextlib.suppress(OSError):
-                self._targets.unlink()
+                early.unlink()
             raise UsageError(
                 "it cannot be told where metrics are served", where=str(self._targets), found=error.strerror
             ) from None

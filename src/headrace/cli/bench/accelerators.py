@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import MEET, MEET_PORT, meeting_of
-from headrace.cli.output import check_page
+from headrace.cli.output import check_page, print_result
 from headrace.cli.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -136,9 +135,9 @@ def accelerators(
             )  # fmt: skip
     if not first:
         return
-    tell(
+    print_result(
         json=(lambda: to_json(found)) if json else None, text=lambda: _print(found), html=html,
-        page=lambda: build(found),
+        page=lambda: build(found).html(),
     )  # fmt: skip
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import alone
-from headrace.cli.output import check_page
+from headrace.cli.output import check_page, print_result
 from headrace.cli.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -107,7 +106,9 @@ def compare(
             works.prepare(progress.show)
             facts = {place.name: place.describe() for place in places}
             found = run(paths, works.works(), rounds=count, tell=progress.show, facts=facts)
-    tell(json=found.to_json if json else None, text=lambda: _print(found), html=html, page=lambda: build(found))
+    print_result(
+        json=found.to_json if json else None, text=lambda: _print(found), html=html, page=lambda: build(found).html()
+    )
 
 
 def _print(found: Comparison) -> None:

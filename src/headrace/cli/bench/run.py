@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import MEET, MEET_PORT, meeting_of
-from headrace.cli.output import check_page
+from headrace.cli.output import check_page, print_result
 from headrace.cli.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -130,9 +129,9 @@ def run(
                 result = run_suite(place, suite, budget, progress.show, meeting)
     if not first:
         return
-    tell(
+    print_result(
         json=(lambda: to_json(result)) if json else None, text=lambda: _print(result), html=html,
-        page=lambda: build(result),
+        page=lambda: build(result).html(),
     )  # fmt: skip
 
 

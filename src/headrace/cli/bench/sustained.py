@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.bench.output import tell
 from headrace.cli.bench.together import alone
-from headrace.cli.output import check_page
+from headrace.cli.output import check_page, print_result
 from headrace.cli.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -85,9 +84,9 @@ def sustained(
                 found, judgement = reading.run(place, options, progress.show)
         facts = dict(place.describe())
     everything = {**to_json(judgement), "outcome": to_json(found), "path": facts}
-    tell(
+    print_result(
         json=(lambda: everything) if json else None, text=lambda: _print(path, found, judgement), html=html,
-        page=lambda: build(found, judgement, facts),
+        page=lambda: build(found, judgement, facts).html(),
     )  # fmt: skip
 
 

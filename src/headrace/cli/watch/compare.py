@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.measure.watch.predict import Prediction, Stalls
 
 
 def compare(
@@ -44,11 +48,11 @@ def compare(
 
     Example: `headrace watch compare runs/synthetic runs/cached runs/storage --rate 2GB/s`
     """
-    from headrace.cli.output import check_page, print_facts, print_json, print_sentence
+    from headrace.cli.output import check_page, print_result
     from headrace.cli.sizes import parse_rate, parse_size
     from headrace.errors import UsageError
+    from headrace.measure.watch.compare_page import page
     from headrace.measure.watch.differential import RUNS, stalls_of_files
-    from headrace.measure.watch.tell import facts_of_stalls
 
     check_page(html)
     if len(runs) != len(RUNS):
@@ -58,15 +62,17 @@ def compare(
         step_bytes=None if step_bytes is None else parse_size("--step-bytes", step_bytes),
     )  # fmt: skip
     predictions = [found.predict(parse_rate("--rate", each)) for each in rate or []]
-    if html is not None:
-        from headrace.measure.watch.compare_page import page
+    told = [vars(each) | {"sentence": each.sentence} for each in predictions]
+    print_result(
+        json=(lambda: found.to_json() | {"predictions": told}) if json else None,
+        text=lambda: _print(found, predictions), html=html, page=lambda: page(found, predictions),
+    )  # fmt: skip
 
-        html.write_text(page(found, predictions), encoding="utf-8")
-        print(f"page: {html}", file=sys.stderr)
-    if json:
-        told = [vars(each) | {"sentence": each.sentence} for each in predictions]
-        print_json(found.to_json() | {"predictions": told})
-        return
+
+def _print(found: Stalls, predictions: Sequence[Prediction]) -> None:
+    from headrace.cli.output import print_facts, print_sentence
+    from headrace.measure.watch.tell import facts_of_stalls
+
     print_sentence(found.sentence)
     print()
     print_facts(facts_of_stalls(found))

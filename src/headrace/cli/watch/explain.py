@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from headrace.measure.blackbox.explanation import Explanation
 
 
 def explain(
@@ -54,25 +56,28 @@ def explain(
 
     Example: `headrace watch explain runs/a/watch --flight-recorder /tmp/nccl_trace_rank_0`
     """
-    from headrace.cli.output import check_page, print_facts, print_json, print_sentence, print_table
+    from headrace.cli.output import check_page, print_result
     from headrace.measure.arithmetic import dollars
     from headrace.measure.blackbox import tell
     from headrace.measure.blackbox.evidence import gather
     from headrace.measure.blackbox.explain import explain as found_in
+    from headrace.measure.blackbox.page import page
 
     check_page(html)
     if price is not None:
         dollars(0.0, price)
     evidence = gather(dumps, flight_recorder or [], step)
     found = found_in(evidence, step)
-    if html is not None:
-        from headrace.measure.blackbox.page import page
+    print_result(
+        json=(lambda: tell.to_json(found, price)) if json else None, text=lambda: _print(found, price), html=html,
+        page=lambda: page(found, evidence, gpu_hour_price=price),
+    )  # fmt: skip
 
-        html.write_text(page(found, evidence, gpu_hour_price=price), encoding="utf-8")
-        print(f"page: {html}", file=sys.stderr)
-    if json:
-        print_json(tell.to_json(found, price))
-        return
+
+def _print(found: Explanation, price: float | None) -> None:
+    from headrace.cli.output import print_facts, print_sentence, print_table
+    from headrace.measure.blackbox import tell
+
     print_sentence(tell.sentence(found, price))
     print()
     print_facts(tell.facts(found))

@@ -38,10 +38,11 @@ def show(
 
     Example: `headrace watch show runs/a/watch --gpu-hour-price 2.50 --html page.html`
     """
-    from headrace.cli.output import check_page, print_json, print_sentence
+    from headrace.cli.output import check_page, print_result
     from headrace.errors import UsageError
     from headrace.measure.arithmetic import dollars
     from headrace.measure.watch.join import attribute
+    from headrace.measure.watch.page import page
     from headrace.measure.watch.record import files_of
     from headrace.measure.watch.silence import unfinished
     from headrace.measure.watch.verdict import sentence
@@ -57,23 +58,19 @@ def show(
         return
     found = attribute(paths, worst=worst)
     besides = unfinished(found, paths)
-    if html is not None:
-        from headrace.measure.watch.page import page
-
-        made = page(found, title=f"headrace watch: {files[0].name}", gpu_hour_price=price, besides=besides)
-        html.write_text(made, encoding="utf-8")
-        print(f"page: {html}", file=sys.stderr)
-    if json:
-        print_json(found.to_json(price) | {"sentence": sentence(found, price) + besides})
-        return
-    print_sentence(sentence(found, price) + besides)
-    _print(found, price)
+    said = sentence(found, price) + besides
+    print_result(
+        json=(lambda: found.to_json(price) | {"sentence": said}) if json else None,
+        text=lambda: _print(found, said, price), html=html,
+        page=lambda: page(found, title=f"headrace watch: {files[0].name}", gpu_hour_price=price, besides=besides),
+    )  # fmt: skip
 
 
-def _print(found: Attribution, price: float | None) -> None:
-    from headrace.cli.output import print_facts, print_table
+def _print(found: Attribution, said: str, price: float | None) -> None:
+    from headrace.cli.output import print_facts, print_sentence, print_table
     from headrace.measure.watch import tell
 
+    print_sentence(said)
     print()
     print_facts(tell.facts(found))
     for columns, rows, right in (

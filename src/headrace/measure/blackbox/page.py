@@ -75,7 +75,7 @@ def _first(ranks: Iterable[int], which: int) -> list[int]:
 
 
 def _ranks(found: Explanation, shown: list[str]) -> Iterable[charts.Lane]:
-    for rank in sorted(_first(found.rows, found.rank)):
+    for rank in tell.shown_ranks(found, MOST_RANKS):
         row, at = found.rows[rank], 0.0
         spans = []
         for cause in _in_order(row, shown):

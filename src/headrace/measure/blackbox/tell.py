@@ -11,6 +11,7 @@ from headrace.measure import arithmetic
 from headrace.measure.blackbox.commands import PathView
 from headrace.measure.blackbox.explanation import AtDump, Explanation, Finding, lack_text, ranks_text
 from headrace.measure.watch.causes import CAUSES
+from headrace.measure.watch.tell import MOST_RANKS
 from headrace.measure.watch.verdict import gpu_time, money
 from headrace.units import format_bytes, format_seconds
 
@@ -178,6 +179,8 @@ def facts(found: Explanation) -> dict[str, str]:
             f"nothing is known of {ranks_text(found.missing)} of {found.world}: {_one_of(found.missing)} may have been "
             "slower"
         )
+    if len(found.rows) > MOST_RANKS:
+        told["ranks"] = f"{MOST_RANKS} are shown, those that something was found of first; all of them: --json"
     if not found.compute_marked:
         told["compute"] = "all that is in no watched part is taken for it, for nothing is marked by watch.compute()"
     for rank, each_dump in sorted(found.at_dump.items(), key=lambda each: each[0] != found.rank)[:_MOST_DUMPS]:
@@ -260,6 +263,12 @@ def findings_table(found: Explanation, gpu_hour_price: float | None = None) -> T
     return columns, rows
 
 
+def shown_ranks(found: Explanation, most: int = MOST_RANKS) -> list[int]:
+    """Of too many the one that the others waited for, and those that something was found of; in order."""
+    told = {each.rank for each in found.findings}
+    return sorted(sorted(found.rows, key=lambda rank: (rank != found.rank, rank not in told, rank))[:most])
+
+
 def ranks_table(found: Explanation) -> Table:
     """What each rank did in the step; of that what took a two-hundredth of it."""
     shown = [
@@ -268,7 +277,8 @@ def ranks_table(found: Explanation) -> Table:
     rows = [
         [str(rank), *(format_seconds(row[cause]) if row[cause] else "" for cause in shown),
          (row.cause or "other") if row.under_way else ""]
-        for rank, row in found.rows.items()
+        for rank in shown_ranks(found)
+        for row in (found.rows[rank],)
     ]  # fmt: skip
     return ["rank", *shown, "was at"], rows
 

@@ -72,7 +72,6 @@ def page(
 
 
 def _ranks_chart(found: Attribution, shown: list[str]) -> str:
-    rows = sorted(found.ranks.values(), key=lambda row: row.rank)[:64]
     return charts.stacked_bars(
         [
             charts.Bar(
@@ -80,7 +79,7 @@ def _ranks_chart(found: Attribution, shown: list[str]) -> str:
                 parts=[(STYLE[cause], row.spent[cause] / max(1, row.steps)) for cause in shown],
                 title=f"rank {row.rank}: slowest in {row.slowest} of {row.steps} steps",
             )
-            for row in rows
+            for row in tell.shown_ranks(found)
         ],
         x_label="rank", y_label="seconds a step", height=200,
     )  # fmt: skip

@@ -13,6 +13,8 @@ from headrace.measure.watch.verdict import activity_text, bytes_text, gpu_time, 
 from headrace.units import format_bytes, format_seconds
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+#: Ranks that have a row or a bar of their own.
+MOST_RANKS = 64
 
 
 def facts(found: Attribution) -> dict[str, str]:
@@ -29,6 +31,8 @@ def facts(found: Attribution) -> dict[str, str]:
         rank, last, furthest = found.behind
         since = f"none after {last}" if last >= 0 else "none"
         told["behind"] = f"rank {rank} wrote {since}, others up to {furthest}: what it did then is not known"
+    if ranks > MOST_RANKS:
+        told["ranks"] = f"the {MOST_RANKS} that were the slowest most often are shown; all of them: --json"
     if found.missing:
         told["missing"] = f"there is no file of {found.missing} of {found.world} ranks, which may have been slower"
     if said := bytes_text(found):
@@ -66,9 +70,15 @@ def lost_table(found: Attribution, gpu_hour_price: float | None) -> Table:
     return columns, rows
 
 
+def shown_ranks(found: Attribution) -> Sequence[RankRow]:
+    """Of too many those that the others waited for most often; in order."""
+    slowest = sorted(found.ranks.values(), key=lambda row: (-row.slowest, row.rank))[:MOST_RANKS]
+    return sorted(slowest, key=lambda row: row.rank)
+
+
 def ranks_table(found: Attribution) -> Table:
     """Each rank: how often it was the slowest, and what it did itself; of that what is a hundredth of any rank's."""
-    ranks = sorted(found.ranks.values(), key=lambda each: each.rank)
+    ranks = shown_ranks(found)
     shares = {cause: [statistics.share(row.spent[cause], row.wall_s) for row in ranks] for cause in CAUSES}
     causes = [cause for cause in CAUSES if max(shares[cause]) >= 0.005]
     nodes = len({row.node for row in ranks}) > 1
