@@ -58,7 +58,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert write_dump(path, dump) == path.stat().st_size
     found = read_dump(path)
     assert found.events.tobytes() == dump.events.tobytes() and found.events.dtype == DUMPED
-    assert replace(found, events=dump.events) == dump
+    # All else: arrays do not compare to a truth value.
+    assert vars(found) | {"events": None} == vars(dump) | {"events": None}
     assert len(found.events_of(0)) == 2 and found.realtime_ns(39) == 2 * 10**9 - 1
     write_dump(path, replace(dump, under_way=None, steps=(), events=dump.events[:0], devices=()))
     assert read_dump(path).under_way is None
